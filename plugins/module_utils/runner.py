@@ -32,17 +32,23 @@ def respawn_with_pynvml() -> None:
             respawn_module(interpreter)
 
 
+def outline(error: FleetError) -> dict[str, Any]:
+    """Return the parts of an error, with what was done before it and whom a change would disturb."""
+    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    if isinstance(error, ApplyError):
+        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
+    if isinstance(error, BusyError):
+        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
+    return found
+
+
 def details(error: FleetError) -> dict[str, Any]:
     """The error's parts, for playbooks that act on them."""
-    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    found = outline(error)
     if error.host_fault:
         found["host_fault"] = True
     if isinstance(error, (LayoutError, FollowError)):
         found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
     if isinstance(error, NvmlError):
         found["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}
-    if isinstance(error, ApplyError):
-        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
-    if isinstance(error, BusyError):
-        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
     return found

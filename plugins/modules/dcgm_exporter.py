@@ -129,8 +129,6 @@ archive:
   sample: x86_64
 """
 
-from functools import partial
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.install import sources
@@ -168,14 +166,9 @@ def argspec():
     }
 
 
-def body(params, target, given):
-    """Bring about the state that the parameters ask for."""
-    return bring_about(target, params, given)
-
-
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: sources.bring_about(module.params, module.check_mode, partial(body, module.params)))
+    run(module, lambda: sources.bring_about(module.params, module.check_mode, bring_about))
 
 
 if __name__ == "__main__":

@@ -73,9 +73,7 @@ from ..module_utils.change.layout_module import argspec_of_gpus, bring_about
 from ..module_utils.change.prepare import GPUS
 from ..module_utils.runner import run
 
-
-def argspec():
-    return argspec_of_gpus()
+argspec = argspec_of_gpus
 
 
 def main():

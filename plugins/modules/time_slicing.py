@@ -76,14 +76,9 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.change.layout_module import argspec as argspec_of_parts
-from ..module_utils.change.layout_module import bring_about
+from ..module_utils.change.layout_module import argspec, bring_about
 from ..module_utils.runner import run
 from ..module_utils.techniques.time_slicing.model import KEY
-
-
-def argspec():
-    return argspec_of_parts()
 
 
 def main():

@@ -76,8 +76,6 @@ missing:
   sample: [cc, make]
 """
 
-from functools import partial
-
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.install import sources
@@ -109,7 +107,7 @@ def body(params, target, given):
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: sources.bring_about(module.params, module.check_mode, partial(body, module.params)))
+    run(module, lambda: sources.bring_about(module.params, module.check_mode, body))
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_a_mapping_is_no_list():
     ],
 )
 def test_settings_of_the_packing_are_checked(packing, words):
-    with pytest.raises(RightsizeError) as caught:
+    with pytest.raises(FleetError) as caught:
         options.limits("host", None, None, packing)
     assert words in str(caught.value)
 
@@ -114,7 +114,7 @@ def test_settings_of_the_packing_are_checked(packing, words):
 def test_bounds_and_sizing_are_checked():
     with pytest.raises(RightsizeError, match="max_moved: -1"):
         options.limits("host", -1, None, {})
-    with pytest.raises(RightsizeError, match=r"sizing.memory_margin: there is no such key"):
+    with pytest.raises(FleetError, match=r"sizing.memory_margin: there is no such key"):
         options.policy({"memory_margin": 0.1})
     with pytest.raises(FleetError, match="memory_margin_ratio"):
         options.policy({"memory_margin_ratio": 7})

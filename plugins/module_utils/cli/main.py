@@ -12,7 +12,8 @@ import signal
 import sys
 from typing import Any, Sequence
 
-from ..errors import ApplyError, BusyError, FleetError
+from ..errors import FleetError
+from ..runner import outline
 from ..techniques.commands import COMMANDS
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return getattr(importlib.import_module(module, __package__), function)(options)
     except FleetError as error:
-        return _failed(options, error, _details(error))
+        return _failed(options, error, outline(error))
     except BrokenPipeError:
         # The reader has seen enough. What is buffered still must not be written at exit.
         sys.stdout = None  # type: ignore[assignment]
@@ -46,15 +47,6 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
         print(json.dumps({"error": details}, indent=2))
     print("gpu-layout: %s" % error, file=sys.stderr)
     return EXIT_ERROR
-
-
-def _details(error: FleetError) -> dict[str, Any]:
-    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
-    if isinstance(error, ApplyError):
-        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
-    if isinstance(error, BusyError):
-        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:

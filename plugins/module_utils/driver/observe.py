@@ -14,6 +14,7 @@ from ..command import Run, program, run_to_end
 from ..errors import PlanError
 from ..nvml.pci import DEVICES, nvidia_gpus
 from ..packages import apt, dnf, keys
+from ..packages.host_files import read_text, read_texts
 from ..packages.model import Package
 from .model import Gpu, Host, SecureBoot, Unit
 
@@ -50,13 +51,13 @@ def look(
     system = platform.uname()
     switches, bridges = _fabric()
     return Host(
-        distribution=distribution(_text("/etc/os-release") or ""),
+        distribution=distribution(read_text("/etc/os-release") or ""),
         architecture=system.machine,
         kernel=system.release,
         gpus=tuple(Gpu(found["address"], found["device_id"]) for found in nvidia_gpus()),
         nvswitches=switches,
         nvlink_bridges=bridges,
-        loaded=(_text("/sys/module/nvidia/version") or "").strip(),
+        loaded=(read_text("/sys/module/nvidia/version") or "").strip(),
         on_disk=_module_version(system.release, call),
         library=_library_version(system.machine),
         nouveau_loaded=Path("/sys/module/nouveau").exists(),
@@ -66,18 +67,11 @@ def look(
         secure_boot=_secure_boot(),
         packages=apt.installed(call) if manager == "apt" else _rpm(call),
         units=_units(units, call),
-        files={path: text for path, text in ((path, _text(path)) for path in paths) if text is not None},
+        files=read_texts(paths),
         key_fingerprints=keys.of(keyring),
         runfile="/usr/bin/nvidia-uninstall" if Path("/usr/bin/nvidia-uninstall").exists() else "",
         interrupted=interrupted,
     )
-
-
-def _text(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 def _bytes(path: str) -> bytes:
@@ -91,7 +85,7 @@ def _fabric(devices: str = DEVICES) -> tuple[int, int]:
     """How many NVSwitches sit on the PCI bus, and how many bridges to such as do not."""
     switches = bridges = 0
     for folder in sorted(Path(devices).glob("*")):
-        ids = tuple((_text(str(folder / name)) or "").strip().lower() for name in ("vendor", "device"))
+        ids = tuple((read_text(str(folder / name)) or "").strip().lower() for name in ("vendor", "device"))
         switches += ids[0] == "0x10de" and ids[1] in _NVSWITCH_IDS
         bridges += ids == _CONNECTX_7 and _BRIDGE_MARK in _bytes(str(folder / "vpd"))
     return switches, bridges
@@ -129,7 +123,7 @@ def _rpm(call: Run) -> tuple[Package, ...]:
         raise PlanError(
             "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
         )
-    locked = dnf.locked(_text(dnf.VERSIONLOCK) or "")
+    locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
     packages = (line.split("\t") for line in done.stdout.splitlines())
     return tuple(Package(name, version, name in locked) for name, version in packages)
 

@@ -101,16 +101,16 @@ def _part(**options: Any) -> dict[str, Any]:
 
 def bring_about(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     """Bring about the state that the parameters ask for; return the module's return values."""
+    return on_demand.bring_about(params, check_mode, _body)
 
-    def body(target: Installation, given: Sources) -> None:
-        if params["state"] == "former":
-            restore_former(target)
-        elif params["state"] == "absent":
-            uninstall(target, params)
-        else:
-            install(target, params, given)
 
-    return on_demand.bring_about(params, check_mode, body)
+def _body(params: Mapping[str, Any], target: Installation, given: Sources) -> None:
+    if params["state"] == "former":
+        restore_former(target)
+    elif params["state"] == "absent":
+        uninstall(target, params)
+    else:
+        install(target, params, given)
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> None:

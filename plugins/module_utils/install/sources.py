@@ -59,16 +59,21 @@ def argspec() -> dict[str, Any]:
 
 
 def bring_about(
-    params: Mapping[str, Any], check_mode: bool, body: Callable[[Installation, Sources], Mapping[str, Any] | None]
+    params: Mapping[str, Any],
+    check_mode: bool,
+    body: Callable[[Mapping[str, Any], Installation, Sources], Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """Run `body` while no other installation runs; return the module's return values, with those of `body`. Raises FleetError."""
+    """Run `body` with the parameters while no other installation runs. Raises FleetError.
+
+    Return the module's return values, with those of `body`.
+    """
     # What is installed is read by others.
     os.umask(0o022)
     target = Installation(Path(params["root"]), check_mode)
     sources = Sources(params["sources_digest"], params["sources"])
     try:
         with target.locked():
-            more = body(target, sources) or {}
+            more = body(params, target, sources) or {}
     except SourcesNeededError:
         return {"changed": False, "sources_needed": True}
     except OSError as error:

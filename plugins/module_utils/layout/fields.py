@@ -47,16 +47,19 @@ def size_bytes(node: Node) -> int | None:
         return None
 
 
+def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | None:
+    """Return a text that the whole pattern fits; None after reporting that it cannot be one of this kind."""
+    text = node.text()
+    if text is not None and not pattern.fullmatch(text):
+        node.report("%s cannot be %s" % (quoted(text), kind), cure)
+        return None
+    return text
+
+
 def read_name(node: Node) -> str | None:
     """Return a name, which others may have too; None after reporting why it is none."""
-    name = node.text()
-    if name is not None and not _NAME.fullmatch(name):
-        node.report(
-            "%s cannot be a name" % quoted(name),
-            "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first.",
-        )
-        return None
-    return name
+    cure = "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first."
+    return word(node, _NAME, "a name", cure)
 
 
 class Names:

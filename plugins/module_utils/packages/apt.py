@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import glob
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..command import Done, Run, run_to_end
+from ..command import Done, Run
 from ..errors import PlanError
-from .model import Owner, Package
+from .manager import Manager
+from .model import Package
 
 LISTS = "/var/lib/apt/lists"
 ARCHIVES = "/var/cache/apt/archives"
@@ -35,26 +34,19 @@ CHANGE = (
 )  # fmt: skip
 
 
-class AptBase:
+class AptBase(Manager):
     """The host's APT."""
 
     manager = "apt"
-
-    def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
-        self.owner, self.call = owner, call
-        self._private: Path | None = None
-        #: What makes apt ask in the private directory; nothing outside of open and close.
-        self._options: tuple[str, ...] = ()
+    command = CHANGE
 
     # -- Asking --------------------------------------------------------------------------------------------------------
 
     def open_private(self) -> Path:
         """Return a directory for the questions from now on: with the host's sources, pins and lists, without the owner's."""
-        self.close()
-        private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
+        private = self.make_private()
         # apt fetches as a user of its own, who must be able to walk through.
         private.chmod(0o755)
-        self._private = private
         (private / "lists" / "partial").mkdir(parents=True)
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
@@ -79,23 +71,13 @@ class AptBase:
         """Fetch the lists of this file of sources, of the repository at `url`. Raises PlanError where it cannot be used."""
         problem = self.update(sources)
         if problem:
-            raise PlanError(
-                url,
-                "the repository cannot be used: %s" % problem,
-                "See that the address is right and answers, and that it is signed with the key of "
-                "%s_repository_fingerprints. Nothing was changed." % self.owner.role,
-            )
-
-    def close(self) -> None:
-        if self._private:
-            shutil.rmtree(str(self._private), ignore_errors=True)
-        self._private, self._options = None, ()
+            raise self.refused(url, problem)
 
     def update(self, sources: Path | None = None) -> str:
         """Fetch the lists of one file of sources, or of all. Empty, or what went wrong."""
         only = ("-o", "Dir::Etc::sourcelist=%s" % sources, "-o", "Dir::Etc::sourceparts=-") if sources else ()
         cleanup = ("-o", "APT::Get::List-Cleanup=0")
-        return problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
+        return self.problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The versions that the sources have of each package, in the order that apt prefers them in."""
@@ -128,8 +110,9 @@ class AptBase:
 
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
-    def change(self, *arguments: str) -> str:
-        return problem_of(self.call([*CHANGE, *self._options, *arguments]))
+    @staticmethod
+    def problem_of(done: Done) -> str:
+        return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 
     def repair(self) -> str:
         """Finish what was begun."""
@@ -139,10 +122,10 @@ class AptBase:
         return complaints(done.stdout + done.stderr + audit.stdout) if done.returncode or audit.stdout.strip() else ""
 
     def hold(self, names: Sequence[str]) -> str:
-        return problem_of(self.call(["apt-mark", "hold", *names]))
+        return self.problem_of(self.call(["apt-mark", "hold", *names]))
 
     def release(self, names: Sequence[str]) -> str:
-        return problem_of(self.call(["apt-mark", "unhold", *names]))
+        return self.problem_of(self.call(["apt-mark", "unhold", *names]))
 
     def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
         """Delete the files of packages (name, version) that are installed now: apt keeps what it was told to fetch only."""
@@ -174,11 +157,6 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
         for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
         if version and status not in ("not-installed", "config-files")
     )
-
-
-def problem_of(done: Done) -> str:
-    """Empty, or what went wrong."""
-    return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 
 
 def complaints(said: str) -> str:

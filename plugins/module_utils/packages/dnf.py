@@ -8,35 +8,25 @@ What is only asked is asked with a repository of the command line, not of /etc/y
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Sequence
 
-from ..command import Done, Run, run_to_end
-from ..errors import PlanError
-from .model import Owner
+from ..command import Done
+from .manager import Manager
 
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 _LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 DNF = ("dnf", "--assumeyes", "--quiet", "--setopt=install_weak_deps=False")
 
 
-class DnfBase:
+class DnfBase(Manager):
     """The host's DNF."""
 
     manager = "dnf"
-
-    def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
-        self.owner, self.call = owner, call
-        self._private: Path | None = None
-        self._options: tuple[str, ...] = ()
+    command = DNF
 
     def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
         """Ask this repository besides the host's own from now on. Raises PlanError where it cannot be used."""
-        self.close()
-        self._private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
-        keyring = self._private / "key"
+        keyring = self.make_private() / "key"
         keyring.write_bytes(key)
         # Under a name of its own while it is only asked: its file may be there already, or be another's.
         asked = self.owner.name + "-asked"
@@ -46,17 +36,7 @@ class DnfBase:
         )
         done = self.call([*DNF, *self._options, "makecache", "--repo=%s" % asked])
         if done.returncode != 0:
-            raise PlanError(
-                url,
-                "the repository cannot be used: %s" % complaints(done.stderr),
-                "See that the address is right and answers, and that it is signed with the key of "
-                "%s_repository_fingerprints. Nothing was changed." % self.owner.role,
-            )
-
-    def close(self) -> None:
-        if self._private:
-            shutil.rmtree(str(self._private), ignore_errors=True)
-        self._private, self._options = None, ()
+            raise self.refused(url, complaints(done.stderr))
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The versions that the repositories have of each package."""
@@ -71,28 +51,24 @@ class DnfBase:
 
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
-    def change(self, *arguments: str) -> str:
-        return problem_of(self.call([*DNF, *self._options, *arguments]))
+    @staticmethod
+    def problem_of(done: Done) -> str:
+        return "" if done.returncode == 0 else complaints(done.stderr)
 
     def hold(self, names: Sequence[str]) -> str:
         problem = ""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
-            problem = problem_of(self.call([*DNF, "install", _LOCK_PLUGIN]))
-        return problem or problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
+            problem = self.problem_of(self.call([*DNF, "install", _LOCK_PLUGIN]))
+        return problem or self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 
     def release(self, names: Sequence[str]) -> str:
-        return problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
+        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
 
 
 def locked(text: str) -> set[str]:
     """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
     lines = (line.strip() for line in text.splitlines())
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
-
-
-def problem_of(done: Done) -> str:
-    """Empty, or what went wrong."""
-    return "" if done.returncode == 0 else complaints(done.stderr)
 
 
 def complaints(said: str) -> str:

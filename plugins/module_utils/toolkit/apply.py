@@ -17,6 +17,7 @@ from typing import Any
 from .. import cdi, durable
 from ..errors import ApplyError
 from ..follow import follow
+from ..packages.host_files import read_text, read_texts
 from ..packages.model import Step
 from . import engines, files, observe, rules
 from .model import Plan
@@ -59,7 +60,7 @@ class ToolkitChange:
 
     def _cdi_differs(self, name: str) -> bool:
         engine = rules.BY_NAME[name]
-        return engines.cdi_changes(engine, self.host.files.get(engine.config, ""), observe.read(engine.config) or "")
+        return engines.cdi_changes(engine, self.host.files.get(engine.config, ""), read_text(engine.config) or "")
 
     def _must(self, problem: str, where: str, what: str, cure: str, outcome: str = "unknown") -> None:
         if problem:
@@ -155,7 +156,7 @@ class ToolkitChange:
         """Whether there was something to change: what was foretold without nvidia-ctk may be there already."""
         engine, version = rules.BY_NAME[step.items[0]], self.toolkit.version
         paths = [path for path in (engine.config, engine.drop_in) if path]
-        current = {path: text for path, text in ((path, observe.read(path)) for path in paths) if text is not None}
+        current = read_texts(paths)
         texts = self.host.configured.get(engine.name)
         if texts is None or self.installed:
             texts = engines.ask(engine, version, self.toolkit.request, current, self.call)

@@ -88,7 +88,7 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
         if done.returncode != 0:
             raise PlanError(
                 engine.config,
-                "nvidia-ctk cannot configure %s: %s" % (engine.name, _last(done.stderr or done.stdout)),
+                "nvidia-ctk cannot configure %s: %s" % (engine.name, last_line(done.stderr or done.stdout)),
                 "Mend the file. It is as it was.",
             )
         found = {}
@@ -264,6 +264,7 @@ def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) ->
     return found
 
 
-def _last(said: str) -> str:
+def last_line(said: str) -> str:
+    """Return the last line of what a command said, which has the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"

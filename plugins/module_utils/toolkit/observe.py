@@ -15,6 +15,7 @@ from .. import cdi, systemd
 from ..command import Run, program, run_tool
 from ..command import ask as ask_tool
 from ..packages import keys
+from ..packages.host_files import read_text, read_texts
 from . import engines, files, rules
 from .model import Host, Request, Unit
 
@@ -28,7 +29,7 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
     """The host as it is now. `environment` are the settings with which the service makes specifications."""
     wanted = [files.SOURCES[manager.manager], *files.UNITS]
     wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
-    texts = {path: text for path, text in ((path, read(path)) for path in wanted) if text is not None}
+    texts = read_texts(wanted)
     packages = manager.packages()
     version = rules.installed(packages)
     found = tuple(engine.name for engine in rules.ENGINES if is_installed(engine.binary))
@@ -61,13 +62,6 @@ def is_installed(name: str) -> bool:
     return program(name) is not None
 
 
-def read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
 def _units(call: Run) -> dict[str, Unit]:
     names = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
     return {
@@ -83,7 +77,7 @@ def _units(call: Run) -> dict[str, Unit]:
 
 
 def _driver() -> bool:
-    modules = read("/lib/modules/%s/modules.dep" % platform.release()) or ""
+    modules = read_text("/lib/modules/%s/modules.dep" % platform.release()) or ""
     return is_installed("nvidia-smi") and _MODULE.search(modules) is not None
 
 
@@ -101,7 +95,7 @@ def _docker(call: Run) -> dict[str, bool | None]:
 
 
 def _selinux_denies(call: Run) -> bool:
-    if (read("/sys/fs/selinux/enforce") or "").strip() != "1":
+    if (read_text("/sys/fs/selinux/enforce") or "").strip() != "1":
         return False
     done = call(["getsebool", "container_use_devices"])
     return done.returncode == 0 and done.stdout.strip().endswith("off")
@@ -115,7 +109,7 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
     for spec in found if toolkit and _driver() else ():
         settings = dict(environment) if str(spec.path) in passing else {}
         text, _problem = ask_tool(run_tool, spec.command, env=settings, timeout_seconds=_SECONDS)
-        if text is not None and text != read(str(spec.path)):
+        if text is not None and text != read_text(str(spec.path)):
             stale.append(_called(spec))
     private = [_called(spec) for spec in found if not spec.path.stat().st_mode & 0o004]
     return {
@@ -133,6 +127,6 @@ def _called(spec: cdi.Spec) -> str:
 
 def environment_file() -> dict[str, str]:
     """What an administrator has set for the toolkit's service."""
-    lines = [line.strip() for line in (read(files.ENVIRONMENT) or "").splitlines()]
+    lines = [line.strip() for line in (read_text(files.ENVIRONMENT) or "").splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

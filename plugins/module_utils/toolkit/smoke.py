@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 from ..errors import ApplyError
 from . import observe
+from .engines import last_line
 
 _DEVICE = "nvidia.com/gpu=all"
 _UUID = re.compile(r"UUID: ([^)\s]+)")
@@ -38,7 +39,7 @@ def smoke_test(call: Callable[..., Any]) -> str:
         _write_image(file.name, call)
         made = call([engine, "import", file.name, image])
     if made.returncode != 0:
-        raise _failed("%s import failed: %s" % (engine, _last(made.stderr)), "See to %s." % engine)
+        raise _failed("%s import failed: %s" % (engine, last_line(made.stderr)), "See to %s." % engine)
     # Docker has the runtime of the toolkit in any release, and CDI in the later ones only.
     gpus = ["--device=" + _DEVICE] if engine == "podman" else ["--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all"]
     try:
@@ -47,7 +48,7 @@ def smoke_test(call: Callable[..., Any]) -> str:
         call([engine, "image", "rm", "--force", image])
     if done.returncode != 0:
         raise _failed(
-            "a container with %s does not start: %s" % (_DEVICE, _last(done.stderr or done.stdout)),
+            "a container with %s does not start: %s" % (_DEVICE, last_line(done.stderr or done.stdout)),
             "Try it by hand: %s run --rm %s IMAGE nvidia-smi -L." % (engine, " ".join(gpus)),
         )
     seen = _UUID.findall(done.stdout)
@@ -75,8 +76,3 @@ def _write_image(path: str, call: Callable[..., Any]) -> None:
 
 def _failed(problem: str, cure: str) -> ApplyError:
     return ApplyError("smoke test", problem, cure, outcome="new")
-
-
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "it gave no reason"

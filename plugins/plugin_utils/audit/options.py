@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
 from ..idle.holidays import spans
@@ -33,7 +33,7 @@ def seconds(text: str) -> float:
 
 def access(given: Mapping[str, Any]) -> Access | None:
     """How to reach the server; None where no url is given. Raises OptionError."""
-    _known("prometheus", given, {field.name for field in dataclasses.fields(Access)})
+    known_keys("prometheus", given, {field.name for field in dataclasses.fields(Access)})
     if not given.get("url"):
         return None
     values = {name: value for name, value in given.items() if value is not None}
@@ -66,7 +66,7 @@ def prices(rows: Sequence[Mapping[str, Any]]) -> list[Price]:
 
 def thresholds(given: Mapping[str, Any]) -> Thresholds:
     """The thresholds, with those that the inventory changes. Raises OptionError."""
-    _known("thresholds", given, {field.name for field in dataclasses.fields(Thresholds)})
+    known_keys("thresholds", given, {field.name for field in dataclasses.fields(Thresholds)})
     values = {}
     for name, value in given.items():
         number = _number("thresholds.%s" % name, value)
@@ -78,14 +78,15 @@ def thresholds(given: Mapping[str, Any]) -> Thresholds:
 
 def holidays(given: Mapping[str, Any]) -> tuple[Span, ...]:
     """The days that do not count as quiet, in seconds since the epoch. Raises OptionError and HolidayError."""
-    _known("holidays", given, {"days", "time_zone"})
+    known_keys("holidays", given, {"days", "time_zone"})
     days = given.get("days") or []
     if not isinstance(days, list):
         raise OptionError("holidays.days", "it is no list", "Write it as [2026-12-25, 2027-01-01].")
     return spans(days, str(given.get("time_zone") or "UTC"))
 
 
-def _known(where: str, given: Mapping[str, Any], names: set[str]) -> None:
+def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise OptionError for a key that is none of these names."""
     for name in given:
         if name not in names:
             raise OptionError("%s.%s" % (where, name), "there is no such key", "It has: %s." % ", ".join(sorted(names)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping
 
+from ..audit.options import known_keys
 from ..packing.model import POLICIES, Rules
 from ..sizing.model import Policy
 from .model import REACHES, RightsizeError
@@ -18,10 +19,10 @@ _PACKING = ("policy", "reserve_gpus", "headroom_memory_percent", "headroom_sm_pe
 
 
 def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[str, Any]) -> Limits:
-    """Raises RightsizeError."""
+    """Raises RightsizeError and OptionError."""
     if reach not in REACHES:
         raise RightsizeError("reach", "%r is none" % (reach,), "It is one of %s." % ", ".join(REACHES))
-    _known("packing", packing, _PACKING)
+    known_keys("packing", packing, _PACKING)
     values = dict(packing)
     if values.get("policy", POLICIES[0]) not in POLICIES:
         raise RightsizeError(
@@ -51,20 +52,12 @@ def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[st
 
 
 def policy(given: Mapping[str, Any]) -> Policy:
-    """The numbers of sizing, with those that the inventory changes. Raises RightsizeError and SizingError."""
-    _known("sizing", given, [item.name for item in dataclasses.fields(Policy)])
+    """The numbers of sizing, with those that the inventory changes. Raises RightsizeError, OptionError and SizingError."""
+    known_keys("sizing", given, [item.name for item in dataclasses.fields(Policy)])
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RightsizeError("sizing.%s" % name, "%r is no number" % (value,), "Write a number.")
     return Policy(**given)
-
-
-def _known(where: str, given: Mapping[str, Any], names: Any) -> None:
-    for name in given:
-        if name not in names:
-            raise RightsizeError(
-                "%s.%s" % (where, name), "there is no such key", "It has: %s." % ", ".join(sorted(names))
-            )
 
 
 def _count(where: str, value: Any) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from ...module_utils.errors import FleetError
+from ..packing.check import by_gpu
 from ..packing.geometry import geometry
 from ..packing.layouts import layouts
 from ..packing.model import WHOLE, FleetGpu, Packing, PackingError, Problem, Rules, Standing, Workload
@@ -82,7 +83,7 @@ class Arrangement:
 
 
 def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
-    then, today = _by_gpu(packing.standing), _by_gpu(problem.today)
+    then, today = by_gpu(packing.standing), by_gpu(problem.today)
     return frozenset(
         gpu.key
         for gpu in problem.gpus
@@ -98,13 +99,6 @@ def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         return entry
     tenants = [{**tenant, "name": tenant["name"].partition("@")[0]} for tenant in entry["vgpu"]["tenants"]]
     return {**entry, "vgpu": {**entry["vgpu"], "tenants": tenants}}
-
-
-def _by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]]:
-    found: dict[tuple[str, int], list[Standing]] = defaultdict(list)
-    for each in standing:
-        found[each.key].append(each)
-    return found
 
 
 def _told(standing: Sequence[Standing]) -> tuple:
@@ -166,7 +160,7 @@ def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str
 
     Then the layout can be applied while all goes on where it is, and each workload follows when it suits.
     """
-    then, today = _by_gpu(packing.standing), _by_gpu(problem.today)
+    then, today = by_gpu(packing.standing), by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
     free = [gpu for gpu in problem.gpus if gpu.key not in then and gpu.key not in today and gpu.key not in occupied]
     for gpu in problem.gpus:

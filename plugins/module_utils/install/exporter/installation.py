@@ -176,7 +176,7 @@ def uninstall(target: Installation) -> None:
         systemctl(target, "daemon-reload")
 
 
-def bring_about(target: Installation, bundle: Mapping[str, Any], sources: Sources) -> dict[str, str]:
+def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:
     """Bring about what is asked for. Return the architecture whose archive of Python packages is needed first.
 
     Nothing is installed then.

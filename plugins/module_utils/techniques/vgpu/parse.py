@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Any, Sequence
 
-from ...layout.fields import Names, PartContext, percent, size_bytes
-from ...layout.reader import Key, Node, quoted
+from ...layout.fields import Names, PartContext, percent, size_bytes, word
+from ...layout.reader import Key, Node
 from ...layout.selectors import parse_single_gpu, selector_to_data
 from ...layout.types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
 from ...sizes import format_size
@@ -118,14 +118,8 @@ def _tenant(node: Node, names: Names) -> Tenant | None:
 
 
 def _group(node: Node) -> str | None:
-    name = node.text()
-    if name is not None and not _GROUP.fullmatch(name):
-        node.report(
-            "%s cannot be the name of a group" % quoted(name),
-            "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first.",
-        )
-        return None
-    return name
+    cure = "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first."
+    return word(node, _GROUP, "the name of a group", cure)
 
 
 def _oversubscribe(node: Node) -> tuple[float | None, float | None]:
