@@ -200,13 +200,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import reclaim_notices
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders
-from ..module_utils.idle_stop import Policy, Tools, reclaim
-from ..module_utils.keep import keeps
+from ..module_utils.keep import keeps, notices
 from ..module_utils.keep.server import SOCKET
 from ..module_utils.nvml.session import Session
+from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.transaction import looking
 
@@ -273,7 +272,7 @@ def bring_about(params, check_mode):
     """The module's return values."""
     directory, period = params["state_directory"], params["notice_seconds"]
     nothing = {"noticed": [], "stopped": [], "spared": []}
-    recorded = os.path.exists(os.path.join(directory, reclaim_notices.FOLDER))  # noqa: PTH110, PTH118
+    recorded = os.path.exists(os.path.join(directory, notices.FOLDER))  # noqa: PTH110, PTH118
     if not params["items"] and not params["confirmed"] and not recorded:
         return dict(nothing, changed=False)
     if params["items"]:
@@ -284,7 +283,7 @@ def bring_about(params, check_mode):
             respawn_with_pynvml()
             raise
     with contextlib.ExitStack() as stack:
-        record = stack.enter_context(reclaim_notices.opened(directory, period, check_mode)) if period > 0 else None
+        record = stack.enter_context(notices.opened(directory, period, check_mode)) if period > 0 else None
         if params["confirmed"]:
             if record is not None and not check_mode:
                 record.add(params["confirmed"], time.time())

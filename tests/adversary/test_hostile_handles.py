@@ -20,8 +20,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import D
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Telemetry
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")

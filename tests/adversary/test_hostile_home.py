@@ -19,11 +19,11 @@ NAME = "gpu-notice-notebook.service.txt"
 #: In a mount namespace whose accounts are the test's: tell, and print what failed.
 TELL = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import reclaim_tell
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import tell
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 way, uid, text = sys.argv[1:]
 try:
-    reclaim_tell.tell(way, {"kind": "unit", "name": "notebook.service"}, int(uid), text)
+    tell.tell(way, {"kind": "unit", "name": "notebook.service"}, int(uid), text)
 except FleetError as error:
     print(error)
 """
@@ -138,7 +138,8 @@ def test_a_home_without_room_is_said(homes):
 def test_who_stops_the_writer_is_not_waited_for(homes):
     """The child has the user's id, so the user may stop it; it is killed when its time is over."""
     stopper = (
-        "while :; do for p in /proc/[0-9]*; do grep -qs reclaim_tell $p/cmdline && kill -STOP ${p#/proc/}; done; done"
+        "while :; do for p in /proc/[0-9]*; do grep -qs reclaim.import.tell $p/cmdline && kill -STOP ${p#/proc/}; "
+        "done; done"
     )
     process = subprocess.Popen(
         ["sh", "-c", stopper], cwd="/", user=ALICE, group=ALICE, extra_groups=[], stderr=subprocess.DEVNULL

@@ -12,8 +12,9 @@ from exporter_installer import peer as exporter_peer
 from exporter_installer import scrape
 from peer_hosts import Processes, Stranger
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import idle_jupyter, idle_stop, peer
+from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import jupyter, stop
 from ansible_collections.openfleet.gpu.plugins.modules import unit_request
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the listener is another user's")
@@ -84,13 +85,13 @@ def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path
         [Holder("GPU-0", None, "process", "x", unit_or_container="jupyter.service")],
     )
     server = {"name": "jupyter.service", "url": "http://127.0.0.1:%d" % stranger.port, "token": SECRET}
-    tools = idle_stop.Tools(lambda: look, dict)
-    done = idle_stop.reclaim([item], tools, idle_stop.Policy(jupyter=[server], grace_seconds=48 * 3600.0))
+    tools = stop.Tools(lambda: look, dict)
+    done = stop.reclaim([item], tools, stop.Policy(jupyter=[server], grace_seconds=48 * 3600.0))
     assert stranger.end() == ["b''"]
     assert done["stopped"] == []
     why = done["spared"][0]["why"]
     assert f"held by pid {stranger.process.pid} (" in why and "what the server does is not known" in why
-    assert SECRET not in why and SECRET not in repr(idle_jupyter.Server("http://x", None, SECRET))
+    assert SECRET not in why and SECRET not in repr(jupyter.Server("http://x", None, SECRET))
 
 
 def test_the_password_of_prometheus_is_not_sent_to_a_user_with_the_port(processes):

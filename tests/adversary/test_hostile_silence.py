@@ -31,14 +31,14 @@ def test_with_a_gpu_open_it_is_not_known_what_else_it_was_given(folder):
 TELL = """
 import fcntl, sys
 from pathlib import Path
-from ansible_collections.openfleet.gpu.plugins.module_utils import reclaim_tell
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import tell
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-reclaim_tell._HOME_SECONDS = 1.0
+tell._HOME_SECONDS = 1.0
 with Path(sys.argv[1]).open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     for _again in range(2):
         try:
-            reclaim_tell._home("notebook.service", int(sys.argv[2]), "It will be stopped.")
+            tell._home("notebook.service", int(sys.argv[2]), "It will be stopped.")
         except FleetError as error:
             print(error, flush=True)
 with Path(sys.argv[1]).open("w") as lock:

@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import export
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.export import layout as export
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
     GpuInstance,

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import KINDS
-from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import Standing
-from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_text import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.drift import Standing
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.text import (
     Family,
     Sample,
     Snapshot,

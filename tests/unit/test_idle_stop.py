@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import idle_stop
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import stop
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 
 UNIT = {"kind": "unit", "name": "x.service", "runtime": "", "gpus": ["GPU-0"]}
 CONTAINER = {"kind": "container", "name": "notebook", "runtime": "podman", "gpus": ["GPU-0"]}
@@ -198,8 +198,8 @@ def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
 
 @pytest.mark.parametrize("name", ["x", "x.service"])
 def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
-    monkeypatch.setattr(idle_stop.idle_jupyter, "shut_down", lambda server, quiet, dry: ["kernel 1"])
-    monkeypatch.setattr(idle_stop, "UserOfUnitOwner", lambda name: None)
+    monkeypatch.setattr(stop.jupyter, "shut_down", lambda server, quiet, dry: ["kernel 1"])
+    monkeypatch.setattr(stop, "UserOfUnitOwner", lambda name: None)
     stops = Stops()
     servers = [{"name": name, "url": "http://127.0.0.1:9"}]
     done = stop_idle([UNIT], lambda: (host(), [held()]), stops, jupyter=servers)

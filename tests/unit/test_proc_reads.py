@@ -39,7 +39,7 @@ PLACES = {
     "holders.open_files._is_of_mount": "the mount of one open file",
     "peer.Process.executable": LINK,
     "peer.Process.sockets": DEADLINE,
-    "reclaim_tell._replace": OWN,
+    "reclaim.tell._replace": OWN,
     "techniques.mps.observe.Daemons._replaced": LINK,
     "techniques.vgpu.agent_client.socket_folder": OWN,
     "techniques.vgpu.agent_memory.Memory.adopt": OWN,

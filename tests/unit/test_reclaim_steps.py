@@ -11,16 +11,12 @@ from dataclasses import replace
 import pytest
 from test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import (
-    idle_stop,
-    reclaim_notices,
-    reclaim_tell,
-    reclaim_text,
-)
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_watch import watch
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import notices
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Keep
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import stop, tell, wording
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.watch import watch
 
 DAY = 86400.0
 OTHER = {**UNIT, "name": "y.service", "gpus": ["GPU-1"]}
@@ -33,20 +29,20 @@ class Machine:
     def __init__(self, folder, monkeypatch) -> None:
         self.folder, self.now, self.kept, self.told = str(folder), 1.8e9, [], []
         self.stops, self.seen, self.holders, self.sample = Stops(), host(), list(HOLDERS), at_rest()
-        monkeypatch.setattr(idle_stop.time, "time", lambda: self.now)
-        monkeypatch.setattr(reclaim_tell, "owner_of", lambda item: None)
-        monkeypatch.setattr(reclaim_tell, "tell", lambda way, row, uid, text: self.told.append((way, text)))
+        monkeypatch.setattr(stop.time, "time", lambda: self.now)
+        monkeypatch.setattr(tell, "owner_of", lambda item: None)
+        monkeypatch.setattr(tell, "tell", lambda way, row, uid, text: self.told.append((way, text)))
 
     def run(self, *items, **policy):
         tools = Tools(
             lambda: (self.seen, self.holders), self.sample, lambda: self.kept, self.stops.stop, self.stops.closure
         )
-        with reclaim_notices.opened(self.folder, DAY, policy.get("dry", False)) as record:
+        with notices.opened(self.folder, DAY, policy.get("dry", False)) as record:
             return reclaim(items, tools, Policy(record=record, host="ada", ways=["wall"], **policy))
 
     @property
     def recorded(self) -> dict:
-        with reclaim_notices.opened(self.folder, DAY, dry=True) as record:
+        with notices.opened(self.folder, DAY, dry=True) as record:
             return dict(record._announced)
 
 
@@ -143,7 +139,7 @@ def test_a_notice_that_others_tell_counts_when_they_say_so(machine):
         (row,) = machine.run(UNIT, records=False)["noticed"]
         machine.now += 2 * DAY
     assert machine.recorded == {}
-    with reclaim_notices.opened(machine.folder, DAY) as record:
+    with notices.opened(machine.folder, DAY) as record:
         record.add([row], machine.now)
     machine.now += DAY
     assert names(machine.run(UNIT, records=False)["stopped"]) == ["x.service"]
@@ -162,7 +158,7 @@ def test_a_way_that_fails_is_noted_and_stops_nothing(machine, monkeypatch):
     def fails(*_given):
         raise FleetError("wall", "it cannot be run")
 
-    monkeypatch.setattr(reclaim_tell, "tell", fails)
+    monkeypatch.setattr(tell, "tell", fails)
     (row,) = machine.run(UNIT)["noticed"]
     assert (row["told"], row["untold"]) == ([], ["wall: it cannot be run."])
     machine.now += DAY
@@ -231,15 +227,13 @@ def test_a_damaged_record_stops_the_run_before_anything_else(machine, tmp_path, 
     machine.run(UNIT)
     (tmp_path / "reclaim/notices.json").write_text(text)
     machine.now += DAY
-    with pytest.raises(
-        reclaim_notices.NoticeError, match=r"notices\.json.*Remove it: every idle holder then gets a notice"
-    ):
+    with pytest.raises(notices.NoticeError, match=r"notices\.json.*Remove it: every idle holder then gets a notice"):
         machine.run(UNIT)
     assert machine.stops.names == []
 
 
 def test_two_runs_do_not_share_a_record(machine):
-    with reclaim_notices.opened(machine.folder, DAY), pytest.raises(reclaim_notices.NoticeError, match="another run"):
+    with notices.opened(machine.folder, DAY), pytest.raises(notices.NoticeError, match="another run"):
         machine.run(UNIT)
 
 
@@ -362,7 +356,7 @@ ROW = {
 
 
 def test_the_notice_says_what_where_since_when_until_when_and_how_to_keep_it():
-    assert reclaim_text.notice("ada", ROW) == (
+    assert wording.notice("ada", ROW) == (
         "Service draft.service on ada holds gpu 2 (GPU-5) and uses nothing of it.\n"
         "It is idle since 2027-01-12 08:00 UTC, or longer.\n"
         "It will be stopped after 2027-01-16 08:00 UTC, unless it uses its GPU again or is kept.\n"
@@ -371,7 +365,7 @@ def test_the_notice_says_what_where_since_when_until_when_and_how_to_keep_it():
 
 
 def test_a_link_is_there_only_where_it_is_configured():
-    text = reclaim_text.notice("a/da", {**ROW, "keep": ""}, "https://gpu.example.org/keep?host={host}&name={name}")
+    text = wording.notice("a/da", {**ROW, "keep": ""}, "https://gpu.example.org/keep?host={host}&name={name}")
     assert "gpu-layout keep" not in text
     assert text.endswith("\nOr open: https://gpu.example.org/keep?host=a%2Fda&name=draft.service\n")
 
@@ -379,18 +373,18 @@ def test_a_link_is_there_only_where_it_is_configured():
 def test_it_is_a_screen_of_printable_text_whatever_things_are_called():
     row = {**ROW, "name": "x\x1b[2J\u202e" + "y" * 10_000, "places": ["gpu\r0"] * 500}
     for text in (
-        reclaim_text.notice("ada", row),
-        reclaim_text.stopped("ada", row),
-        reclaim_text.subject("ada", "noticed", [row]),
+        wording.notice("ada", row),
+        wording.stopped("ada", row),
+        wording.subject("ada", "noticed", [row]),
     ):
         assert len(text) < 3000 and all(line.isprintable() for line in text.splitlines())
 
 
 def test_of_a_jupyter_server_only_kernels_go():
-    assert "Its idle kernels will be shut down after" in reclaim_text.notice("ada", {**ROW, "jupyter": True})
-    assert "were shut down: kernel 1." in reclaim_text.stopped("ada", {**ROW, "kernels": ["kernel 1"]})
+    assert "Its idle kernels will be shut down after" in wording.notice("ada", {**ROW, "jupyter": True})
+    assert "were shut down: kernel 1." in wording.stopped("ada", {**ROW, "kernels": ["kernel 1"]})
 
 
 def test_a_container_is_started_again_by_its_engine():
     row = {**ROW, **CONTAINER, "runtime": "podman"}
-    assert "To start it again: podman start notebook" in reclaim_text.stopped("ada", row)
+    assert "To start it again: podman start notebook" in wording.stopped("ada", row)

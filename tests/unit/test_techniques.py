@@ -83,7 +83,7 @@ EXCEPTED = {
         # A kind of process that NVML lists, and of holder: any MPS of the host, whoever runs it.
         "nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
-        "host_metrics_text.py": {"MPS"},
+        "metrics/text.py": {"MPS"},
         # A provider of vgpu, whose tenants are clients of daemons.
         "techniques/vgpu/*.py": {"mps", "MPS"},
     },
@@ -127,7 +127,7 @@ def test_only_its_folder_and_the_tables_know_a_technique(technique):
     [
         ("from ..techniques.turns.plan import plan", "change/converge.py"),
         ("def late():\n    from ..techniques import turns", "cli/main.py"),
-        ('if entry.sharing == "turns": pass', "export.py"),
+        ('if entry.sharing == "turns": pass', "export/layout.py"),
         ("gpu.turn_length", "change/planner.py"),
         ('data = dict(turn_length="long")', "change/plan_file.py"),
         ('data["turn_length"]', "change/plan_file.py"),

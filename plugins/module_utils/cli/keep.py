@@ -18,8 +18,8 @@ from typing import Any, Iterator, Mapping
 from ..errors import FleetError
 from ..keep import server as keep_server
 from ..keep.keeps import KeepError, duration
+from ..keep.notices import utc
 from ..printable import printable
-from ..reclaim_notices import utc
 
 #: The service gives up first.
 _SECONDS = 2 * keep_server.ANSWER_SECONDS

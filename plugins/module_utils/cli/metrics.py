@@ -15,8 +15,8 @@ from typing import Any, Iterable
 
 from ..durable import replacing
 from ..errors import FleetError
-from ..host_metrics import look
-from ..host_metrics_text import Snapshot, families, render
+from ..metrics.look import look
+from ..metrics.text import Snapshot, families, render
 from ..techniques.forms import parse_layout
 from .files import read_layout
 

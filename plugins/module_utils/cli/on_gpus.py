@@ -107,7 +107,7 @@ def apply(options: Namespace) -> int:
 
 def export(options: Namespace) -> int:
     """Print the state of the GPUs as gpu_layout."""
-    from ..export_host import export_host
+    from ..export.look import export_host
     from ..layout.yaml_text import layout_yaml
     from ..techniques.forms import layout_to_data
 

@@ -33,11 +33,8 @@ PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
 PATTERNS = (
-    *("*.py", "models/*.json"),
-    *(
-        "%s/*.py" % name
-        for name in ("change", "cli", "holders", "keep", "layout", "nvml", "techniques", "techniques/*")
-    ),
+    *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
+    *("%s/*.py" % name for name in ("change", "cli", "export", "holders", "keep", "layout", "metrics", "nvml")),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
 #: Files of these that only other modules need.

@@ -22,7 +22,7 @@ from ..holders.cgroup import parse_cgroup
 from ..holders.processes import start_ticks
 from ..model import Holder
 from ..peer_owner import own_container
-from ..reclaim_notices import FOLDER, utc
+from .notices import FOLDER, utc
 
 SCHEMA = 1
 NAME = "keeps.json"

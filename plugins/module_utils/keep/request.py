@@ -16,10 +16,10 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ..frozen import frozen
 from ..model import Holder
-from ..reclaim_notices import utc
 from . import keeps
 from . import owner as keep_owner
 from .keeps import Keep, KeepError, to_row
+from .notices import utc
 
 SETTINGS = "/etc/openfleet-gpu/keep.json"
 MOST_LETTERS = 255

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ...module_utils import reclaim_text
 from ...module_utils.errors import FleetError
-from ...module_utils.reclaim_tell import WAYS as HOST_WAYS
+from ...module_utils.reclaim import wording
+from ...module_utils.reclaim.tell import WAYS as HOST_WAYS
 from ..audit.options import seconds
 from ..audit.tell import Message, Notice, NotifyError, send
 from ..host_values import Reader
@@ -150,12 +150,9 @@ def _owner(row: Mapping[str, Any], owned: Sequence[tuple[str, str]]) -> str:
 
 
 def _message(host: str, stage: str, rows: Sequence[Mapping[str, Any]], keep_url: str) -> Message:
-    texts = [
-        reclaim_text.notice(host, row, keep_url) if stage == "noticed" else reclaim_text.stopped(host, row)
-        for row in rows
-    ]
+    texts = [wording.notice(host, row, keep_url) if stage == "noticed" else wording.stopped(host, row) for row in rows]
     return Message(
-        reclaim_text.subject(host, stage, rows),
+        wording.subject(host, stage, rows),
         "\n".join(texts),
         {"reclaim": {"host": host, "stage": stage, "items": list(rows)}},
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from .export import Exported, exported
-from .nvml.session import Session
-from .techniques.observers import OBSERVERS
-from .techniques.service_views import SERVICE_VIEWS
+from ..nvml.session import Session
+from ..techniques.observers import OBSERVERS
+from ..techniques.service_views import SERVICE_VIEWS
+from .layout import Exported, exported
 
 #: How GPUs are named in a layout.
 SELECT_BY = ("index", "uuid", "pci")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, Mapping, Sequence
 
-from .errors import FleetError
-from .frozen import frozen
-from .holders.model import DEVICE_HANDLE, MPS, PROCESS
-from .host_metrics_drift import Standing
-from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
-from .model import Gpu, Holder
+from ..errors import FleetError
+from ..frozen import frozen
+from ..holders.model import DEVICE_HANDLE, MPS, PROCESS
+from ..metric_family import COUNTER, GAUGE, Family, Sample, labels_of
+from ..model import Gpu, Holder
+from .drift import Standing
 
 
 @frozen

@@ -22,10 +22,10 @@ import urllib.parse
 from dataclasses import field
 from typing import Any, Mapping
 
-from . import peer
-from .errors import FleetError
-from .frozen import frozen
-from .http_opener import FAILURES, Request, opener
+from .. import peer
+from ..errors import FleetError
+from ..frozen import frozen
+from ..http_opener import FAILURES, Request, opener
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence, Tuple
 
-from . import durable
-from .errors import ApplyError, FleetError
+from .. import durable
+from ..errors import ApplyError, FleetError
 
 SCHEMA = 1
 #: Below the host's state directory.

@@ -14,19 +14,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
-from . import idle_jupyter, reclaim_tell, reclaim_text
-from .bare_handles import may_be_handed
-from .command import FAILURES, run_tool
-from .drain import units
-from .errors import FleetError
-from .frozen import frozen
-from .idle_checks import held_by, in_words, spared, using, worked, young
-from .idle_watch import Sample, watch
-from .keep.keeps import Keep, kept
-from .model import Holder, Host
-from .peer import Owner, PeerError
-from .peer_owner import ContainerOwner, UserOfUnitOwner
-from .reclaim_notices import Record, utc
+from ..bare_handles import may_be_handed
+from ..command import FAILURES, run_tool
+from ..drain import units
+from ..errors import FleetError
+from ..frozen import frozen
+from ..keep.keeps import Keep, kept
+from ..keep.notices import Record, utc
+from ..model import Holder, Host
+from ..peer import Owner, PeerError
+from ..peer_owner import ContainerOwner, UserOfUnitOwner
+from . import jupyter, tell, wording
+from .checks import held_by, in_words, spared, using, worked, young
+from .watch import Sample, watch
 
 #: Gives the host with its telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
@@ -56,7 +56,7 @@ class Policy:
     record: Record | None = None
     #: Whether a notice counts from now on, or is told by others who then confirm it.
     records: bool = True
-    #: Ways of `reclaim_tell`.
+    #: Ways to tell owners (tell.py).
     ways: Sequence[str] = ()
     #: As texts name the host, and whether and where its owners can keep what they have.
     host: str = "this host"
@@ -178,14 +178,14 @@ class _Run:
     def notice(self, item: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
         """Tell the owner, by the ways on the host; return what the controller may tell."""
         policy = self._policy
-        uid = reclaim_tell.owner_of(item)
+        uid = tell.owner_of(item)
         idle = item.get("quiet_seconds")
         row = {
             **{name: item.get(name) or "" for name in ("kind", "name", "runtime")},
             "gpus": list(item["gpus"]),
             "places": found["places"],
             "holders": found["holders"],
-            "user": reclaim_tell.user_of(uid),
+            "user": tell.user_of(uid),
             "idle_since": None if idle is None else self.now - idle,
             "stop_after": self.now + (policy.record.period_seconds if policy.record else 0.0),
             "jupyter": "kernels" in found,
@@ -194,13 +194,13 @@ class _Run:
             "untold": [],
         }
         if not policy.dry:
-            self._tell(row, uid, reclaim_text.notice(policy.host, row, policy.keep_url))
+            self._tell(row, uid, wording.notice(policy.host, row, policy.keep_url))
         return row
 
     def end(self, item: Mapping[str, Any], busy: str, done: _Done) -> None:
         """Look again and stop it, or only say so."""
         why, found = (busy, {}) if busy else self.checked(item)
-        uid = None if why else reclaim_tell.owner_of(item)
+        uid = None if why else tell.owner_of(item)
         try:
             if not why and not self._policy.dry:
                 if self.is_jupyter(item):
@@ -218,11 +218,11 @@ class _Run:
             "runtime": item.get("runtime") or "",
             "gpus": list(item["gpus"]),
         }
-        row.update(found, user=reclaim_tell.user_of(uid), told=[], untold=[])
+        row.update(found, user=tell.user_of(uid), told=[], untold=[])
         done.stopped.append(row)
         if self._policy.dry:
             return
-        self._tell(row, uid, reclaim_text.stopped(self._policy.host, row))
+        self._tell(row, uid, wording.stopped(self._policy.host, row))
         if self._policy.record is not None:
             # What stays in it is forgotten by the next run, which no longer lists this.
             with contextlib.suppress(FleetError):
@@ -231,16 +231,16 @@ class _Run:
     def _tell(self, row: dict[str, Any], uid: int | None, text: str) -> None:
         for way in self._policy.ways:
             try:
-                reclaim_tell.tell(way, row, uid, text)
+                tell.tell(way, row, uid, text)
                 row["told"].append(way)
             except FleetError as error:
                 row["untold"].append(str(error))
 
     def _kernels(self, item: Mapping[str, Any], server: Mapping[str, Any], dry: bool) -> list[str]:
-        return idle_jupyter.shut_down(_jupyter(item, server), self._policy.grace_seconds, dry=dry)
+        return jupyter.shut_down(_jupyter(item, server), self._policy.grace_seconds, dry=dry)
 
 
-def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> idle_jupyter.Server:
+def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Server:
     """Raises ReclaimError where no process is known to be its own."""
     try:
         owner: Owner = (
@@ -252,7 +252,7 @@ def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> idle_jupyter
             "%s, so what it does is not known" % error,
             "Start it, or take it out of gpu_rightsize_jupyter.",
         ) from None
-    return idle_jupyter.Server(str(server["url"]), owner, str(server.get("token") or ""))
+    return jupyter.Server(str(server["url"]), owner, str(server.get("token") or ""))
 
 
 def _plain(name: str) -> str:

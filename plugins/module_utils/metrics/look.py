@@ -10,19 +10,19 @@ import functools
 import time
 from typing import Any, Callable, Sequence, TypeVar
 
-from .change import planner
-from .errors import ApplyError, FleetError, NvmlError
-from .holders.find import find_holders
-from .holders.mark import mark
-from .host_metrics_drift import Standing, compare
-from .host_metrics_text import Snapshot
-from .layout.types import Layout
-from .model import Holder, Host
-from .nvml.session import Session
-from .ownership import Ownership, Record
-from .services import Service, merged
-from .techniques.registry import SERVING, observers_for
-from .transaction import looking
+from ..change import planner
+from ..errors import ApplyError, FleetError, NvmlError
+from ..holders.find import find_holders
+from ..holders.mark import mark
+from ..layout.types import Layout
+from ..model import Holder, Host
+from ..nvml.session import Session
+from ..ownership import Ownership, Record
+from ..services import Service, merged
+from ..techniques.registry import SERVING, observers_for
+from ..transaction import looking
+from .drift import Standing, compare
+from .text import Snapshot
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Mapping, Sequence
 
-from .errors import FleetError
-from .idle_checks import place, working
+from ..errors import FleetError
+from .checks import place, working
 
 #: Gives by UUID (index, utilisation in percent or None where the driver does not tell it), of whole GPUs.
 Sample = Callable[[], Mapping[str, "tuple[int, int | None]"]]
@@ -32,7 +32,7 @@ def watch(
 
     All items are watched together. One whose GPU works is watched no longer, and the watch ends when none is left.
     An item on a GPU that cannot be sampled is spared. Of a GPU instance NVML tells no utilisation: there the time passes without
-    a sample, and what its processes did meanwhile shows in the looks before and behind it (idle_checks.worked).
+    a sample, and what its processes did meanwhile shows in the looks before and behind it (checks.worked).
     """
     reasons = ["" for _item in items]
     ends = now() + seconds

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence
 
-from .frozen import frozen
-from .layout.form import Seen, export_parts
-from .layout.types import Entry, Layout, Selector
-from .model import Gpu
-from .techniques.forms import FORMS
+from ..frozen import frozen
+from ..layout.form import Seen, export_parts
+from ..layout.types import Entry, Layout, Selector
+from ..model import Gpu
+from ..techniques.forms import FORMS
 
 #: The sharing that a compute mode means, MIG off.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any, Mapping, Sequence, Tuple
 
-from .essential_units import is_essential
-from .holders.model import DEVICE_HANDLE
-from .model import Gpu, Holder, Host
+from ..essential_units import is_essential
+from ..holders.model import DEVICE_HANDLE
+from ..model import Gpu, Holder, Host
 
 #: From so many cores on, on the average of a look, processes work: the rate that is a sign of work to the audit, too.
 WORKING_CORES = 0.1

@@ -8,8 +8,8 @@ from __future__ import annotations
 import urllib.parse
 from typing import Any, Mapping, Sequence
 
-from .printable import printable
-from .reclaim_notices import utc
+from ..keep.notices import utc
+from ..printable import printable
 
 _SHOWN = 10
 #: A text of a host or a user may have so many letters.
