@@ -11,7 +11,6 @@ from typing import Any, Mapping
 
 from ansible.utils.display import Display
 
-from ..module_utils.errors import FleetError
 from ..modules.audit import DOCUMENTATION
 from ..plugin_utils.audit import answers, archive, pods, write, write_line
 from ..plugin_utils.audit.compare import Former
@@ -32,38 +31,34 @@ UNANSWERED = "unanswered"
 
 
 class ActionModule(ControllerAction):
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        args = self.arguments(DOCUMENTATION)
+    documentation = DOCUMENTATION
+
+    def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         # What hosts say is looked at host by host: one that sends nonsense is one that did not answer, as one without a driver.
-        said, no_answers = answers.of_all(args.pop("answers"))
-        states, refused = gpu_info_of_all({**args.pop("hosts"), **said})
-        args = plain(args)
-        try:
-            pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
-            order = Order(
-                window_seconds=seconds(args["window"]),
-                access=access(args["prometheus"]),
-                selector=args["selector"],
-                hosts=hosts_of(states, pods_by_host),
-                hosts_asked=args["hosts_asked"],
-                refused=[*no_answers, *refused],
-                notes=unknown,
-                prices=prices(args["prices"]),
-                currency=args["currency"],
-                thresholds=thresholds(args["thresholds"]),
-                exempt=args["exempt"],
-                holidays=holidays(args["holidays"]),
-                former=_former(args["previous"], args["directory"], args["keep"]),
-            )
-            notices = [Notice.of(row) for row in args["notify"]]
-            audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
-            files = [] if self._task.check_mode else _written(audit, args["directory"], args["keep"])
-        except FleetError as error:
-            result.update(failed=True, msg=str(error))
-            return result
+        said, no_answers = answers.of_all(arguments.pop("answers"))
+        states, refused = gpu_info_of_all({**arguments.pop("hosts"), **said})
+        args = plain(arguments)
+        pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
+        order = Order(
+            window_seconds=seconds(args["window"]),
+            access=access(args["prometheus"]),
+            selector=args["selector"],
+            hosts=hosts_of(states, pods_by_host),
+            hosts_asked=args["hosts_asked"],
+            refused=[*no_answers, *refused],
+            notes=unknown,
+            prices=prices(args["prices"]),
+            currency=args["currency"],
+            thresholds=thresholds(args["thresholds"]),
+            exempt=args["exempt"],
+            holidays=holidays(args["holidays"]),
+            former=_former(args["previous"], args["directory"], args["keep"]),
+        )
+        notices = [Notice.of(row) for row in args["notify"]]
+        audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
+        files = [] if self._task.check_mode else _written(audit, args["directory"], args["keep"])
         told, untold = ([], []) if self._task.check_mode else _told(notices, audit)
-        result.update(_result(audit, files, told, args["fail_on"]))
+        result = _result(audit, files, told, args["fail_on"])
         if untold:
             result.update(failed=True, msg=" ".join(filter(None, [result.get("msg"), *untold])))
         return result

@@ -15,7 +15,6 @@ from ansible.errors import AnsibleError
 from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
 
-from ..module_utils.errors import FleetError
 from ..modules.bundle import DOCUMENTATION
 from ..plugin_utils.bundle.fetch import readable
 from ..plugin_utils.bundle.make import Order, Outcome, make
@@ -33,12 +32,13 @@ display = Display()
 
 
 class ActionModule(ControllerAction):
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        args = plain(self.arguments(DOCUMENTATION))
+    documentation = DOCUMENTATION
+
+    def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        args = plain(arguments)
         check = self._task.check_mode
         try:
-            values = {host: self._values(host, task_vars or {}) for host in args["hosts"]}
+            values = {host: self._values(host, variables) for host in args["hosts"]}
             if not values:
                 raise BundleError("gpu_hosts", "there is no host in it", "Name the inventory with -i.")
             order = Order(
@@ -56,20 +56,13 @@ class ActionModule(ControllerAction):
                 check=check,
             )
             done = make(order, lambda line: display.display("bundle: %s" % line))
-        except FleetError as error:
-            result.update(failed=True, msg=str(error))
-            return result
         except OSError as error:
-            result.update(
-                failed=True, msg="%s: %s. See that it can be written, and run again." % (args["directory"], error)
-            )
-            return result
-        result.update(_result(done, check))
-        return result
+            raise BundleError(args["directory"], str(error), "See that it can be written, and run again.") from error
+        return _result(done, check)
 
-    def _values(self, host: str, task_vars: Mapping[str, Any]) -> dict[str, Any]:
+    def _values(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         """The variables as the roles would see them on this host. Raises BundleError."""
-        known = task_vars["hostvars"][host]
+        known = variables["hostvars"][host]
         values: dict[str, Any] = {name: [] for name in OWN_VARIABLES}
         values.update(_defaults())
         for name in (*VARIABLES, *OWN_VARIABLES):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 
 from ansible.errors import AnsibleError
 
@@ -23,10 +23,12 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 class ActionModule(ControllerAction):
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        args = self.arguments(DOCUMENTATION, of=known.owners())
-        variables = task_vars or {}
+    documentation = DOCUMENTATION
+
+    def choices(self) -> dict[str, Sequence[str]]:
+        return {"of": known.owners()}
+
+    def work(self, args: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         names_of = (name for owner in args["of"] for name in known.of_owner(owner))
         checked = dict.fromkeys(name for name in names_of if name not in args["unread"])
         values, problems = self._values(variables, [*checked, *args["required"], _OWN])
@@ -43,7 +45,7 @@ class ActionModule(ControllerAction):
         unknown = [each for each in check.unknown(names, own) if each.name not in misspelt.values()]
         told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
         host = variables["inventory_hostname"]
-        result.update(changed=False, warnings=["%s: %s" % (host, each) for each in unknown if not each.error])
+        result = {"changed": False, "warnings": ["%s: %s" % (host, each) for each in unknown if not each.error]}
         if told:
             lines = ["%s: %s" % (host, each) for each in told]
             result.update(failed=True, msg="\n".join([*lines, "Nothing was changed."]))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
 from ..module_utils.errors import FleetError
 from ..modules.reclaim_tell import DOCUMENTATION
@@ -15,23 +15,19 @@ from ..plugin_utils.rightsize import reclaim_told
 
 
 class ActionModule(ControllerAction):
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        args = self.arguments(DOCUMENTATION)
-        said = args.pop("result")
-        args = plain(args)
-        try:
-            ways = reclaim_told.ways(args["ways"], args["notify"])
-            result.update(
-                changed=False,
-                notice_seconds=reclaim_told.notice_seconds(args["notice"]),
-                host_ways=list(ways.host),
-                tells=bool(ways.controller),
-            )
-            owners = reclaim_told.owners(args["owners"])
-        except FleetError as error:
-            result.update(failed=True, msg=str(error))
-            return result
+    documentation = DOCUMENTATION
+
+    def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        said = arguments.pop("result")
+        args = plain(arguments)
+        ways = reclaim_told.ways(args["ways"], args["notify"])
+        result = {
+            "changed": False,
+            "notice_seconds": reclaim_told.notice_seconds(args["notice"]),
+            "host_ways": list(ways.host),
+            "tells": bool(ways.controller),
+        }
+        owners = reclaim_told.owners(args["owners"])
         told, untold, confirmed = [], [], []
         if said is not None and not self._task.check_mode:
             try:

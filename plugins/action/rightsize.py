@@ -12,7 +12,6 @@ from typing import Any, Mapping
 
 from ansible.utils.display import Display
 
-from ..module_utils.errors import FleetError
 from ..modules.rightsize import DOCUMENTATION
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order
@@ -25,18 +24,15 @@ display = Display()
 
 
 class ActionModule(ControllerAction):
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        args = self.arguments(DOCUMENTATION)
-        states, refused = gpu_info_of_all(args.pop("hosts"), tenants_whole=True)
+    documentation = DOCUMENTATION
+
+    def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        states, refused = gpu_info_of_all(arguments.pop("hosts"), tenants_whole=True)
         try:
-            result.update(self._propose(plain(args), states, refused))
-        except FleetError as error:
-            result.update(failed=True, msg=str(error))
+            return self._propose(plain(arguments), states, refused)
         except ImportError as error:
             cure = "pip install -r requirements-rightsize.txt into the Python that runs ansible-playbook"
-            result.update(failed=True, msg="%s is missing on the controller: %s." % (error.name or error, cure))
-        return result
+            return {"failed": True, "msg": "%s is missing on the controller: %s." % (error.name or error, cure)}
 
     def _propose(
         self, args: Mapping[str, Any], states: Mapping[str, dict[str, Any]], refused: list[str]
