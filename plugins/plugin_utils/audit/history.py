@@ -8,34 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping
 
-from .model import Day, Quiet, Stat, Subject, Window
+from .model import Day, Measured, Stat, Window
 
 #: (host, GPU's UUID, MIG instance, name of the tenant or workload)
 Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Measured):
     """All that the server knows of one subject."""
 
-    subject: Subject
     stats: Mapping[str, Stat] = field(default_factory=dict)
-    memory_total_bytes: float | None = None
     memory_limit_bytes: float | None = None
-    processes_now: float | None = None
     held_now: Mapping[str, float] | None = None
-    held_seconds: float | None = None
-    quiet: Quiet | None = None
-    device_quiet: Quiet | None = None
-    unreported_work_seconds: float = 0.0
-    unexplained_busy_seconds: float = 0.0
-    xid: Mapping[str, str] = field(default_factory=dict)
-    throttled: Mapping[str, float] = field(default_factory=dict)
-    denials: float | None = None
-    lost: bool = False
-    silent_seconds: float = 0.0
-    price_per_hour: float | None = None
-    sharing: str = ""
 
 
 @dataclass(frozen=True)

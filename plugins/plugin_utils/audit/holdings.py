@@ -9,12 +9,12 @@ Either may be missing. A host knows who holds what just now, history what was do
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.layout.profile_name import ProfileNameError, parse_profile_name
 from .history import History, Key, Record
-from .model import Holder, Holding, Pod, Subject
+from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are a process, rather than a claim to the GPU.
 _RUNNING = ("process", "mps")
@@ -84,32 +84,16 @@ def holdings(
 
 def _of_record(record: Record) -> Holding:
     held = record.held_now
+    measured = {each.name: getattr(record, each.name) for each in fields(Measured)}
+    if record.subject.kind == "tenant":
+        measured["memory_total_bytes"] = record.memory_limit_bytes
     return Holding(
-        record.subject,
+        **measured,
         # A server that has the series for some kind has it for all that there are.
         holders=None
         if held is None
         else tuple(Holder(kind, "%d" % count) for kind, count in sorted(held.items()) if count > 0),
-        held_seconds=record.held_seconds,
-        memory=record.stats.get("memory"),
-        memory_total_bytes=record.memory_limit_bytes if record.subject.kind == "tenant" else record.memory_total_bytes,
-        busy=record.stats.get("busy"),
-        compute=record.stats.get("compute"),
-        bandwidth=record.stats.get("bandwidth"),
-        tensor=record.stats.get("tensor"),
-        processes=record.stats.get("processes"),
-        processes_now=record.processes_now,
-        quiet=record.quiet,
-        device_quiet=record.device_quiet,
-        unreported_work_seconds=record.unreported_work_seconds,
-        unexplained_busy_seconds=record.unexplained_busy_seconds,
-        xid=record.xid,
-        throttled=record.throttled,
-        denials=record.denials,
-        lost=record.lost,
-        silent_seconds=record.silent_seconds,
-        price_per_hour=record.price_per_hour,
-        sharing=record.sharing,
+        **{name: record.stats.get(name) for name in ("memory", "busy", "compute", "bandwidth", "tensor", "processes")},
     )
 
 

@@ -163,32 +163,19 @@ class Quiet:
 
 
 @dataclass(frozen=True)
-class Holding:
-    """All that is known of one subject.
+class Measured:
+    """What is measured of one subject.
 
-    Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1; `xid` the
-    classes of the window's errors by number; `throttled` the share of time of each reason. `holders` is None where they are
-    unknown, which differs from an empty tuple, none. `missing` says in words what could not be known.
+    `xid` has the classes of the window's errors by number, `throttled` the share of time of each reason.
     """
 
     subject: Subject
-    holders: tuple[Holder, ...] | None = None
     held_seconds: float | None = None
-    memory: Stat | None = None
     memory_total_bytes: float | None = None
-    busy: Stat | None = None
-    compute: Stat | None = None
-    bandwidth: Stat | None = None
-    tensor: Stat | None = None
-    processes: Stat | None = None
     processes_now: float | None = None
-    #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
-    newest_holder_seconds: float | None = None
     quiet: Quiet | None = None
     #: The same without regard to the CPU time of its processes; None where it is the same, or not known.
     device_quiet: Quiet | None = None
-    #: Other GPUs that a process of its holders has, and is not known to be idle on.
-    works_on: tuple[str, ...] = ()
     #: Time in the window in which other metrics showed work that the busy ratio did not report.
     unreported_work_seconds: float = 0.0
     #: Time in the window in which the busy ratio showed kernels all the time, and no other metric any work.
@@ -201,6 +188,27 @@ class Holding:
     silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
+
+
+@dataclass(frozen=True)
+class Holding(Measured):
+    """All that is known of one subject.
+
+    Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1. `holders` is None
+    where they are unknown, which differs from an empty tuple, none. `missing` says in words what could not be known.
+    """
+
+    holders: tuple[Holder, ...] | None = None
+    memory: Stat | None = None
+    busy: Stat | None = None
+    compute: Stat | None = None
+    bandwidth: Stat | None = None
+    tensor: Stat | None = None
+    processes: Stat | None = None
+    #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
+    newest_holder_seconds: float | None = None
+    #: Other GPUs that a process of its holders has, and is not known to be idle on.
+    works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
