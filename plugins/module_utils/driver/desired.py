@@ -188,19 +188,9 @@ class Driver:
 
 
 def _request(params: dict[str, Any]) -> Request:
-    return Request(
-        version="" if params["state"] == "absent" else params["version"],
-        source=params["source"],
-        variant=params["variant"],
-        kernel_modules=params["kernel_modules"],
-        upgrade=params["upgrade"],
-        hold=params["hold"],
-        persistenced=params["persistenced"],
-        fabric_manager=params["fabric_manager"],
-        imex=params["imex"],
-        reboot=params["reboot"],
-        allow_removal=tuple(params["allow_removal"]),
-    )
+    asked = {name: params[name] for name in Request.__dataclass_fields__}
+    version = "" if params["state"] == "absent" else params["version"]
+    return Request(**dict(asked, version=version, allow_removal=tuple(params["allow_removal"])))
 
 
 def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:

@@ -156,15 +156,7 @@ def _manager(call: Run) -> Any:
 
 
 def _request(params: dict[str, Any]) -> Request:
-    return Request(
-        version=params["version"] if params["state"] == "present" else "",
-        source=params["source"],
-        hold=params["hold"],
-        engines=tuple(params["runtimes"]),
-        set_as_default=params["set_as_default"],
-        engine_cdi=params["runtime_cdi"],
-        restart=params["restart"],
-        cdi=params["cdi"],
-        selinux_boolean=params["selinux_boolean"],
-        allow_removal=tuple(params["allow_removal"]),
-    )
+    asked = {name: params[name] for name in Request.__dataclass_fields__ if name in params}
+    asked.update(engines=tuple(params["runtimes"]), engine_cdi=params["runtime_cdi"])
+    version = params["version"] if params["state"] == "present" else ""
+    return Request(**dict(asked, version=version, allow_removal=tuple(params["allow_removal"])))
