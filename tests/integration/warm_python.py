@@ -84,9 +84,8 @@ def load() -> None:
 
     from ansible_collections.openfleet.gpu.plugins import module_utils
 
-    for found in pkgutil.iter_modules(module_utils.__path__):
-        if not found.ispkg:
-            __import__("%s.%s" % (module_utils.__name__, found.name))
+    for found in pkgutil.walk_packages(module_utils.__path__, module_utils.__name__ + "."):
+        __import__(found.name)
 
 
 def serve(requests: socket.socket) -> None:
