@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 
 MODELS = catalogue.load_models()
 MODULE_UTILS = Path(catalogue.__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 PROFILES = [pytest.param(m, p, id=f"{m.key}-{p.name}") for m in MODELS.values() for p in m.profiles]
 # nvml.h: NVML_GPU_INSTANCE_PROFILE_*, (slices, attribute) of each enum that a model may use.
 NVML_PROFILES = {
@@ -26,16 +28,28 @@ NVML_PROFILES = {
 }  # fmt: skip
 
 
-def test_the_promised_models_are_there():
-    assert set(MODELS) >= {
-        "A100-40GB", "A100-80GB", "A30-24GB", "H100-80GB", "H200-141GB", "B200-180GB", "RTXPRO6000-96GB",
-        "L40S-48GB", "T4-16GB", "H100-94GB", "H100-96GB", "GH200-96GB", "GH200-144GB", "GB200-186GB", "H20-96GB",
-        "RTXPRO5000-48GB", "L4-24GB", "A10-24GB", "A16-16GB", "A40-48GB", "RTX6000ADA-48GB", "V100-32GB",
-    }  # fmt: skip
-    assert {key for key, model in MODELS.items() if not model.mig_capable} == {
-        "L40S-48GB", "T4-16GB", "L4-24GB", "A10-24GB", "A16-16GB", "A40-48GB", "RTX6000ADA-48GB", "V100-32GB",
-    }  # fmt: skip
-    assert {key for key, model in MODELS.items() if model.mig_needs_reset} == {"A100-40GB", "A100-80GB", "A30-24GB"}
+def table_rows():
+    """Yield the rows of the table in docs/models.md: the cells, the first with the keys of one or more models."""
+    for line in (ROOT / "docs/models.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_of_models_lists_the_catalogue():
+    listed = [key for keys, *_ in table_rows() for key in re.findall(r"`([^`]+)`", keys)]
+    assert sorted(listed) == sorted(MODELS)
+
+
+@pytest.mark.parametrize("row", list(table_rows()), ids=lambda row: row[0])
+def test_a_row_of_the_table_is_what_the_files_say(row):
+    keys, gpus, instances, change = row
+    for model in (MODELS[key] for key in re.findall(r"`([^`]+)`", keys) if key in MODELS):
+        assert model.architecture in gpus
+        if model.mig_capable:
+            assert re.match(r"up to %d\b" % model.max_gpu_instances, instances), model.key
+            assert change == ("needs a reset" if model.mig_needs_reset else "at once"), model.key
+        else:
+            assert (instances, change) == ("none", ""), model.key
 
 
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:

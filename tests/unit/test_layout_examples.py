@@ -16,7 +16,6 @@ import yaml
 import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
-from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 
@@ -26,7 +25,6 @@ VALIDATOR = jsonschema.Draft202012Validator(
 )
 EXAMPLE = REPOSITORY / "inventories" / "example"
 REFERENCE = (REPOSITORY / "docs" / "gpu_layout.md").read_text(encoding="utf-8")
-MODELS = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 SITE = (REPOSITORY / "docs" / "site.md").read_text(encoding="utf-8")
 
@@ -90,12 +88,6 @@ def variables():
 def test_the_example_explains_every_variable(variable):
     lines = [line for path in EXAMPLE.glob("*_vars/*.yml") for line in path.read_text(encoding="utf-8").splitlines()]
     assert any(re.match(r"(# )?%s:" % variable, line) for line in lines)
-
-
-def test_the_table_of_models_lists_the_catalogue():
-    """A new model is one data file; the table must not fall behind it."""
-    listed = re.findall(r"`([A-Z0-9]+-\d+GB)`", MODELS)
-    assert sorted(listed) == sorted(load_models())
 
 
 def test_the_readme_shows_an_inventory_and_its_plan():
