@@ -28,3 +28,15 @@ def test_kinds_and_reasons_are_documented():
         for label in ("kind", "reason"):
             if label in rule.labels:
                 assert re.search(rf"\b{rule.labels[label]}\b", PAGE), rule.labels[label]
+
+
+def test_vendors_are_documented_and_no_other():
+    (listed,) = re.findall(r"vendor is ([\w, ]+?)\.", PAGE)
+    documented = set(re.split(r", | or ", listed))
+    assert documented == {rule.labels["vendor"] for rule in rules_of(RULES) if "vendor" in rule.labels}
+
+
+def test_every_file_of_a_vendors_rules_names_its_pages():
+    # The series in host.yml are the collection's own.
+    silent = [path.name for path in RULES if "https://" not in path.read_text().partition("groups:")[0]]
+    assert silent == ["host.yml"]
