@@ -4,8 +4,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from driver_hosts import AMPERE, BLACKWELL, DISTRIBUTIONS, GRACE, HOPPER, PASCAL, TURING, VOLTA, gpus, host, packages
+from driver_hosts import (
+    AMPERE,
+    BLACKWELL,
+    DISTRIBUTIONS,
+    GRACE,
+    HOPPER,
+    PASCAL,
+    REPOSITORY,
+    TURING,
+    VOLTA,
+    gpus,
+    host,
+    packages,
+)
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Package, Request, SecureBoot
@@ -112,23 +127,27 @@ def wanted(distribution="debian-12", branch=580, request=None, **more):
     return rules.wanted(seen, request or Request(str(branch)), DISTRIBUTIONS[distribution], branch)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "branch", "locked"),
-    [
-        ("debian-12", 580, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
-        ("debian-13", 620, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
-        ("ubuntu-22.04", 570, ("libnvidia-compute-570", "nvidia-utils-570", "nvidia-dkms-570-open")),
-        ("ubuntu-24.04", 580, ("libnvidia-compute-580", "nvidia-utils-580", "nvidia-dkms-580-open")),
-        ("ubuntu-24.04", 590, ("libnvidia-compute", "nvidia-dkms-open")),
-        ("el-8", 580, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
-        ("el-9", 570, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
-        ("el-10", 595, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
-    ],
-)
+HEADLESS = [
+    ("debian-12", 580, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
+    ("debian-13", 620, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
+    ("ubuntu-22.04", 570, ("libnvidia-compute-570", "nvidia-utils-570", "nvidia-dkms-570-open")),
+    ("ubuntu-24.04", 580, ("libnvidia-compute-580", "nvidia-utils-580", "nvidia-dkms-580-open")),
+    ("ubuntu-24.04", 590, ("libnvidia-compute", "nvidia-dkms-open")),
+    ("el-8", 580, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+    ("el-9", 570, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+    ("el-10", 595, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+]
+
+
+@pytest.mark.parametrize(("distribution", "branch", "locked"), HEADLESS)
 def test_packages_of_a_headless_host(distribution, branch, locked):
     found = wanted(distribution, branch)
     assert found.locked == locked
     assert found.units == ("nvidia-persistenced.service",)
+
+
+def test_each_distribution_has_its_packages_here():
+    assert {distribution for distribution, *_ in HEADLESS} == set(DISTRIBUTIONS)
 
 
 def test_the_other_flavour_is_not_to_be_there():
@@ -244,16 +263,27 @@ def test_without_one_the_way_to_enrol_one_is_told():
     assert "mokutil --import /var/lib/shim-signed/mok/MOK.der" in there.cure
 
 
-@pytest.mark.parametrize(
-    ("release", "name"),
-    [
-        ('ID=debian\nVERSION_ID="12"\n', "debian-12"),
-        ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "ubuntu-24.04"),
-        ('ID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.6"\n', "el-9"),
-        ('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="10.1"\n', "el-10"),
-        ('ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n', "el-8"),
-        ("ID=arch\n", "arch-"),
-    ],
-)
+RELEASES = [
+    ('ID=debian\nVERSION_ID="12"\n', "debian-12"),
+    ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "ubuntu-24.04"),
+    ('ID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.6"\n', "el-9"),
+    ('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="10.1"\n', "el-10"),
+    ('ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n', "el-8"),
+    ("ID=arch\n", "arch-"),
+]
+
+
+@pytest.mark.parametrize(("release", "name"), RELEASES)
 def test_distributions_by_their_os_release(release, name):
     assert distribution(release) == name
+
+
+@pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
+def test_a_distribution_is_told_by_a_release_and_documented(name):
+    family, _, version = name.partition("-")
+    assert family in {known.partition("-")[0] for _, known in RELEASES}
+    page = (REPOSITORY / "docs" / "nvidia_driver.md").read_text(encoding="utf-8")
+    title = "RHEL" if family == "el" else family
+    rows = re.findall(r"^\| (%s\b.*?) \| (\w+)" % title, page, re.MULTILINE | re.IGNORECASE)
+    versions = {each: manager for title, manager in rows for each in re.findall(r"[\d.]*\d", title)}
+    assert versions.get(version) == DISTRIBUTIONS[name]["manager"]
