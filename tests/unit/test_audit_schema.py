@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -137,6 +138,12 @@ def test_the_schema_has_the_words_and_thresholds_that_there_are():
     assert thresholds == [field.name for field in dataclasses.fields(Thresholds)]
     assert SCHEMA["$defs"]["holding"]["properties"]["subject"]["properties"]["kind"]["enum"] == list(model.KINDS)
     assert SCHEMA["$defs"]["finding"]["properties"]["state"]["enum"] == ["new", "still", "gone", "unseen"]
+
+
+def test_each_verdict_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(model.WORDS)
 
 
 def with_further_keys(data):

@@ -194,6 +194,11 @@ def test_the_word(expected, changes):
     assert word(holding(**changes)) == expected
 
 
+def test_each_word_has_a_case():
+    (cases,) = (mark.args[1] for mark in test_the_word.pytestmark)
+    assert {expected for expected, _changes in cases} == set(WORDS)
+
+
 def test_every_word_has_a_reason_and_its_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
     assert "pid 4711" in idle.reason and "No sign of work for 14.0 days; no earlier pause is known" in idle.reason

@@ -21,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    WORDS,
     Finding,
     Holding,
     Stat,
@@ -30,7 +31,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import options
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import options, today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.mode import decide
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
     ISOLATIONS,
@@ -48,6 +49,14 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes imp
 
 GIB = 1 << 30
 H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
+
+
+#: Verdicts after which the history tells what a workload needs, or that there is none.
+TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free", "right")
+
+
+def test_each_verdict_of_the_audit_tells_the_need_or_hides_it():
+    assert sorted([*today._BLIND, *TELLING]) == sorted(WORDS)
 
 
 def need(memory_gib, percent, **more):

@@ -16,8 +16,8 @@ SCHEMA_VERSION = 1
 #: What a subject is.
 KINDS = ("gpu", "mig_instance", "tenant", "workload")
 
-#: What an audit can say of a subject, the gravest first: reports keep this order.
-WORDS = (
+#: Verdicts that ask for something, the gravest first: the first table of a report.
+ASKING = (
     "unhealthy",
     "broken_metrics",
     "held_without_process",
@@ -26,10 +26,9 @@ WORDS = (
     "saturated",
     "oversized_memory",
     "oversized_compute",
-    "no_data",
-    "free",
-    "right",
 )
+#: All verdicts, in the order of reports.
+WORDS = (*ASKING, "no_data", "free", "right")
 
 
 @dataclass(frozen=True)

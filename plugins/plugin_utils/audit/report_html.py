@@ -15,23 +15,12 @@ from typing import Any, Iterable, Sequence
 
 import jinja2
 
-from .model import WORDS, Audit, Day, Finding, Stat
+from .model import ASKING, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary
 from .write_line import line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: What asks for something comes first; the rest of the fleet is in the map and on the hosts' pages.
-_ASKING = (
-    "unhealthy",
-    "broken_metrics",
-    "held_without_process",
-    "idle",
-    "standby",
-    "saturated",
-    "oversized_memory",
-    "oversized_compute",
-)
 #: Rows of the first table: readers skip more, and the table of all is the CSV.
 _TOP = 100
 
@@ -56,7 +45,8 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 def to_text(audit: Audit) -> str:
     """The page."""
-    asking = [found for found in audit.findings if found.verdict.word in _ASKING]
+    # The rest of the fleet is in the map and on the hosts' pages.
+    asking = [found for found in audit.findings if found.verdict.word in ASKING]
     hosts = _hosts(audit.findings)
     return (
         environment()
