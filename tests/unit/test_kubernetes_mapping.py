@@ -19,7 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Mig,
     Placement,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.device_plugin import config_name, resource_name
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.mapping import map_node
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import (
@@ -109,6 +109,11 @@ def outcome(mapping):
 def test_a_gpu_by_each_backend(entry, by_device_plugin, by_dra, by_hami, by_volcano):
     found = [outcome(mapped(backend, entry)) for backend in (DEVICE_PLUGIN, DRA, HAMI, VOLCANO)]
     assert found == [by_device_plugin, by_dra, by_hami, by_volcano]
+
+
+def test_each_sharing_is_in_the_table():
+    """The device plugin and DRA offer what they do not know as a GPU that nothing shares."""
+    assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -43,7 +43,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import 
 
 pytestmark = pytest.mark.core
 
-META = Path(__file__).parents[2] / "meta" / "runtime.yml"
+PLUGINS = Path(__file__).parents[2] / "plugins"
+META = PLUGINS.parent / "meta" / "runtime.yml"
 MODULES = [
     audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, kubernetes_eviction, layout, mig, mps, reclaim,
     reclaim_tell, rightsize, time_slicing, unit_request, vgpu_quota,
@@ -143,3 +144,9 @@ def test_a_module_names_its_groups(module):
     groups = yaml.safe_load(META.read_text(encoding="utf-8"))["action_groups"]
     expected = sorted("openfleet.gpu." + group for group, members in groups.items() if name_of(module) in members)
     assert sorted([named] if isinstance(named, str) else named) == expected
+
+
+def test_each_module_has_an_action():
+    """The action writes out control characters of what a host says."""
+    modules, actions = ({path.name for path in (PLUGINS / folder).glob("*.py")} for folder in ("modules", "action"))
+    assert modules == actions

@@ -19,7 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import loa
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import resolved
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,
     Finding,
@@ -36,6 +36,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.mode impor
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
     ISOLATIONS,
     LATENCIES,
+    MODES,
     Need,
     Occupant,
     RightsizeError,
@@ -57,6 +58,17 @@ TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free",
 
 def test_each_verdict_of_the_audit_tells_the_need_or_hides_it():
     assert sorted([*today._BLIND, *TELLING]) == sorted(WORDS)
+
+
+#: Sharings that right-sizing never proposes.
+NOT_PROPOSED = ("shared",)
+#: Sharings whose history is given to a workload, by holders.
+APART = ("exclusive", "shared", "mig", "vgpu")
+
+
+def test_each_sharing_is_proposed_or_not_and_has_one_history_or_several():
+    assert sorted([*MODES, *NOT_PROPOSED]) == sorted(SHARINGS)
+    assert sorted([*today._MIXED, *APART]) == sorted(SHARINGS)
 
 
 def need(memory_gib, percent, **more):

@@ -186,7 +186,8 @@ def test_a_journal_has_each_setting_beside_the_other_keys(tmp_path):
     before = [planner.target_of(gpu) for gpu in GPUS]
     journal.begin(before, after)
     kept = json.loads(journal.path.read_text())
-    keys = {"gpu_uuid", "where", "sharing", "mig_enabled", "instances", "compute_mode", "time_slice"}
+    keys = {"gpu_uuid", "where", "sharing", "mig_enabled", "instances", "compute_mode"}
+    keys |= {technique.setting for technique in SETTINGS}
     assert [set(target) for target in kept["before"] + kept["after"]] == [keys] * 4
     assert [target["time_slice"] for target in kept["before"] + kept["after"]] == [None, None, "long", "default"]
     entry = journal.read()
