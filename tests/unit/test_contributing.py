@@ -41,6 +41,22 @@ def test_a_path_is_there(word, before):
     assert found(word, before)
 
 
+def folders_of_code():
+    """Yield the folders that the map has to name: those of plugins, and of what modules and controllers run."""
+    for base in (ROOT / "plugins", ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"):
+        for folder in sorted(base.iterdir()):
+            if folder.is_dir() and not folder.name.startswith("_") and folder not in BASES:
+                yield pytest.param(folder, id=str(folder.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("folder", list(folders_of_code()))
+def test_a_folder_is_on_the_map(folder):
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Map\n")[2].partition("\n## ")[0]
+    path = str(folder.relative_to(ROOT))
+    beside = r"`%s/[\w.*]+`(?:, `[\w.*]+`)*, `%s`" % (re.escape(path.rpartition("/")[0]), folder.name)
+    assert "`%s`" % path in text or re.search(beside, text)
+
+
 def test_a_path_that_is_not_there_is_found_out():
     words = [each.values for each in named("1. `plugins/module_utils/models/NAME.json`, `gone.py` and `make test`.\n")]
     assert words == [
