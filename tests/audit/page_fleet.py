@@ -54,7 +54,7 @@ JOB = (Holder("container", "jupyter-alice (docker, user alice)"), Holder("device
 
 
 def gpus(host):
-    """Eight of them, each with another trouble; the seventh is cut in instances, the last has a tenant."""
+    """GPUs with a trouble each; the seventh is cut in instances, the eighth has a tenant."""
 
     def gpu(index, **more):
         return well(Subject("gpu", host, "GPU-%s-%d" % (host, index), str(index), "NVIDIA H100 80GB HBM3"), **more)
@@ -83,6 +83,16 @@ def gpus(host):
     yield well(
         tenant, memory=stat(3 * GIB, 4 * GIB, 4 * GIB, 4 * GIB), memory_total_bytes=16 * GIB, price_per_hour=None
     )
+
+
+def gpus_of_a_host():
+    """Return how many GPUs a host has."""
+    return len({holding.subject.gpu_index for holding in gpus("")})
+
+
+def devices_of_a_host():
+    """Return how many GPUs without instances and instances a host has."""
+    return sum(holding.subject.kind != "tenant" for holding in gpus(""))
 
 
 def audit(hosts, *, name="gpu-%04d.example.org", further=()):

@@ -36,7 +36,7 @@ def test_a_host_s_page_shows_when_its_link_is_followed_and_alone(show):
     assert follow(page, ".map a:nth-child(2)") == "#host-1"
     assert shown(page, ".host h2") == ["gpu-0001.example.org"]
     assert shown(page, "#fleet, header, .tiles, #findings") == []
-    assert len(shown(page, ".host .gpu")) == 8
+    assert len(shown(page, ".host .gpu")) == page_fleet.gpus_of_a_host()
     assert follow(page, "#host-1 a") == "#fleet"
     assert shown(page, ".host") == [] and len(shown(page, "#findings")) == 1
 
