@@ -13,6 +13,7 @@ from typing import Any, Mapping
 from ansible.utils.display import Display
 
 from ..modules.rightsize import DOCUMENTATION
+from ..plugin_utils.audit import pods
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, holidays, prices, seconds, thresholds
@@ -41,22 +42,24 @@ class ActionModule(ControllerAction):
         from ..plugin_utils.rightsize import make, options, sums, write
         from ..plugin_utils.rightsize.wishes import wishes
 
+        pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
         grace_seconds = seconds(args["reclaim_grace"]) if args["reclaim_grace"] else None
         request = make.Request(
             audit=Order(
                 window_seconds=seconds(args["window"]),
                 access=access(args["prometheus"]),
                 selector=args["selector"],
-                hosts=hosts_of(states),
+                hosts=hosts_of(states, pods_by_host),
                 hosts_asked=args["hosts_asked"] or sorted(states),
                 refused=refused,
+                notes=unknown,
                 prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
                 holidays=holidays(args["holidays"]),
             ),
-            states=states,
+            states=pods.named(states, pods_by_host),
             layouts={host: layout for host, layout in args["layouts"].items() if layout},
             wishes={host: wishes(rows, host) for host, rows in args["workloads"].items() if rows},
             limits=options.limits(args["reach"], args["max_moved"], args["max_destroyed"], args["packing"]),

@@ -53,6 +53,10 @@ options:
     type: list
     elements: str
     default: []
+  kubernetes:
+    description: As in M(openfleet.gpu.audit). Pods are named as the API server has them, with their owners.
+    type: dict
+    default: {}
   layouts:
     description: By host, today's C(gpu_layout). What it says of GPUs that do not change stays in the proposal.
     type: dict

@@ -134,3 +134,20 @@ def test_a_holder_has_its_pod_by_the_api_and_the_hosts_word_where_that_does_not_
     assert (
         str(Holder("process", "pid 5 (python3)", pod=pod)) == "process pid 5 (python3), pod team/web of Deployment/web"
     )
+
+
+def test_right_sizing_reads_pods_by_the_names_of_the_api():
+    process = {"kind": "process", "who": "pid 5 (python3)", "job": UID}
+    unknown = {"kind": "kubelet", "who": "container c of pod b/other (nvidia.com/gpu)", "job": OTHER}
+    instance = {"id": 1, "profile": "3g.40gb", "holders": [process, unknown]}
+    state = {"gpus": [*HELD["gpus"], {"uuid": "GPU-2", "index": 1, "holders": None, "mig": {"instances": [instance]}}]}
+    pod = Pod("team", "web", "Deployment/web")
+    found = pods.named({"a": state, "b": SLURM}, {"a": {UID: pod}, "b": {}})
+    assert found["b"] == SLURM
+    whole, split = found["a"]["gpus"]
+    assert [row["who"] for row in whole["holders"]] == ["pod team/web of Deployment/web"]
+    assert split["holders"] is None
+    assert [row["who"] for row in split["mig"]["instances"][0]["holders"]] == [
+        "pid 5 (python3), pod team/web of Deployment/web",
+        unknown["who"],
+    ]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the Kubernetes API which pods hold GPUs: namespace, name, owner and labels, for the audit.
+"""Ask the Kubernetes API which pods hold GPUs: namespace, name, owner and labels.
 
 A host says which UIDs hold its GPUs (docs/holders.md). The API is asked for the pods of the node that the inventory names, so a
 host can name no pods but its own. The API is asked on the controller: a kubeconfig is never copied to a host.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
 
 from ...module_utils.errors import FleetError
+from ...module_utils.holders.model import KUBELET
 from ...module_utils.kubernetes_client import core_api, has_client, pods_of
 from ..plain import plain
 from .model import Pod
@@ -98,6 +99,16 @@ def look_up(
     return found, missing
 
 
+def named(
+    states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the results of gpu_info by host with the pods' own names, and their owners, in the texts of who holds a GPU.
+
+    `pods` is what `look_up` found. What the API does not know keeps the name that its host gave it.
+    """
+    return {host: _named(state, pods[host]) if pods.get(host) else state for host, state in states.items()}
+
+
 def pod_of(item: Mapping[str, Any]) -> Pod:
     """Return a pod of an answer of the API. A Deployment's pod is owned by a ReplicaSet, which is named after the Deployment."""
     metadata = item["metadata"]
@@ -114,6 +125,25 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
         "%s/%s" % (kind, name) if owner else "",
         dict(sorted((str(key), str(value)) for key, value in labels.items())[:_MOST_LABELS]),
     )
+
+
+def _named(state: Mapping[str, Any], pods: Mapping[str, Pod]) -> dict[str, Any]:
+    def with_names(part: Mapping[str, Any]) -> dict[str, Any]:
+        rows = part.get("holders")
+        return {**part, "holders": [_row(row, pods.get(str(row.get("job")))) for row in rows]} if rows else dict(part)
+
+    gpus = []
+    for gpu in map(with_names, state.get("gpus") or ()):
+        mig = gpu.get("mig") or {}
+        instances = mig.get("instances")
+        gpus.append({**gpu, "mig": {**mig, "instances": [*map(with_names, instances)]}} if instances else gpu)
+    return {**state, "gpus": gpus}
+
+
+def _row(row: Mapping[str, Any], pod: Pod | None) -> Mapping[str, Any]:
+    if pod is None:
+        return row
+    return {**row, "who": str(pod) if row.get("kind") == KUBELET else "%s, %s" % (row.get("who"), pod)}
 
 
 def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
