@@ -426,7 +426,7 @@ def with_dmem(tmp_path):
         "drm/0000:10:00.0/vram0 85899345920\ndrm/0000:10:00.0/stolen 67108864\ndrm/0000:99:00.0/vram0 1\n"
     )
     tools = Tools()
-    return VgpuHost([GPU, OTHER], str(tmp_path), tools), tools
+    return VgpuHost([GPU, OTHER], str(tmp_path), tools, str(tmp_path / "proc")), tools
 
 
 def test_regions_are_told_by_the_address_of_the_gpu(kernel):
