@@ -122,7 +122,7 @@ def _under_load(reading: dict, options: argparse.Namespace) -> list:
     with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
         # CUDA has no GPU of a simulated NVML's UUIDs.
         device = "#%d" % index if simulated_nvml else uuid
-        card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image)
+        card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image, tuple(options.without))
         return list(judge.checks(index, measure.measure(card), simulated_nvml, measure.KERNEL_SECONDS))
 
 
@@ -242,6 +242,14 @@ def _parser() -> argparse.ArgumentParser:
         "--image",
         metavar="NAME",
         help="an image of podman or docker that has python3, for a tenant in a container with --load; nothing is downloaded",
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("linear", "rows", "managed", "pool", "physical", "array"),
+        metavar="KIND",
+        help="a kind of memory that --load leaves out, such as managed; may be given more than once",
     )
     parser.add_argument(
         "--change",

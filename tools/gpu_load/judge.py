@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping
 
+import frameworks
 from exporter import PROCESSES, SIGNALS
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
@@ -17,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 )
 
 LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
-AREAS = {"load": LOAD, "limiter": LIMITER, "mps": MPS}
+AREAS = {"load": LOAD, "limiter": LIMITER, "frameworks": frameworks.AREA, "mps": MPS}
 #: A GPU whose kernels follow each other is seen as busy; NVML's figure is of a window that may begin before the load.
 BUSY_PERCENT = 50
 #: docs/vgpu.md: a tenant saves a tenth of a second, and turns are of 20 ms.
@@ -41,6 +42,8 @@ def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seco
             yield from _load(index, found, simulated)
         elif area == "limiter":
             yield from _limiter(index, found, kernel_seconds, _context_bytes(measured["load"]))
+        elif area == "frameworks":
+            yield from frameworks.checks(index, found)
         else:
             yield from _mps(index, found)
 

@@ -7,130 +7,56 @@ Nothing of the host is changed: quotas, the limiter and the MPS daemon's directo
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 import time
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
+import frameworks
 import pynvml
+from card_program import HERE, Card, NotMeasuredError, program
 from exporter import Series, beside
+from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
-HERE = Path(__file__).resolve().parent
-LIMITER = HERE.parents[1] / "roles" / "vgpu_limiter" / "files" / "src"
 #: In the order of the report. All are tried under a quota only, so that no card is filled.
 KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
-QUOTA_BYTES = 1 << 30
 SHARES_PERCENT = (20, 50, 80)
 #: Of kernels of 1 ms, alone and with a share.
 KERNELS = 1500
 LAUNCHES = 20_000
 #: How long the GPU is loaded before it is looked at, as NVML's utilisation is of the last second; how long rest is waited for.
 LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
-
-
+#: Where a limiter that does not hold is noticed, so that it fills no card.
+MOST_BYTES = 2 * QUOTA_BYTES
 #: Where container engines look for specifications of devices.
 CDI_FOLDERS = (Path("/", cdi.LASTING), Path("/", cdi.PASSING))
 ENGINES = ("podman", "docker")
-
 #: Of all kernels that a share is measured with.
 KERNEL_SECONDS = KERNELS * 0.001
 
 
-class NotMeasuredError(Exception):
-    """Something cannot be measured here; the text says why."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """The GPU to load. `index` is NVML's; `device` is what program.py is told; `image` is for a tenant in a container."""
-
-    index: int
-    device: str
-    folder: Path
-    timeout_seconds: float
-    tell: Callable[[str], None]
-    #: Of a container engine, with python3.
-    image: str | None = None
-
-    @cached_property
-    def uuid(self) -> str:
-        """The UUID that CUDA tells, which quotas name. Raises NotMeasuredError."""
-        with program(self, "identify") as one:
-            return one.line()["uuid"]
-
-
-class Program:
-    """program.py with an environment; its first line was read when it is there."""
-
-    def __init__(
-        self,
-        card: Card,
-        *arguments: str,
-        environment: dict[str, str] | None = None,
-        run: Sequence[str] = (sys.executable, str(HERE / "program.py")),
-    ) -> None:
-        command = [*run, card.device, *arguments]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, **pipes)
-        self._timeout_seconds = card.timeout_seconds
-
-    def line(self) -> dict[str, Any]:
-        """Return the next line. Raises NotMeasuredError where the program failed."""
-        text = self.process.stdout.readline()
-        said = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
-        if "error" in said:
-            raise NotMeasuredError(said["error"])
-        return said
-
-    def end(self) -> dict[str, Any]:
-        """End its standard input and return its last line, {} where it has none."""
-        try:
-            output, _ = self.process.communicate("\n", timeout=self._timeout_seconds)
-        except subprocess.TimeoutExpired as error:
-            raise NotMeasuredError("the program does not end") from error
-        lines = output.splitlines()
-        said = json.loads(lines[-1]) if lines else {}
-        if "error" in said:
-            raise NotMeasuredError(said["error"])
-        return said
-
-
-@contextmanager
-def program(card: Card, *arguments: str, **options: Any) -> Iterator[Program]:
-    """Run a Program as long as the block; `options` are its own."""
-    made = Program(card, *arguments, **options)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.wait()
-
-
 def measure(card: Card) -> dict[str, Any]:
     """Return the measurements by area; a text in the place of one that could not be made says why."""
-    return {
-        "load": _tried(lambda: load(card)),
-        "limiter": _tried(lambda: limiter(card)),
-        "mps": _tried(lambda: mps(card)),
-    }
+    found: dict[str, Any] = {"load": _tried(lambda: load(card))}
+    library = _tried(lambda: build(card))
+    if isinstance(library, str):
+        found["limiter"] = found["frameworks"] = library
+    else:
+        found["limiter"] = _tried(lambda: limiter(card, library))
+        found["frameworks"] = _tried(lambda: frameworks.measure(card, library))
+    return {**found, "mps": _tried(lambda: mps(card))}
 
 
-def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
+def _tried(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
@@ -233,12 +159,11 @@ def _gpu_nodes(pid: int) -> list[str]:
 # --- the limiter ---------------------------------------------------------------------------------------------------------
 
 
-def limiter(card: Card) -> dict[str, Any]:
+def limiter(card: Card, library: Path) -> dict[str, Any]:
     """What programs get as tenants: memory of each kind, launches, shares."""
     card.tell("the device of CUDA is %s" % card.uuid)
-    library = _build(card)
     found: dict[str, Any] = {"quota": QUOTA_BYTES, "memory": {}, "shares": {}}
-    alone = _tenant(card, library, "alone")
+    alone = environment(card, library, Tenant("alone"))
     for kind in KINDS:
         card.tell("allocating %s memory under a quota" % kind)
         found["memory"][kind] = _tried(lambda kind=kind: _memory(card, kind, alone))
@@ -248,69 +173,23 @@ def limiter(card: Card) -> dict[str, Any]:
     card.tell("two processes of a tenant")
     found["two_processes"] = _tried(lambda: _two_processes(card, alone))
     card.tell("the cost of a launch")
-    programs = {"bare": {}, "tenant": alone, "throttled": _tenant(card, library, "throttled", sm_percent=50)}
+    programs = {"bare": {}, "tenant": alone, "throttled": environment(card, library, Tenant("throttled", 50))}
     found["launch_seconds"] = _tried(lambda: {name: _launch_seconds(card, where) for name, where in programs.items()})
     card.tell("kernels without the limiter")
     found["bare_seconds"] = _tried(lambda: {"took": _kernel_seconds(card, {})})
     for percent in SHARES_PERCENT:
         card.tell("a share of %d percent" % percent)
-        tenant = _tenant(card, library, "share-%d" % percent, sm_percent=percent)
+        tenant = environment(card, library, Tenant("share-%d" % percent, percent))
         found["shares"][str(percent)] = _tried(lambda tenant=tenant: {"took": _kernel_seconds(card, tenant)})
     card.tell("two tenants, 30 and 70 percent")
     found["two_tenants"] = _tried(lambda: _two_tenants(card, library))
     return found
 
 
-def _build(card: Card) -> Path:
-    """Return the limiter's library, built with the machine's compiler."""
-    for tool in ("make", "cc"):
-        if not shutil.which(tool):
-            raise NotMeasuredError("the limiter cannot be built: %s is not installed" % tool)
-    card.tell("building the vGPU limiter")
-    folder = card.folder / "limiter"
-    folder.mkdir()
-    done = subprocess.run(
-        ["make", "-s", "-C", str(LIMITER), "BUILD=%s" % folder],
-        capture_output=True, text=True, check=False, timeout=card.timeout_seconds,
-    )  # fmt: skip
-    if done.returncode:
-        raise NotMeasuredError("the limiter cannot be built: %s" % done.stderr[-300:])
-    return folder / "libopenfleet-vgpu.so"
-
-
-def _tenant(
-    card: Card, library: Path, name: str, sm_percent: int = 100, seat: int = 0, root: str = ""
-) -> dict[str, str]:
-    """Write a tenant's files as gpu_layout does; return its programs' environment. Tenants of one root share the GPU's turns."""
-    top = card.folder / (root or name)
-    seats = (VgpuSeat(card.uuid, seat),)
-    tenant = VgpuTenant(name=name, memory_bytes=QUOTA_BYTES, sm_percent=sm_percent, policy="fixed", seats=seats)
-    quota = vgpu_files.quota_path(name)
-    _write(top / quota, vgpu_files.files(tenant)[quota])
-    for shared in vgpu_files.shared_files(tenant):
-        _write(top / shared.path, "")
-    # With a root of its own the library also looks there for the number of its process namespace.
-    link = top / "proc/self/ns/pid"
-    if not link.is_symlink():
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(Path("/proc/self/ns/pid").readlink())
-    return {
-        "LD_PRELOAD": ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")])),
-        "OPENFLEET_VGPU": name,
-        "OPENFLEET_VGPU_ROOT": str(top),
-        "OPENFLEET_VGPU_LOG": str(top / "log"),
-    }
-
-
-def _write(path: Path, text: str) -> None:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o644)
-
-
 def _memory(card: Card, kind: str, tenant: dict[str, str]) -> dict[str, Any]:
-    with program(card, "memory", kind, environment=tenant) as one:
+    if kind in card.without:
+        raise NotMeasuredError("--without %s was given" % kind)
+    with program(card, "memory", kind, str(MOST_BYTES), environment=tenant) as one:
         said = one.line()
         used = _state(card.index)["processes"].get(one.process.pid)
         return {**said, "card": used, **one.end()}
@@ -329,12 +208,12 @@ def _in_container(card: Card, library: Path) -> dict[str, Any]:
     """The same in a container that gets what the CDI specification of a tenant gives it."""
     engine = _engine(card)
     card.tell("allocating memory under a quota in a container of %s" % engine)
-    options = _container_options(card.folder / "container", card.uuid, library)
+    options = container_options(card.folder / "container", card.uuid, library)
     name = "openfleet-check-gpu-%d" % os.getpid()
     run = [engine, "run", "--rm", "--interactive", "--pull=never", "--network=none", "--name", name, *options,
            "--volume", "%s:/program.py:ro" % (HERE / "program.py"), str(card.image), "python3", "/program.py"]  # fmt: skip
     try:
-        with program(card, "memory", "linear", run=run) as one:
+        with program(card, "memory", "linear", str(MOST_BYTES), run=run) as one:
             said = one.line()
             # NVML knows its pid in the host's namespace, which it does not know itself.
             return {**said, "card": None, **one.end()}
@@ -358,32 +237,13 @@ def _engine(card: Card) -> str:
     raise NotMeasuredError("%s has no image %s" % (" and ".join(engines), card.image))
 
 
-def _container_options(top: Path, uuid: str, library: Path) -> list[str]:
-    """Write the files of a tenant below a folder as the role vgpu_limiter does; return what makes a container its own."""
-    tenant = VgpuTenant("container", QUOTA_BYTES, 100, (VgpuSeat(uuid, 0),))
-    own = vgpu_files.files(tenant)
-    for path, text in own.items():
-        _write(top / path, text)
-    _write(top / vgpu_files.PRELOAD_LIST, "/%s\n" % vgpu_files.LIBRARY)
-    shutil.copy(library, top / vgpu_files.LIBRARY)
-    (top / vgpu_files.agent_folder(tenant.key)).mkdir(parents=True)
-    for shared in vgpu_files.shared_files(tenant):
-        _write(top / shared.path, "")
-        (top / shared.path).chmod(shared.mode)
-    (device,) = json.loads(own[vgpu_files.cdi_path("container")])["devices"]
-    options = ["--device", "nvidia.com/gpu=all"]
-    for variable in device["containerEdits"]["env"]:
-        options += ["--env", variable]
-    for mount in device["containerEdits"]["mounts"]:
-        access = "ro" if "ro" in mount["options"] else "rw"
-        options += ["--volume", "%s%s:%s:%s" % (top, mount["hostPath"], mount["containerPath"], access)]
-    return options
-
-
 def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:
     """The second is refused what the first holds."""
     with ExitStack() as both:
-        made = [both.enter_context(program(card, "memory", "linear", environment=tenant)) for _each in range(2)]
+        made = [
+            both.enter_context(program(card, "memory", "linear", str(MOST_BYTES), environment=tenant))
+            for _each in range(2)
+        ]
         said = [one.line() for one in made]
         for one in made:
             one.end()
@@ -406,13 +266,12 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
     with ExitStack() as both:
         made = []
         for seat, percent in enumerate((30, 70)):
-            where = _tenant(card, library, "tenant-%d" % percent, percent, seat, root="two")
+            where = environment(card, library, Tenant("tenant-%d" % percent, percent, seat, "two"))
             made.append(both.enter_context(program(card, "kernels", str(10 * KERNELS), "5", environment=where)))
         for one in made:
             one.line()
         for one in made:
-            one.process.stdin.write("\n")
-            one.process.stdin.flush()
+            one.go()
         return {"kernels": [one.line()["kernels"] for one in made]}
 
 

@@ -4,7 +4,8 @@
 
     program.py DEVICE identify                 its UUID
     program.py DEVICE busy                     launch kernels until standard input ends
-    program.py DEVICE memory KIND              allocate until the driver refuses, then free; hold it until standard input ends
+    program.py DEVICE memory KIND MOST_BYTES   allocate until the driver refuses, or about MOST_BYTES are held; hold it until
+                                               standard input ends, then free it
     program.py DEVICE module                   make a context, load a module; hold them until standard input ends
     program.py DEVICE launches COUNT           the cost of a launch of a kernel that does nothing
     program.py DEVICE kernels COUNT [SECONDS]  how long COUNT kernels of 1 ms take, at most SECONDS
@@ -27,8 +28,6 @@ EVENT_DEFAULT, ATTACH_GLOBAL, FORMAT_UINT8 = 0, 1, 1
 ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
 #: An allocation that is refused is tried again at the next size.
 PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
-#: More than any card has, so that a driver that never refuses is noticed.
-MOST_BYTES = 1 << 40
 SETTLE_SECONDS = 10.0
 #: The limiter asks NVML once a second what contexts and modules cost.
 CHARGE_SECONDS = 4.0
@@ -227,12 +226,12 @@ def busy(gpu: Gpu) -> None:
         gpu.call("cuCtxSynchronize")
 
 
-def memory(gpu: Gpu, kind: str) -> None:
+def memory(gpu: Gpu, kind: str, most_bytes: int) -> None:
     allocate, least = KINDS[kind]
     free_before, total = gpu.memory()
     held, frees, code = 0, [], SUCCESS
     for size in PIECES_BYTES:
-        while size >= least and held < MOST_BYTES:
+        while size >= least and held < most_bytes:
             try:
                 frees.append(allocate(gpu, size))
             except Refused as error:
@@ -304,7 +303,7 @@ def main(device: str, what: str, *arguments: str) -> None:
         elif what == "busy":
             busy(gpu)
         elif what == "memory":
-            memory(gpu, *arguments)
+            memory(gpu, arguments[0], int(arguments[1]))
         elif what == "module":
             module(gpu)
         elif what == "launches":

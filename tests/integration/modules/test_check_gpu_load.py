@@ -19,6 +19,7 @@ from simulated_host import ROOT
 TOOL = ROOT / "tools" / "check_gpu.py"
 sys.path.append(str(ROOT / "tools" / "gpu_load"))
 
+import frameworks
 import judge
 import measure
 
@@ -83,7 +84,9 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
     took = {}
     for percent in (None, 20, 80):
         monkeypatch.setenv("STUB_CLOCK", str(tmp_path / ("clock-%s" % percent)))
-        tenant = measure._tenant(card, built.library, "share-%s" % percent, sm_percent=percent) if percent else {}
+        tenant = (
+            measure.environment(card, built.library, measure.Tenant("share-%s" % percent, percent)) if percent else {}
+        )
         took[percent] = {"took": measure._kernel_seconds(card, tenant)}
     found = measured(bare_seconds=took.pop(None), shares={str(percent): said for percent, said in took.items()})
     shares = {what: outcome for what, outcome in judged(found).items() if what.startswith("share of")}
@@ -238,6 +241,16 @@ def measured(**limiter):
         "shares": {"20": {"took": 7.5}, "50": {"took": 3.0}},
         "two_tenants": {"kernels": [300, 700]},
     }
+    bare = {"matmul": 100.0, "transformer": 50.0, "graph": 20.0, "short": 900.0}
+    shares = {
+        str(percent): {work: rate * percent / 100 for work, rate in {**bare, "short": 90000.0 / percent}.items()}
+        for percent in frameworks.SHARES_PERCENT
+    }
+    torch = {
+        "shares": {"version": "2.11", "bare": bare, **shares},
+        "memory": {"total": 8 << 30, "held": 8 << 30, "refused": 4, "goes_on": True},
+        "pair": {"fixed": [15.0, 35.0]},
+    }
     holders = {"kinds": ["process"], "bytes": [CONTEXT], "command": ["process"]}
     load = {"rest": rest, "busy": state, "after": rest, "pid": 7, "nodes": ["/dev/nvidia0"], "holders": holders}
     quiet = {
@@ -251,7 +264,7 @@ def measured(**limiter):
         "openfleet_gpu_processes": 1.0,
     }
     load["series"] = {"rest": quiet, "busy": busy, "after": {**quiet, "gpu_utilization_Percentage": 1.0}}
-    return {"load": load, "limiter": {**found, **limiter}, "mps": {**MPS}}
+    return {"load": load, "limiter": {**found, **limiter}, "frameworks": {"torch": torch}, "mps": {**MPS}}
 
 
 def judged(found):
@@ -306,6 +319,37 @@ def test_holders_that_miss_the_process_differ(change):
     found = measured()
     found["load"]["holders"].update(change)
     assert list(judged(found).values()).count("differs") == 1
+
+
+@pytest.mark.parametrize(
+    "where, value, what",
+    [
+        (("shares", "20", "matmul"), 27.0, "torch 2.11: matmul with a share of 20 percent"),
+        (("shares", "50", "graph"), 7.0, "torch 2.11: graph with a share of 50 percent"),
+        (("shares", "80", "short"), 600.0, "torch 2.11: short with a share of 80 percent"),
+        (("memory", "held"), (8 << 30) + 1, "torch 2.11: memory: bytes that a tenant got"),
+        (("memory", "refused"), 0, "torch 2.11: memory: bytes that a tenant got"),
+        (("memory", "total"), 80 << 30, "torch 2.11: memory: the size of the card, as told"),
+        (("memory", "goes_on"), False, "torch 2.11: memory: the program goes on after it was refused"),
+        (("pair", "fixed"), [25.0, 25.0], "torch: transformer of two tenants of 30 and 70 percent, fixed"),
+    ],
+)
+def test_a_framework_that_is_not_held_differs(where, value, what):
+    found = measured()
+    of = found["frameworks"]["torch"]
+    for key in where[:-1]:
+        of = of[key]
+    of[where[-1]] = value
+    assert [name for name, outcome in judged(found).items() if outcome == "differs"] == [what]
+
+
+def test_a_framework_that_is_not_installed_is_not_run(tmp_path):
+    card = measure.Card(0, "#0", tmp_path, 600, lambda text: None)
+    card.__dict__["uuid"] = "GPU-1"
+    found = measured()
+    found["frameworks"] = {"jax": frameworks.measure(card, tmp_path / "none.so")["jax"]}
+    check = next(one for one in judge.checks(0, found, False, 1.5) if one.area == "frameworks")
+    assert (check.what, check.outcome, check.reason) == ("jax", "not run", "Python has no module jax")
 
 
 def test_holders_that_could_not_be_asked_are_not_run():

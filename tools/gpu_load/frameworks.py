@@ -1,0 +1,185 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run framework_program.py on one GPU, alone and as a tenant, and judge what it got.
+
+A share is judged by the steps in a time, beside those without the limiter.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+from card_program import HERE, Card, NotMeasuredError, program
+from tenants import Tenant, environment
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
+    DIFFERS,
+    HELD,
+    Check,
+    not_run,
+)
+
+AREA = "frameworks"
+#: Enough for what the frameworks hold besides, on any card of which quotas are made.
+QUOTA_BYTES = 8 << 30
+#: Where a limiter that does not hold is noticed, so that it fills no card.
+MOST_BYTES = QUOTA_BYTES + (1 << 30)
+SECONDS = 2.0
+SHARES_PERCENT = (20, 50, 80)
+#: As for kernels of one length. docs/vgpu.md
+TOLERANCE_POINTS = 5.0
+#: What keeps the GPU busy all the time, by framework. JAX takes most of its memory at once and is asked for work alone.
+WORKS = {
+    "torch": ("matmul", "transformer", "graph"),
+    "cupy": ("matmul",),
+    "numba": ("saxpy",),
+    "jax": ("matmul",),
+}
+#: What leaves the GPU idle between its kernels: a tenant gets its share at least.
+SHORT = {"torch": ("short",)}
+MEMORY = ("torch", "cupy", "numba")
+#: Two tenants beside each other, with the work of each.
+PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
+
+RUN = (sys.executable, str(HERE / "framework_program.py"))
+
+
+def measure(card: Card, library: Path) -> dict[str, Any]:
+    """Return by framework what was measured; a text in the place of a measurement says why there is none."""
+    found: dict[str, Any] = {}
+    for name in WORKS:
+        card.tell("%s alone and with shares" % name)
+        found[name] = {"shares": _tried(lambda name=name: _shares(card, library, name))}
+        if name in MEMORY and not isinstance(found[name]["shares"], str):
+            card.tell("%s: memory under a quota" % name)
+            found[name]["memory"] = _tried(lambda name=name: _memory(card, library, name))
+    if not isinstance(found["torch"]["shares"], str):
+        card.tell("torch: two tenants, %d and %d percent" % PAIR_PERCENT)
+        found["torch"]["pair"] = {
+            policy: _tried(lambda policy=policy: _pair(card, library, policy)) for policy in ("fixed", "contended")
+        }
+    return found
+
+
+def _tried(work: Any) -> Any:
+    try:
+        return work()
+    except (NotMeasuredError, subprocess.SubprocessError, OSError) as error:
+        return " ".join(str(error).split())
+
+
+def _on(card: Card, tenant: Mapping[str, str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": card.uuid, **tenant}
+
+
+def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
+    """Steps in a second of each work, by share; that without the limiter is under `bare`."""
+    works = (*WORKS[name], *SHORT.get(name, ()))
+    found: dict[str, Any] = {"version": "", "bare": _rates(card, name, works, {})}
+    found["version"] = found["bare"].pop("version")
+    for percent in SHARES_PERCENT:
+        tenant = Tenant("%s-%d" % (name, percent), percent, memory_bytes=QUOTA_BYTES)
+        where = environment(card, library, tenant)
+        found[str(percent)] = _tried(lambda where=where: _rates(card, name, works, where))
+    return found
+
+
+def _rates(card: Card, name: str, works: tuple[str, ...], tenant: Mapping[str, str]) -> dict[str, Any]:
+    with program(card, name, "work", str(SECONDS), *works, environment=_on(card, tenant), run=RUN) as one:
+        found = dict(one.line())
+        for _each in works:
+            one.go()
+            said = one.line()
+            found[said["work"]] = said["steps"] / said["took"]
+    return found
+
+
+def _memory(card: Card, library: Path, name: str) -> dict[str, Any]:
+    tenant = environment(card, library, Tenant("%s-memory" % name, memory_bytes=QUOTA_BYTES))
+    with program(card, name, "memory", str(MOST_BYTES), environment=_on(card, tenant), run=RUN) as one:
+        one.line()
+        one.go()
+        said = one.line()
+        one.go()
+        return {**said, **one.line()}
+
+
+def _pair(card: Card, library: Path, policy: str) -> list[float]:
+    """Return the steps in a second of two tenants beside each other."""
+    with ExitStack() as both:
+        made = []
+        for seat, percent in enumerate(PAIR_PERCENT):
+            tenant = Tenant("%s-%d" % (policy, percent), percent, seat, "pair-%s" % policy, QUOTA_BYTES, policy)
+            where = _on(card, environment(card, library, tenant))
+            arguments = ("torch", "work", str(PAIR_SECONDS), PAIR_WORK)
+            made.append(both.enter_context(program(card, *arguments, environment=where, run=RUN)))
+        for one in made:
+            one.line()
+        for one in made:
+            one.go()
+        said = [one.line() for one in made]
+        return [one["steps"] / one["took"] for one in said]
+
+
+def checks(index: int, found: Mapping[str, Any] | str) -> Iterator[Check]:
+    """Yield a check for each measurement. Pure."""
+    if isinstance(found, str):
+        yield not_run(AREA, index, "all", found)
+        return
+    for name, of in found.items():
+        shares = of["shares"]
+        if isinstance(shares, str):
+            yield not_run(AREA, index, name, shares)
+            continue
+        yield from _judged_shares(index, name, shares)
+        if "memory" in of:
+            yield from _judged_memory(index, "%s %s" % (name, shares["version"]), of["memory"])
+        for policy, rates in of.get("pair", {}).items():
+            yield _judged_pair(index, policy, rates, shares["bare"][PAIR_WORK])
+
+
+def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator[Check]:
+    for percent in SHARES_PERCENT:
+        rates = shares[str(percent)]
+        title = "%s %s" % (name, shares["version"])
+        if isinstance(rates, str):
+            yield not_run(AREA, index, "%s: share of %d percent" % (title, percent), rates)
+            continue
+        for work in (*WORKS[name], *SHORT.get(name, ())):
+            got = 100 * rates[work] / shares["bare"][work]
+            what = "%s: %s with a share of %d percent" % (title, work, percent)
+            holds, expected = got >= percent - TOLERANCE_POINTS, "at least %g" % (percent - TOLERANCE_POINTS)
+            if work in WORKS[name]:
+                holds = holds and got <= percent + TOLERANCE_POINTS
+                expected = "%d within %g points" % (percent, TOLERANCE_POINTS)
+            yield _check(index, what, holds, expected, "%.1f" % got)
+
+
+def _judged_memory(index: int, title: str, said: Mapping[str, Any] | str) -> Iterator[Check]:
+    what = "%s: memory" % title
+    if isinstance(said, str):
+        yield not_run(AREA, index, what, said)
+        return
+    told, held, goes_on = said["total"], said["held"], said.get("goes_on", False)
+    yield _check(index, "%s: the size of the card, as told" % what, told == QUOTA_BYTES, QUOTA_BYTES, told)
+    holds, expected = said["refused"] > 0 and held <= QUOTA_BYTES, "at most %d, then refused" % QUOTA_BYTES
+    yield _check(index, "%s: bytes that a tenant got" % what, holds, expected, held)
+    yield _check(index, "%s: the program goes on after it was refused" % what, goes_on, True, goes_on)
+
+
+def _judged_pair(index: int, policy: str, rates: Any, bare: float) -> Check:
+    what = "torch: %s of two tenants of %d and %d percent, %s" % (PAIR_WORK, *PAIR_PERCENT, policy)
+    if isinstance(rates, str):
+        return not_run(AREA, index, what, rates)
+    got = [100 * rate / bare for rate in rates]
+    holds = all(abs(one - percent) <= TOLERANCE_POINTS for one, percent in zip(got, PAIR_PERCENT))
+    return _check(index, what, holds, "%d and %d within %g points" % (*PAIR_PERCENT, TOLERANCE_POINTS),
+                  "%.1f and %.1f" % tuple(got))  # fmt: skip
+
+
+def _check(index: int, what: str, holds: bool, expected: Any, found: Any) -> Check:
+    return Check(AREA, index, what, HELD if holds else DIFFERS, str(expected), str(found))
