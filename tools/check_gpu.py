@@ -45,8 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         reading = collect(_progress, options.timeout)
         files = model_file.model_files(options.models)
         more = _against_the_simulator(reading, files, options)
+        measured = None
         if options.load:
-            more = [*more, *_under_load(reading, options)]
+            under_load, measured = _under_load(reading, options)
+            more = [*more, *under_load]
         if options.change:
             more = [*more, *_changed(reading, files, options)]
         made = report.make(reading, files, identify=options.identify, more=more)
@@ -56,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Ended as ended:
         _tell("ended by %s, and wrote no report" % ended)
         return 128 + ended.number
+    if measured is not None:
+        made["measured"] = measured if options.identify else report.masked(measured, report.identities(reading))
     _tell_of_a_record(options)
     options.directory.mkdir(parents=True, exist_ok=True)
     _write(options.directory / "gpu-check.json", report.to_text(made))
@@ -109,21 +113,22 @@ def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argpa
     return json.loads(done.stdout)
 
 
-def _under_load(reading: dict, options: argparse.Namespace) -> list:
-    """Return the checks of one GPU that runs kernels, as a tenant too."""
+def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict | None]:
+    """Return the checks of one GPU that runs kernels, as a tenant too, and the figures behind them."""
     import judge
     import measure
 
     simulated_nvml = reading["nvml"]["simulated"]
     index, reason = _free_gpu(reading, options.gpu)
     if index is None:
-        return list(judge.none(options.gpu, reason))
+        return list(judge.none(options.gpu, reason)), None
     uuid = Readings(reading["nvml"]["gpus"][index]["calls"]).value("nvmlDeviceGetUUID")
     with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
         # CUDA has no GPU of a simulated NVML's UUIDs.
         device = "#%d" % index if simulated_nvml else uuid
         card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image, tuple(options.without))
-        return list(judge.checks(index, measure.measure(card), simulated_nvml, measure.KERNEL_SECONDS))
+        measured = measure.measure(card)
+        return list(judge.checks(index, measured, simulated_nvml, measure.KERNEL_SECONDS)), measured
 
 
 def _changed(reading: dict, files: list, options: argparse.Namespace) -> list:

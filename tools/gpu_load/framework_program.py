@@ -5,7 +5,8 @@
     framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   how many steps of each work are done in SECONDS
     framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or MOST_BYTES are held
 
-FRAMEWORK is torch, cupy, numba or jax. The first line says its version. Then each line of standard input begins a piece of work.
+FRAMEWORK is torch, cupy, numba or jax. The first line says its version. Then each line of standard input begins a piece of work,
+which has two lines: one when its time begins, one when it is over.
 DEVICE is not read: CUDA_VISIBLE_DEVICES names the GPU.
 """
 
@@ -207,6 +208,7 @@ def work(framework: object, seconds: float, names: list[str]) -> None:
     say(version=framework.version)
     for (name, step), _line in zip(prepared, sys.stdin):
         _steps(framework, step, WARM_SECONDS)
+        say(begins=name)
         done, took = _steps(framework, step, seconds)
         say(work=name, steps=done, took=took)
 

@@ -33,6 +33,8 @@ SETTLE_SECONDS = 10.0
 CHARGE_SECONDS = 4.0
 #: Launches that are under way at a time.
 BATCH = 32
+#: Launches that no driver's queue is full of.
+ROUND = 200
 #: PTX ISA: 6.3 is the first that knows sm_75, and the last that older drivers need.
 PTX = """.version 6.3
 .target sm_%d
@@ -80,6 +82,10 @@ class Refused(Exception):
         self.code = code
 
 
+def launch_arguments(function: c_void_p, blocks: int = 1) -> tuple:
+    return (function, *(c_uint(size) for size in (blocks, 1, 1, 32, 1, 1, 0)), None, None, None)
+
+
 class Gpu:
     """A CUDA device with its primary context, current in this thread."""
 
@@ -112,8 +118,7 @@ class Gpu:
         return found
 
     def launch(self, function: c_void_p, blocks: int = 1) -> None:
-        sizes = [c_uint(size) for size in (blocks, 1, 1, 32, 1, 1, 0)]
-        self.call("cuLaunchKernel", function, *sizes, None, None, None)
+        self.call("cuLaunchKernel", *launch_arguments(function, blocks))
 
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes, as a program is told."""
@@ -262,18 +267,17 @@ def module(gpu: Gpu) -> None:
 
 
 def launches(gpu: Gpu, count: int) -> None:
-    kernel = gpu.function("nothing_0")
-    for _warm in range(100):
-        gpu.launch(kernel)
-    gpu.call("cuCtxSynchronize")
+    """The least of many short rounds: a driver's queue that is full makes a launch wait for the GPU."""
+    launch, arguments = gpu.library.cuLaunchKernel, launch_arguments(gpu.function("nothing_0"))
     best = float("inf")
-    for _round in range(5):
-        began = time.monotonic()
-        for _each in range(count):
-            gpu.launch(kernel)
-        best = min(best, time.monotonic() - began)
+    for _round in range(max(count // ROUND, 1)):
+        began = time.perf_counter()
+        for _each in range(ROUND):
+            launch(*arguments)
+        best = min(best, time.perf_counter() - began)
         gpu.call("cuCtxSynchronize")
-    say(launch_seconds=best / count)
+    gpu.launch(arguments[0])
+    say(launch_seconds=best / ROUND)
 
 
 def kernels(gpu: Gpu, count: int, seconds: float = float("inf")) -> None:

@@ -241,15 +241,19 @@ def measured(**limiter):
         "shares": {"20": {"took": 7.5}, "50": {"took": 3.0}},
         "two_tenants": {"kernels": [300, 700]},
     }
-    bare = {"matmul": 100.0, "transformer": 50.0, "graph": 20.0, "short": 900.0}
+    bare = {work: {"rate": 100.0, "active": 1.0} for work in ("matmul", "transformer", "graph", "short")}
+    # Clocks are higher where the GPU rests; what is short needs less of the GPU than it has.
     shares = {
-        str(percent): {work: rate * percent / 100 for work, rate in {**bare, "short": 90000.0 / percent}.items()}
+        str(percent): {
+            **{work: {"rate": 1.2 * percent, "active": percent / 100} for work in bare},
+            "short": {"rate": 95.0, "active": 0.1},
+        }
         for percent in frameworks.SHARES_PERCENT
     }
     torch = {
         "shares": {"version": "2.11", "bare": bare, **shares},
         "memory": {"total": 8 << 30, "held": 8 << 30, "refused": 4, "goes_on": True},
-        "pair": {"fixed": [15.0, 35.0]},
+        "pair": {"fixed": {"rates": [32.0, 71.0], "active": 0.99}},
     }
     holders = {"kinds": ["process"], "bytes": [CONTEXT], "command": ["process"]}
     load = {"rest": rest, "busy": state, "after": rest, "pid": 7, "nodes": ["/dev/nvidia0"], "holders": holders}
@@ -324,14 +328,16 @@ def test_holders_that_miss_the_process_differ(change):
 @pytest.mark.parametrize(
     "where, value, what",
     [
-        (("shares", "20", "matmul"), 27.0, "torch 2.11: matmul with a share of 20 percent"),
-        (("shares", "50", "graph"), 7.0, "torch 2.11: graph with a share of 50 percent"),
-        (("shares", "80", "short"), 600.0, "torch 2.11: short with a share of 80 percent"),
+        (("shares", "20", "matmul", "active"), 0.27, "torch 2.11: matmul with a share of 20 percent"),
+        (("shares", "20", "matmul", "active"), 0.13, "torch 2.11: matmul with a share of 20 percent"),
+        (("shares", "50", "graph", "rate"), 40.0, "torch 2.11: graph with a share of 50 percent"),
+        (("shares", "50", "graph"), {"rate": 60.0}, "torch 2.11: graph with a share of 50 percent"),
+        (("shares", "80", "short", "rate"), 60.0, "torch 2.11: short with a share of 80 percent"),
         (("memory", "held"), (8 << 30) + 1, "torch 2.11: memory: bytes that a tenant got"),
         (("memory", "refused"), 0, "torch 2.11: memory: bytes that a tenant got"),
         (("memory", "total"), 80 << 30, "torch 2.11: memory: the size of the card, as told"),
         (("memory", "goes_on"), False, "torch 2.11: memory: the program goes on after it was refused"),
-        (("pair", "fixed"), [25.0, 25.0], "torch: transformer of two tenants of 30 and 70 percent, fixed"),
+        (("pair", "fixed", "rates"), [33.0, 48.0], "torch: transformer of two tenants of 30 and 70 percent, fixed"),
     ],
 )
 def test_a_framework_that_is_not_held_differs(where, value, what):
