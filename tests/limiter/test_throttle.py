@@ -97,6 +97,22 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
     assert share == pytest.approx(40, abs=POINTS)
 
 
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        "--kernel 5000",
+        "--kernel 3000 --kernel 8000",
+        "--kernel 3000 --kernel 8000 --kernel 2000 --kernel 6000",
+        "--kernel 7000 --kernel 2000 --kernel 3000",
+        "--kernel 30000 --kernel 2000",
+    ],
+)
+def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels):
+    """The kernel before runs for a part of the launch: only the rest of the launch is no time of the GPU."""
+    share = alone(tmp_path, built, 40, f"{kernels} --sync 800 --seconds 2", STUB_LAUNCH_NS="5000")
+    assert 35 < share < 40 + POINTS
+
+
 def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
     options = "--kernel 2000000 --distinct 8 --seconds 4"
     assert alone(tmp_path, built, 30, options, CUDA_LAUNCH_BLOCKING="1") == pytest.approx(30, abs=POINTS)

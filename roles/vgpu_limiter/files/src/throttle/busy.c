@@ -17,14 +17,33 @@
 #include "driver/streams.h"
 #include "throttle/lengths.h"
 #include "throttle/sampling.h"
+#include "throttle/times.h"
 
 /* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
 #define CLOCK_DRIFT 4096	/* one clock gains less than this part of the time on the other */
 #define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
+#define AHEAD_MOST 32	/* launches on their way that are looked at one by one */
 #define ASK_LEAST_NS INT64_C(50000)
 #define ASK_MOST_NS INT64_C(100000)	/* how long a timed launch that was not done is not asked for, if it should be done, */
 #define ASK_EXPECTED_NS INT64_C(500000)	/* or if not */
+
+/* What is on its way will take so much longer, as far as is known: each begins when it was launched and the one before it is
+ * done. Of many, as where the GPU is what others wait for, only the first began late, if any. */
+static int64_t ahead(const struct busy *b, int64_t now)
+{
+	uint32_t from = b->put - b->done > AHEAD_MOST ? b->put - 1 : b->done;
+	int64_t end = b->done_ns;
+	if (from != b->done)
+		end += b->in_flight_ns - b->ring[from % BUSY_RING].estimate_ns;
+	for (uint32_t i = from; i != b->put; i++) {
+		const struct launch *launch = &b->ring[i % BUSY_RING];
+		if (atomic_load(&launch->phase) != LAUNCH_BEGUN)
+			end = later(end, launch->returned_ns);
+		end += launch->estimate_ns;
+	}
+	return within(end - now, 0, b->in_flight_ns);
+}
 
 struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream stream, struct others others, bool all, int64_t now)
 {
@@ -34,10 +53,11 @@ struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream st
 	launch->stream = stream;
 	launch->asked_ns = now;
 	launch->estimate_ns = launch->charged_ns = busy_estimate(b, work, &known);
-	launch->first = b->in_flight_ns < BUSY_HOST_NS;
 	launch->others = others;
 	launch->together = all;
-	launch->host_ns = 0;
+	launch->ahead_ns = ahead(b, now);
+	launch->first = launch->ahead_ns < BUSY_HOST_NS;
+	launch->host_ns = launch->returned_ns = 0;
 	if (busy_is_idle(b))
 		b->done_ns = now;
 	sampling_choose(b, launch, all);
@@ -105,11 +125,12 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* The time on the host that a measured stretch has in it. A launch that returns only when its kernel is done (a debugger
+/* The time on the host that a measured stretch has in it. The stretch begins when what was on its way is done. A launch that returns only when its kernel is done (a debugger
  * may see to that) looks like one that loads its function for long, which no function's second launch does. */
 static int64_t host_time(const struct busy *b, const struct launch *launch)
 {
-	return length_find(b, launch->work.function, 0) && launch->host_ns > BUSY_HOST_NS ? BUSY_HOST_NS : launch->host_ns;
+	int64_t ns = later(launch->host_ns - launch->ahead_ns, 0);
+	return length_find(b, launch->work.function, 0) && ns > BUSY_HOST_NS ? BUSY_HOST_NS : ns;
 }
 
 /* By the host's clock; not later than now. The GPU's clock is some constant behind: the least distance that was seen, as far
@@ -213,9 +234,10 @@ static bool harvest_one(struct busy *b, struct launch *launch, struct others oth
 		return harvest_timed(b, launch, others, now, busy_ns);
 	}
 	if (phase == LAUNCH_UNTIMED) {
-		if (now < b->done_ns + launch->estimate_ns)
+		int64_t end = later(b->done_ns, launch->returned_ns) + launch->estimate_ns;
+		if (now < end)
 			return false;
-		b->done_ns += launch->estimate_ns;
+		b->done_ns = end;
 	}
 	return phase != LAUNCH_BEGUN;
 }

@@ -53,7 +53,9 @@ struct launch {
 	bool charged;		/* the estimate was taken from the tenant's share */
 	bool first;		/* nothing else of the context was on its way, or what is taken for next to nothing */
 	struct others others;	/* by then */
-	int64_t host_ns;	/* how long the launch itself took after `begin` was done: no time of the GPU */
+	int64_t ahead_ns;	/* what was on its way then will take, as far as is known */
+	int64_t host_ns;	/* how long the launch itself took, where `begin` was done when it returned */
+	int64_t returned_ns;	/* when the launch returned: the kernel begins no earlier */
 };
 
 struct busy {

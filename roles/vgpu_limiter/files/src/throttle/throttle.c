@@ -208,7 +208,8 @@ void throttle_leave(const struct passage *passage, CUresult result)
 {
 	if (!passage->launch)
 		return;
-	int64_t host_ns = passage->began_ns ? now_ns() - passage->began_ns : 0;
+	int64_t now = now_ns(), host_ns = passage->began_ns ? now - passage->began_ns : 0;
+	passage->launch->returned_ns = now;
 	bool entered = passage->timed && passage->context && REAL(cuCtxPushCurrent_v2)(passage->context) == CUDA_SUCCESS;
 	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS, host_ns);
 	vgpu_leave_stream(entered);
