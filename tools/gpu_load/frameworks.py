@@ -32,7 +32,8 @@ QUOTA_BYTES = 8 << 30
 #: Where a limiter that does not hold is noticed, so that it fills no card.
 MOST_BYTES = QUOTA_BYTES + (1 << 30)
 SECONDS = 2.0
-SHARES_PERCENT = (20, 50, 80)
+#: By framework.
+SHARES_PERCENT = {"torch": (20, 50, 80), "cupy": (50,), "numba": (50,), "jax": (50,)}
 #: As for kernels of one length. docs/vgpu.md
 TOLERANCE_POINTS = 5.0
 #: What keeps the GPU busy all the time, by framework. JAX takes most of its memory at once and is asked for work alone.
@@ -42,11 +43,13 @@ WORKS = {
     "numba": ("saxpy",),
     "jax": ("matmul",),
 }
-#: What leaves the GPU idle between its kernels: a tenant gets its share at least.
-SHORT = {"torch": ("short",)}
+#: What leaves the GPU idle between its kernels: a tenant gets about its share of the steps.
+SHORT, SHORT_POINTS = {"torch": ("short",)}, 10.0
 MEMORY = ("torch", "cupy", "numba")
 #: Two tenants beside each other, with the work of each.
 PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
+#: What the larger of them may lose to turns, which begin with an empty queue. docs/vgpu.md, on a real GPU
+PAIR_POINTS = 15.0
 
 RUN = (sys.executable, str(HERE / "framework_program.py"))
 
@@ -84,7 +87,7 @@ def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
     works = (*WORKS[name], *SHORT.get(name, ()))
     found: dict[str, Any] = {"version": "", "bare": _rates(card, name, works, {})}
     found["version"] = found["bare"].pop("version")
-    for percent in SHARES_PERCENT:
+    for percent in SHARES_PERCENT[name]:
         tenant = Tenant("%s-%d" % (name, percent), percent, memory_bytes=QUOTA_BYTES)
         where = environment(card, library, tenant)
         found[str(percent)] = _tried(lambda where=where: _rates(card, name, works, where))
@@ -152,7 +155,7 @@ def checks(index: int, found: Mapping[str, Any] | str) -> Iterator[Check]:
 
 
 def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator[Check]:
-    for percent in SHARES_PERCENT:
+    for percent in SHARES_PERCENT[name]:
         rates = shares[str(percent)]
         title = "%s %s" % (name, shares["version"])
         if isinstance(rates, str):
@@ -167,6 +170,7 @@ def _share(percent: int, said: Mapping[str, float], bare: Mapping[str, float], b
     """Return whether a share is held, what was expected and what was found. `busy`: the work leaves the GPU no rest."""
     steps, low, high = 100 * said["rate"] / bare["rate"], percent - TOLERANCE_POINTS, percent + TOLERANCE_POINTS
     if not busy:
+        low = percent - SHORT_POINTS
         return steps >= low, "at least %g %% of the steps" % low, "%.1f" % steps
     if "active" not in said:
         return low <= steps <= high, "%d %% of the steps within %g points" % (percent, TOLERANCE_POINTS), "%.1f" % steps
@@ -192,8 +196,9 @@ def _judged_pair(index: int, policy: str, said: Any, bare: Mapping[str, float]) 
     if isinstance(said, str):
         return not_run(AREA, index, what, said)
     got = [100 * rate / bare["rate"] for rate in said["rates"]]
-    holds = all(one >= percent - TOLERANCE_POINTS for one, percent in zip(got, PAIR_PERCENT))
-    expected = "at least %g and %g %% of the steps" % tuple(percent - TOLERANCE_POINTS for percent in PAIR_PERCENT)
+    least = (PAIR_PERCENT[0] - TOLERANCE_POINTS, PAIR_PERCENT[1] - PAIR_POINTS)
+    holds = all(one >= few for one, few in zip(got, least))
+    expected = "at least %g and %g %% of the steps" % least
     active = ", the GPU active %.1f %% of the time" % (100 * said["active"]) if "active" in said else ""
     return _check(index, what, holds, expected, "%.1f and %.1f%s" % (*got, active))
 

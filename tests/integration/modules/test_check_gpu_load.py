@@ -248,7 +248,7 @@ def measured(**limiter):
             **{work: {"rate": 1.2 * percent, "active": percent / 100} for work in bare},
             "short": {"rate": 95.0, "active": 0.1},
         }
-        for percent in frameworks.SHARES_PERCENT
+        for percent in frameworks.SHARES_PERCENT["torch"]
     }
     torch = {
         "shares": {"version": "2.11", "bare": bare, **shares},
