@@ -25,7 +25,8 @@ from .proc_files import read
 
 #: How long a process is waited for that was killed. One that hangs in the kernel does not end, and is left.
 _REAP_SECONDS = 0.5
-_POLL_SECONDS = 0.01
+#: Between two looks whether it has ended: most do within a fraction of a millisecond. Each pause is twice the one before.
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
 #: The name of a child that looks at something of an account's.
 _NAME, _NAMED = "look-%d", re.compile(r"look-(\d+)\n?")
 _STATUS = re.compile(r"^(State|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
@@ -63,12 +64,13 @@ def give_up(child: int) -> None:
     """Kill a child with all that it started. What hangs in the kernel is not waited for."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    deadline = time.monotonic() + _REAP_SECONDS
+    deadline, pause = time.monotonic() + _REAP_SECONDS, _FIRST_POLL_SECONDS
     while not _has_ended(child):
         if time.monotonic() >= deadline:
             _left.append(child)
             return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_SECONDS)
 
 
 def mark(account: int) -> None:

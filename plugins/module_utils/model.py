@@ -20,6 +20,7 @@ INTERNAL = {"internal": True}
 MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
+# Compiled as `dataclass` does it: the planner compares placements all the time.
 @dataclass(frozen=True, order=True)
 class Placement:
     """Where an instance sits: a GPU instance in memory placement units, a compute instance in compute slices."""

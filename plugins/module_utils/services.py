@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 #: Process ids by UUID of the GPU.
 Pids = Mapping[str, "frozenset[int]"]
-Look = Callable[[], Host]
+#: Observes the host with its holders. Called with the UUID of a GPU it reads that one; the others are as they were seen last.
+Look = Callable[..., Host]
 #: Ends holders in the way; returns whether it could end any.
 Clear = Callable[[Sequence[Disturbance]], bool]
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.frozen import frozen
+from ansible_collections.openfleet.gpu.plugins.module_utils.frozen import frozen, sortable
 
 
 def make(decorate):
@@ -119,6 +119,33 @@ def test_classes_can_be_derived():
     assert str(Derived("a", 3)) == "a 3"
     assert Plain("a") == Plain("a") != Base("a")
     assert pickle.loads(pickle.dumps(Derived("a", 3))) == Derived("a", 3)
+
+
+def make_sortable(*decorators):
+    class Place:
+        """A value to sort by."""
+
+        name: str
+        start: int = 0
+        seen: bool = field(default=False, compare=False)
+
+    for decorate in decorators:
+        Place = decorate(Place)
+    return Place
+
+
+def test_values_are_sorted_as_dataclass_does():
+    given = [("b", 1), ("a", 2), ("a", 1), ("b", 1, True), ("a",)]
+    orders = []
+    for place in (make_sortable(frozen, sortable), make_sortable(dataclass(frozen=True, order=True))):
+        values = [place(*each) for each in given]
+        orders.append([(one < other, one > other) for one in values for other in values])
+        assert [(each.name, each.start) for each in sorted(values)] == sorted(
+            each[:2] if each[1:] else ("a", 0) for each in given
+        )
+        with pytest.raises(TypeError):
+            _ = values[0] < ("b", 1)
+    assert orders[0] == orders[1]
 
 
 def test_own_methods_are_kept():

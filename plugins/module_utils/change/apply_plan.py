@@ -115,7 +115,7 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
         return
 
     def in_the_way() -> Sequence[Disturbance]:
-        now = [gpu for gpu in look().gpus if gpu.uuid == gpu_plan.gpu.uuid]
+        now = [gpu for gpu in look(gpu_plan.gpu.uuid).gpus if gpu.uuid == gpu_plan.gpu.uuid]
         return DIVIDER.disturbed(now[0], gpu_plan.steps) if now else ()
 
     make_way(in_the_way, clear)

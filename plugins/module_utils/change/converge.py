@@ -151,9 +151,9 @@ class _Attempts:
     def _attempt(self, session: Session) -> Run:
         own: Pids = {}
 
-        def look_again() -> Host:
+        def look_again(gpu: str | None = None) -> Host:
             # A service that stays does not block the change; one that should have stopped does.
-            return observe(session, own)
+            return observe(session, own, gpu)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
         if self.journal.read() is not None:

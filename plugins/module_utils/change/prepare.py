@@ -60,9 +60,12 @@ def look(session: Session, services: Sequence[Service]) -> Host:
     return host
 
 
-def observe(session: Session, own: Pids | None = None) -> Host:
-    """Return the host with all holders of its GPUs and instances, except the processes of services that are their `own`."""
-    host, own = session.observe(), own or {}
+def observe(session: Session, own: Pids | None = None, only: str | None = None) -> Host:
+    """Return the host with all holders of its GPUs and instances, except the processes of services that are their `own`.
+
+    `only` is the UUID of the GPU that is read, as `Session.observe` takes it; all holders are looked for.
+    """
+    host, own = session.observe(only=only), own or {}
     holders = [h for h in find_holders(host) if h.pid not in own.get(h.gpu_uuid, ())]
     if own:
         host = dataclasses.replace(host, gpus=tuple(_without(gpu, own.get(gpu.uuid, frozenset())) for gpu in host.gpus))

@@ -24,7 +24,8 @@ EXIT_ERROR, EXIT_CHANGES = 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0 done, 1 error, 2 usage (`plan --exit-code`: something would change)."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
     # At the end of a boot that is given up, systemd sends SIGTERM: as an exception it brings the old layout back first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
@@ -49,7 +50,8 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
     return EXIT_ERROR
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of these arguments. It has the subcommand that they begin with, or else all: each takes time."""
     parser = argparse.ArgumentParser(
         prog="gpu-layout",
         description="How the NVIDIA GPUs of this host are shared: look, plan, apply, adopt.",
@@ -57,19 +59,26 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    named = [name for name in arguments[:1] if name in _COMMANDS]
+    for name in named or _COMMANDS:
+        run, text, add = _COMMANDS[name]
+        add(_command(commands, name, run, text))
+    return parser
 
-    show = _command(commands, "show", ".on_gpus:show", "what the GPUs are and who uses them")
+
+def _show(show: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--telemetry", action="store_true", help="with memory, power, temperature and load just now (JSON)"
     )
-
     _state_directory(show)
 
-    plan = _command(commands, "plan", ".on_gpus:plan", "what apply would do; changes nothing")
+
+def _plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--exit-code", action="store_true", help="exit with 2 where something would change")
     _layout(plan)
 
-    apply = _command(commands, "apply", ".on_gpus:apply", "make the GPUs what the layout says")
+
+def _apply(apply: argparse.ArgumentParser) -> None:
     _layout(apply)
     apply.add_argument(
         "--busy-timeout",
@@ -107,13 +116,8 @@ def _parser() -> argparse.ArgumentParser:
         help="wait so long for the driver to answer, as at boot (default: 0)",
     )
 
-    _command(
-        commands, "holders", ".holders:holders", "who holds each GPU; the command for accounts that may do no more"
-    )
 
-    keep = _command(
-        commands, "keep", ".keep:keep", "keep your idle service, container or process from being stopped; needs no root"
-    )
+def _keep(keep: argparse.ArgumentParser) -> None:
     keep.add_argument(
         "name", metavar="NAME", nargs="?", help="a service, a container, or the pid of a process on a GPU"
     )
@@ -124,15 +128,14 @@ def _parser() -> argparse.ArgumentParser:
         "--socket", default=KEEP_SOCKET, metavar="FILE", help="the service's socket (default: %(default)s)"
     )
 
-    serve = _command(commands, "keep-serve", ".keep:serve", "the service behind keep, which systemd starts")
+
+def _keep_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--settings", default=KEEP_SETTINGS, metavar="FILE", help="what the role wrote (default: %(default)s)"
     )
 
-    for name, run, text in COMMANDS:
-        _state_directory(_command(commands, name, run, text))
 
-    metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
+def _metrics(metrics: argparse.ArgumentParser) -> None:
     metrics.add_argument(
         "--textfile",
         metavar="DIRECTORY",
@@ -147,7 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     _state_directory(metrics)
 
-    export = _command(commands, "export", ".on_gpus:export", "the state of the GPUs as gpu_layout, in YAML")
+
+def _export(export: argparse.ArgumentParser) -> None:
     export.add_argument("--pin-placements", action="store_true", help="with the placement of every instance")
     export.add_argument(
         "--select-by",
@@ -156,7 +160,8 @@ def _parser() -> argparse.ArgumentParser:
         help="how GPUs are named (default: index, which serves hosts that are alike; the others name this host's own)",
     )
 
-    fits = _command(commands, "fits", ".without_gpus:fits", "whether MIG profiles fit on a GPU model; needs no GPU")
+
+def _fits(fits: argparse.ArgumentParser) -> None:
     fits.add_argument(
         "model", metavar="MODEL", help="key of the catalogue or name of the GPU: H100-80GB, 'NVIDIA H200'"
     )
@@ -167,12 +172,14 @@ def _parser() -> argparse.ArgumentParser:
         help="3g.40gb, 2x1g.10gb for two of them, 3g.40gb@4 at placement 4",
     )
 
-    parted = _command(
-        commands, "import", ".without_gpus:import_", "gpu_layout from a configuration of nvidia-mig-parted"
-    )
+
+def _import(parted: argparse.ArgumentParser) -> None:
     parted.add_argument("file", metavar="FILE", help="the configuration (YAML or JSON; - reads standard input)")
     parted.add_argument("--label", metavar="NAME", help="only the configuration of this name")
-    return parser
+
+
+def _nothing(_command: argparse.ArgumentParser) -> None:
+    """Add no arguments."""
 
 
 def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
@@ -229,3 +236,27 @@ def seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(text)
     return seconds
+
+
+#: Each subcommand, in the order of the help: what runs it, what it is for, and what adds its arguments.
+_COMMANDS = {
+    "show": (".on_gpus:show", "what the GPUs are and who uses them", _show),
+    "plan": (".on_gpus:plan", "what apply would do; changes nothing", _plan),
+    "apply": (".on_gpus:apply", "make the GPUs what the layout says", _apply),
+    "holders": (
+        ".holders:holders",
+        "who holds each GPU; the command for accounts that may do no more",
+        _nothing,
+    ),
+    "keep": (
+        ".keep:keep",
+        "keep your idle service, container or process from being stopped; needs no root",
+        _keep,
+    ),
+    "keep-serve": (".keep:serve", "the service behind keep, which systemd starts", _keep_serve),
+    **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
+    "metrics": (".metrics:metrics", "how the host stands to its layout, for Prometheus", _metrics),
+    "export": (".on_gpus:export", "the state of the GPUs as gpu_layout, in YAML", _export),
+    "fits": (".without_gpus:fits", "whether MIG profiles fit on a GPU model; needs no GPU", _fits),
+    "import": (".without_gpus:import_", "gpu_layout from a configuration of nvidia-mig-parted", _import),
+}

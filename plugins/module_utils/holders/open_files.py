@@ -44,9 +44,8 @@ class RemoteMounts:
         self._proc, self.own = proc, link(proc + "/self/ns/mnt")
         self._found: dict[str | None, dict[str, str]] = {}
 
-    def of(self, pid: int) -> dict[str, str]:
-        """The ids of the mounts by their paths, as the process has them."""
-        namespace = link("%s/%d/ns/mnt" % (self._proc, pid))
+    def of(self, pid: int, namespace: str | None) -> dict[str, str]:
+        """The ids of the mounts by their paths, as a process of this mount namespace has them."""
         if namespace not in self._found:
             text = read("%s/%d/mountinfo" % (self._proc, pid), _MOST_BYTES)
             self._found[namespace] = {

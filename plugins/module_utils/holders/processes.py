@@ -237,7 +237,7 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
             # This process has the GPUs open itself, through NVML.
             continue
         if time.monotonic() > deadline:
-            seen[pid] = _name(proc, pid)
+            seen[pid] = _unseen(proc, pid)
             missed.append(pid)
             continue
         try:
@@ -248,7 +248,7 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
         except OSError:
             # Not allowed, or no descriptors or memory left for it here: none of these says that it holds nothing.
             unreadable.append(pid)
-            process, whole = _name(proc, pid), True
+            process, whole = _unseen(proc, pid), True
         seen[pid] = process
         if not whole:
             crowded.append(pid)
@@ -267,9 +267,18 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
     return Processes(proc, seen, tuple(unreadable), complete, mounts.own, container, tuple(slow))
 
 
-def _name(proc: str, pid: int, nodes: Iterable[Node] = ()) -> Seen:
-    folder = "%s/%d" % (proc, pid)
-    return Seen(pid, read(folder + "/comm").rstrip("\n"), tuple(sorted(set(nodes))), link(folder + "/ns/mnt"))
+def _unseen(proc: str, pid: int) -> Seen:
+    """A process of which no open files were looked at."""
+    return _named(proc, pid, (), _mount_namespace(proc, pid))
+
+
+def _named(proc: str, pid: int, nodes: Iterable[Node], namespace: str | None) -> Seen:
+    name = read("%s/%d/comm" % (proc, pid)).rstrip("\n")
+    return Seen(pid, name, tuple(sorted(set(nodes))), namespace)
+
+
+def _mount_namespace(proc: str, pid: int) -> str | None:
+    return link("%s/%d/ns/mnt" % (proc, pid))
 
 
 def _see(
@@ -278,7 +287,8 @@ def _see(
     """(the process, whether all of its open files were looked at). Raises OSError."""
     found: list[Node] = []
     whole = True
-    remote = mounts.of(pid)
+    namespace = _mount_namespace(proc, pid)
+    remote = mounts.of(pid, namespace)
     with os.scandir("%s/%d/fd" % (proc, pid)) as entries:
         for count, entry in enumerate(entries):
             if count == most or (count % _EVERY == 0 and time.monotonic() > deadline):
@@ -287,7 +297,7 @@ def _see(
             node = node_of(entry.path, devices, remote)
             if node is not None:
                 found.append(node)
-    return _name(proc, pid, found), whole
+    return _named(proc, pid, found, namespace), whole
 
 
 def _pids(proc: str) -> Iterator[int]:

@@ -8,7 +8,6 @@ Knows nothing of `gpu_layout`. A read that fails reports the problem and returns
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
@@ -63,6 +62,9 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 
     Where none is near, the only one whose first part it is: sm for sm_percent.
     """
+    # A layout without mistakes needs none of it.
+    import difflib
+
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
     known = list(known)
     matches = difflib.get_close_matches(text, known, n=3)

@@ -53,6 +53,8 @@ class Session(Calls):
         #: What is read besides, each time that GPUs are observed.
         self.observers: Sequence[Observer] = ()
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
+        #: The GPUs as they were read last, by UUID.
+        self._read: dict[str, Gpu] = {}
 
     # ------------------------------------------------------------------ reading
 
@@ -66,14 +68,16 @@ class Session(Calls):
         """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
-    def observe(self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None) -> Host:
+    def observe(
+        self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None, only: str | None = None
+    ) -> Host:
         """Everything that planning needs; with `telemetry` also what the GPUs are doing just now.
 
         Lost GPUs are apart from the others. Raises NvmlError for a GPU that fails otherwise; with `silent` it is left out, and
-        the error is noted there by index.
+        the error is noted there by index. With `only` (a UUID) this GPU is read; the others are as the session read them last.
         """
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
-        found = [self._answering(index, telemetry, silent) for index in range(self._call("nvmlDeviceGetCount"))]
+        found = [self._answering(index, telemetry, silent, only) for index in range(self._call("nvmlDeviceGetCount"))]
         gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
@@ -100,9 +104,18 @@ class Session(Calls):
                 found[uuid] = (index, None if rates is None else int(rates.gpu))
         return found
 
-    def _answering(self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None) -> Gpu | LostGpu | None:
+    def _answering(
+        self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None, only: str | None
+    ) -> Gpu | LostGpu | None:
         try:
-            return self._gpu(index, telemetry)
+            handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
+            uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
+            self._handles[uuid] = handle
+            self._indices[uuid] = index
+            read = self._read.get(uuid)
+            if only in (None, uuid) or read is None or read.index != index:
+                self._read[uuid] = self._gpu(index, handle, uuid, telemetry)
+            return self._read[uuid]
         except NvmlError as error:
             if error.code == GPU_IS_LOST:
                 return LostGpu(index, error.problem)
@@ -111,11 +124,7 @@ class Session(Calls):
             silent[index] = error
             return None
 
-    def _gpu(self, index: int, telemetry: bool) -> Gpu:
-        handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
-        uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
-        self._handles[uuid] = handle
-        self._indices[uuid] = index
+    def _gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
         pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
         memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
         architecture = self._told("nvmlDeviceGetArchitecture", handle)

@@ -82,7 +82,7 @@ with Session() as session:
     halves = (WantedInstance("3g.40gb"),) * 2
     plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, halves) for g in gpus])
     looks = []
-    def look():
+    def look(gpu=None):
         host = session.observe()
         looks.append(host)
         # The first look, before the first step, sees well.
@@ -101,6 +101,7 @@ def test_a_job_that_begins_after_the_plan_is_not_ended(host):
     assert host.run([sys.executable, "-c", LATE, str(host.folder / "state.d")]).stdout.split() == [
         "old",
         "GPU-1-changed:False",
+        "each-GPU-looked-at:True",
     ]
     assert host.seen() == there
 
@@ -117,7 +118,7 @@ with Session() as session:
     gpus = session.observe().gpus
     plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
     looks = []
-    def look():
+    def look(gpu=None):
         # By the second look the first GPU has its new layout, and a job has begun on the other one.
         if looks:
             job = subprocess.Popen(["gpusim", "run", "--gpu", "1", "--gi", "0", "--memory", "1MiB", "--", "sleep", "300"],
@@ -125,13 +126,46 @@ with Session() as session:
             atexit.register(job.kill)
             while not session.observe().gpus[1].processes:
                 assert job.poll() is None
-        looks.append(1)
-        return session.observe()
+        looks.append(gpu)
+        return session.observe(only=gpu)
     try:
         apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), look=look), plan)
     except ApplyError as error:
         print(error.outcome)
     print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
+    # The last look is at all of them, before the way back.
+    print("each-GPU-looked-at:%s" % (looks == [gpus[0].uuid, gpus[1].uuid, None]))
+"""
+
+
+def test_a_session_reads_one_gpu_and_keeps_the_others_as_it_saw_them(host):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    assert host.run([sys.executable, "-c", ONE]).stdout.split() == ["0,1", "1,1"]
+
+
+ONE = """
+import subprocess, sys
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+
+def processes(host):
+    return ",".join(str(len(gpu.processes)) for gpu in host.gpus)
+
+with Session() as session:
+    second = session.observe().gpus[1].uuid
+    jobs = [
+        subprocess.Popen(["gpusim", "run", "--gpu", gpu, "--memory", "1MiB", "--", "sleep", "300"], stdout=subprocess.DEVNULL)
+        for gpu in "01"
+    ]
+    try:
+        with Session() as other:
+            while processes(other.observe()) != "1,1":
+                assert {job.poll() for job in jobs} == {None}
+        print(processes(session.observe(only=second)))
+        print(processes(session.observe()))
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
 """
 
 
@@ -160,7 +194,7 @@ with Session() as session:
     gpus = session.observe().gpus
     plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("1g.10gb"),)) for g in gpus])
     (doomed,) = [s.gpu_instance_id for s in plan.gpus[0].steps if isinstance(s, DestroyGpuInstance)]
-    def look():
+    def look(gpu=None):
         host = session.observe()
         return mark(host, [Holder(host.gpus[0].uuid, doomed, "container", "container trainer")])
     try:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from ...frozen import frozen
+from ...frozen import frozen, sortable
 from ...model import INTERNAL
 
 #: Word in `gpu_layout`.
@@ -39,7 +39,8 @@ class Mps:
     daemon_per: str = DAEMONS[0]
 
 
-@dataclass(frozen=True, order=True)
+@sortable
+@frozen
 class MpsPlace:
     """A GPU, or one GPU instance of it, named by what outlives a reboot: the UUID of the GPU, profile and start."""
 

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
-from ...frozen import frozen
+from ...frozen import frozen, sortable
 
 #: Word in `gpu_layout`.
 KEY = "vgpu"
@@ -48,7 +47,8 @@ SEATS, MOST_GPUS = 64, 16
 _ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 
 
-@dataclass(frozen=True, order=True)
+@sortable
+@frozen
 class VgpuSeat:
     """A GPU of a tenant, and the tenant's place among those of that GPU, 0 to SEATS - 1."""
 

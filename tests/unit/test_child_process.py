@@ -1,0 +1,48 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Children that look at processes: how long a killed one is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Return the pauses that are made, none of which takes time."""
+    made = []
+    monkeypatch.setattr(child_process.time, "sleep", made.append)
+    return made
+
+
+def idle_child() -> int:
+    """Start a child that does nothing until a signal ends it."""
+    return child_process.start(lambda: signal.pause() or 0, [])
+
+
+def test_the_pauses_begin_short_and_grow_to_a_longest(pauses, monkeypatch):
+    answers = iter([False] * 10 + [True])
+    monkeypatch.setattr(child_process, "_has_ended", lambda child: next(answers))
+    child = idle_child()
+    child_process.give_up(child)
+    os.waitpid(child, 0)
+    first, longest = pauses[0], pauses[-1]
+    assert len(pauses) == 10
+    assert first * 10 < longest
+    assert pauses == [min(first * 2**count, longest) for count in range(10)]
+
+
+def test_a_child_that_does_not_end_is_left_for_later(pauses, monkeypatch):
+    seconds = iter(range(1000))
+    monkeypatch.setattr(child_process.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(child_process, "_has_ended", lambda child: False)
+    monkeypatch.setattr(child_process, "_left", [])
+    child = idle_child()
+    child_process.give_up(child)
+    assert child_process._left == [child]
+    os.waitpid(child, 0)

@@ -1,0 +1,46 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of /proc are read whole or up to a bound, whatever bytes a user put there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.proc_files import read
+
+LONG = "x" * 100_000
+
+
+@pytest.fixture
+def command_line():
+    """Return the path of a command line that the kernel gives out in several pieces."""
+    words = [sys.executable, "-c", "print(flush=True); input()", LONG]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        child.stdout.readline()
+        yield "/proc/%d/cmdline" % child.pid
+        child.kill()
+
+
+def test_a_file_of_the_kernel_is_read_to_its_end_or_its_bound(command_line):
+    whole = read(command_line)
+    assert whole.endswith(LONG + "\0")
+    assert read(command_line, 90_000) == whole[:90_000]
+    assert read(command_line, 1 << 20) == whole
+
+
+def test_bytes_that_are_no_text_are_replaced_and_no_line_ends_change(tmp_path):
+    (tmp_path / "comm").write_bytes(b"a\r\n\xff\xc3\xa9\x85\n")
+    assert read(str(tmp_path / "comm")) == "a\r\n\ufffd\u00e9\ufffd\n"
+
+
+def test_the_bound_is_in_bytes(tmp_path):
+    (tmp_path / "comm").write_text("\u00e9\u00e9\u00e9", encoding="utf-8")
+    assert read(str(tmp_path / "comm"), 4) == "\u00e9\u00e9"
+
+
+def test_what_cannot_be_read_is_empty(tmp_path):
+    assert read(str(tmp_path / "none")) == ""
+    assert read(str(tmp_path)) == ""
