@@ -145,7 +145,8 @@ gpus:
     processes:
       description: >-
         Processes on this GPU and its instances, each with C(pid), C(kind) (compute, graphics, mps), C(name),
-        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id).
+        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id). A client of MPS is of kind C(mps) alone,
+        although NVML lists it as a compute process too.
       type: list
       elements: dict
     holders:

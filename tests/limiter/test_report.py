@@ -127,7 +127,8 @@ def test_nvml_shows_the_quota_and_own_processes(tenant: Tenant) -> None:
             assert told[f"MPSCompute{version}"][:4] == [0, 0, 0, []]
             assert told[f"Graphics{version}"][:4] == [0, 0, 0, []]
         with_mps = by_nvml(tenant, STUB_MPS="1")["0"]
-        assert sorted(with_mps["MPSCompute_v3"][3]) == sorted([first.pid, second.pid])
+        for name in ("Compute", "MPSCompute"):
+            assert sorted(with_mps["%s_v3" % name][3]) == sorted([first.pid, second.pid])
         with_graphics = by_nvml(tenant, STUB_GRAPHICS="1")["0"]
         for version in ("", "_v2", "_v3"):
             assert sorted(with_graphics[f"Graphics{version}"][3]) == sorted([first.pid, second.pid])

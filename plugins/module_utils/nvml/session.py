@@ -200,17 +200,22 @@ class Session(Calls):
 
     def _processes(self, handle: Any) -> tuple[Process, ...]:
         """Processes of a GPU; with MIG on, of all its instances (nvml.h: aggregate for callers with the right to it)."""
+        compute = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
+        graphics = self._optional("nvmlDeviceGetGraphicsRunningProcesses", handle)
+        mps = self._optional("nvmlDeviceGetMPSComputeRunningProcesses", handle)
         found = []
-        for kind, call in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
-            listed = self._optional("nvmlDeviceGet%sRunningProcesses" % call, handle)
-            if listed is None and kind == "compute":
-                # Who cannot be named may still be there: what is not known counts as held.
-                found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
+        if compute is None:
+            # Who cannot be named may still be there: what is not known counts as held.
+            found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
+        # Clients of MPS are in both lists (H200, driver 580).
+        clients = {_identity(entry) for entry in mps or ()}
+        plain = [entry for entry in compute or () if _identity(entry) not in clients]
+        for kind, listed in (("compute", plain), ("graphics", graphics), ("mps", mps)):
             found += [self._process(kind, entry) for entry in listed or ()]
         return tuple(found)
 
     def _process(self, kind: str, entry: Any) -> Process:
-        gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
+        _pid, gpu_instance, compute_instance = _identity(entry)
         return Process(
             pid=entry.pid,
             kind=kind,
@@ -401,6 +406,12 @@ class Session(Calls):
         raise NvmlError(
             self._label(gpu), "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )
+
+
+def _identity(entry: Any) -> tuple[int, int, int]:
+    """Return the pid of a listed process and its two instance ids, as NVML has them."""
+    gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
+    return entry.pid, gpu_instance, compute_instance
 
 
 def _line(text: str | None) -> str | None:

@@ -224,7 +224,7 @@ def test_without_a_specification_of_gpus_no_container_is_started(engine, built, 
 
 
 #: A server, its client, and a program without MPS.
-MPS = {"pid": 7, "servers": ["9"], "clients": ["7"], "direct": 8, "nvml": {"compute": [8, 9], "mps": [7]}}
+MPS = {"pid": 7, "servers": ["9"], "clients": ["7"], "direct": 8, "nvml": {"compute": [7, 8, 9], "mps": [7]}}
 
 
 def measured(**limiter):
@@ -385,11 +385,12 @@ def test_a_load_that_nvml_does_not_see_differs(change):
 @pytest.mark.parametrize(
     ("listed", "outcome"),
     [
-        ({"compute": [8, 9], "mps": [7]}, "held"),
-        ({"compute": [7, 8, 9], "mps": [7]}, "differs"),
+        ({"compute": [7, 8, 9], "mps": [7]}, "held"),
+        ({"compute": [8, 9], "mps": [7]}, "differs"),
         ({"compute": [7, 8, 9], "mps": []}, "differs"),
-        ({"compute": [9], "mps": [7, 8]}, "differs"),
-        ({"compute": [8, 9], "mps": None}, "not run"),
+        ({"compute": [7, 8, 9], "mps": [7, 8]}, "differs"),
+        ({"compute": [7, 9], "mps": [7]}, "differs"),
+        ({"compute": [7, 8, 9], "mps": None}, "not run"),
     ],
 )
 def test_whether_nvml_tells_a_client_of_mps_from_others(listed, outcome):

@@ -84,6 +84,17 @@ def test_instances_profiles_and_processes(host):
     assert host.module("gpu_info")["gpus"][0]["processes"] == []
 
 
+def test_a_client_of_mps_is_one_process(host):
+    """NVML lists it as a compute process too."""
+    host.create([{"model": "H200-141GB", "count": 1}])
+    with host.popen(["gpusim", "run", "--gpu", "0", "--type", "mps", "--", "sleep", "300"]) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or _processes(host), "the process")
+            assert [(found["pid"], found["kind"]) for found in _processes(host)] == [(process.pid, "mps")]
+        finally:
+            process.kill()
+
+
 def test_a_program_of_any_name_is_a_line_of_text(host):
     """A user chooses it, and it need not be UTF-8."""
     host.create([{"model": "L40S-48GB", "count": 1}])

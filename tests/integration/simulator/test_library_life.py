@@ -206,9 +206,10 @@ def test_kinds_of_processes_have_lists_of_their_own(simulator, nvml, gpu):
         "graphics": nvml.nvmlDeviceGetGraphicsRunningProcesses,
         "mps": nvml.nvmlDeviceGetMPSComputeRunningProcesses,
     }
-    for kind in lists:
+    # As an H200 with driver 580 has them: clients of MPS are among the compute processes too.
+    for kind, named in (("compute", {"compute"}), ("graphics", {"graphics"}), ("mps", {"compute", "mps"})):
         assert attach(simulator, worker.pid, kind=kind) == 0
-        assert {name: len(read(gpu)) for name, read in lists.items()} == {name: int(name == kind) for name in lists}
+        assert {name for name, read in lists.items() if read(gpu)} == named
     simulator.do("gpusimDetach", worker.pid)
     assert simulator.call("gpusimDetach", worker.pid) == NOT_FOUND
 

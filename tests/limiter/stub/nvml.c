@@ -135,6 +135,12 @@ static enum kind kind_of_all(void)
     return stub_setting("STUB_MPS", 0) ? MPS : stub_setting("STUB_GRAPHICS", 0) ? GRAPHICS : COMPUTE;
 }
 
+/* A client of MPS is among the compute processes too. */
+static bool is_listed(enum kind kind)
+{
+    return kind == kind_of_all() || (kind == COMPUTE && kind_of_all() == MPS);
+}
+
 static int list(void *device, unsigned int *count, void *infos, bool v1, enum kind kind)
 {
     int index = index_of(device);
@@ -142,7 +148,7 @@ static int list(void *device, unsigned int *count, void *infos, bool v1, enum ki
         return INVALID_ARGUMENT;
     unsigned int found = 0, room = *count;
     stub_pause("STUB_PAUSE_NVML");
-    if (kind == kind_of_all() && !stub_setting("STUB_NVML_HIDES", 0)) {
+    if (is_listed(kind) && !stub_setting("STUB_NVML_HIDES", 0)) {
         stub_card_lock(card);
         stub_card_bury(card);
         for (int p = 0; p < STUB_MAX_PROCESSES; p++) {

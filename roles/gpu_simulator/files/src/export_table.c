@@ -223,12 +223,7 @@ static nvmlReturn_t list_compute_policies(nvmlDevice_t device, policies_t *out)
 	return NVML_SUCCESS;
 }
 
-/* A client of MPS is in the list of compute processes too: nvidia-smi shows it as M+C, and one that is not, not at all. */
-static bool is_listed(const process_t *process, int type)
-{
-	return process->type == type || (type == PROCESS_COMPUTE && process->type == PROCESS_MPS);
-}
-
+/* nvidia-smi shows a process of both the compute list and that of MPS as M+C, and one of the latter alone not at all. */
 static nvmlReturn_t list_processes(nvmlDevice_t device, int type, unsigned *count, listed_process_t *out)
 {
 	QUERY_AS(F_nvmlInternalGetExportTable);
@@ -238,7 +233,7 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, int type, unsigned *coun
 	unsigned room = out ? *count : 0, found = 0;
 	for (int i = 0; i < MAX_PROCESSES; i++) {
 		const process_t *p = &host->processes[i];
-		if (!is_listed(p, type) || !process_is_on(p, &on))
+		if (!process_is_listed(p, type) || !process_is_on(p, &on))
 			continue;
 		if (found < room) {
 			out[found] = (listed_process_t){ .pid = p->pid, .memory_bytes = p->memory_bytes,

@@ -100,6 +100,12 @@ const char *process_type_name(int type)
 	return TYPES[type];
 }
 
+/* Clients of MPS are in the list of compute processes too, as on an H200 with driver 580. */
+bool process_is_listed(const process_t *process, int type)
+{
+	return process->type == type || (type == PROCESS_COMPUTE && process->type == PROCESS_MPS);
+}
+
 /* The layouts of a list's entries: the first has no instance ids; the second and third are alike. */
 typedef enum { LAYOUT_V1, LAYOUT_V3 } layout_t;
 
@@ -112,7 +118,7 @@ static nvmlReturn_t processes(function_t function, nvmlDevice_t device, int type
 	unsigned room = out ? *count : 0, found = 0;
 	for (int i = 0; i < MAX_PROCESSES; i++) {
 		const process_t *p = &host->processes[i];
-		if (p->type != type || !process_is_on(p, &on))
+		if (!process_is_listed(p, type) || !process_is_on(p, &on))
 			continue;
 		if (found < room && layout == LAYOUT_V1)
 			((nvmlProcessInfo_v1_t *)out)[found] = (nvmlProcessInfo_v1_t){ p->pid, p->memory_bytes };

@@ -29,6 +29,8 @@ bool process_name(int pid, char *out, size_t length);
 
 /* Which places a list of processes is asked for: all of a GPU, or one compute instance. */
 bool process_is_on(const process_t *process, const target_t *target);
+/* Whether the list of a type, process_type_t, has the process. */
+bool process_is_listed(const process_t *process, int type);
 
 /* The words of the control interface; -1: none of them. */
 int process_type_by_name(const char *name);
