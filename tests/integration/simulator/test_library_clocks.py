@@ -41,6 +41,15 @@ def result_of(nvml, call, *arguments):
         return error.value
 
 
+def test_graphics_and_sms_have_a_boost_clock_of_the_customer(nvml, gpu):
+    """So answers an H200 with driver 580."""
+    kinds = (nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_CLOCK_VIDEO)
+    said = [MAXIMUM, MAXIMUM, NOT_SUPPORTED, NOT_SUPPORTED]
+    assert [result_of(nvml, nvml.nvmlDeviceGetMaxCustomerBoostClock, gpu, kind) for kind in kinds] == said
+    which = nvml.NVML_CLOCK_ID_CUSTOMER_BOOST_MAX
+    assert [result_of(nvml, nvml.nvmlDeviceGetClock, gpu, kind, which) for kind in kinds] == said
+
+
 def test_an_idle_gpu_rests_in_its_state_and_a_busy_one_is_in_p0(simulator, nvml, gpu):
     assert (nvml.nvmlDeviceGetPerformanceState(gpu), clocks(nvml, gpu)) == (8, [300, 300, 405, 540])
     assert nvml.nvmlDeviceGetPowerState(gpu) == 8

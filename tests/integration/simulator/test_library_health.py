@@ -82,13 +82,17 @@ def test_a_temperature_that_is_set_stays_under_load(simulator, nvml, gpu):
 # --- ECC
 
 
+#: DRAM and SRAM: NVML_MEMORY_LOCATION_*.
+LOCATIONS = (2, 7)
+
+
 def ecc(nvml, gpu):
     """(corrected, uncorrected) volatile and aggregate, as all three ways of asking have them."""
     totals = [nvml.nvmlDeviceGetTotalEccErrors(gpu, error, counter) for counter in (0, 1) for error in (0, 1)]
     fields = [3, 4, 5, 6]
     assert [value.value.ullVal for value in nvml.nvmlDeviceGetFieldValues(gpu, fields)] == totals
     assert totals == [
-        sum(nvml.nvmlDeviceGetMemoryErrorCounter(gpu, error, counter, place) for place in range(8))
+        sum(nvml.nvmlDeviceGetMemoryErrorCounter(gpu, error, counter, place) for place in LOCATIONS)
         for counter in (0, 1)
         for error in (0, 1)
     ]
@@ -103,6 +107,16 @@ def test_ecc_errors_are_counted(simulator, nvml, gpu):
     memory = nvml.NVML_MEMORY_LOCATION_DEVICE_MEMORY
     assert nvml.nvmlDeviceGetMemoryErrorCounter(gpu, 1, 0, memory) == 2
     assert ecc(nvml, nvml.nvmlDeviceGetHandleByIndex(1)) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("model, places", [("h100", {2, 7}), ("a100", set(range(8)))])
+def test_from_hopper_on_the_sram_is_counted_as_one(simulator, nvml, model, places):
+    """So answers an H200 with driver 580."""
+    simulator.create(model)
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    counter = nvml.nvmlDeviceGetMemoryErrorCounter
+    assert {place for place in range(8) if not is_unsupported(nvml, counter, handle, 0, 0, place)} == places
 
 
 @pytest.mark.parametrize("again", [("gpusimReset", 0), ("gpusimReboot",)])

@@ -177,6 +177,14 @@ def test_near_gpus_are_those_of_the_level_and_of_the_cpu(simulator, nvml):
     assert set(indices(nvml.nvmlSystemGetTopologyGpuSet(0))) >= {0, 2}
 
 
+def test_a_gpu_without_others_has_no_near_ones(simulator, nvml):
+    """So answers an H200 with driver 580."""
+    simulator.create("h100")
+    nvml.nvmlInit()
+    (gpu,) = gpus_of(nvml)
+    assert result_of(nvml, nvml.nvmlDeviceGetTopologyNearestGpus, gpu, nvml.NVML_TOPOLOGY_SYSTEM) == INVALID_ARGUMENT
+
+
 def test_peer_to_peer_is_known_over_nvlink_alone(simulator, nvml):
     simulator.create("h100", "h100", "l40s")
     nvml.nvmlInit()
@@ -203,8 +211,12 @@ def test_the_fabric_is_joined_through_switches(simulator, nvml):
     nvml.nvmlDeviceGetGpuFabricInfoV(gpus_of(nvml)[0], ctypes.byref(info))
     assert (info.state, info.status, info.cliqueId, bytes(info.clusterUuid)) == (
         nvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, 0, bytes(16))  # fmt: skip
-    simulator.create("h100", "h100")
-    assert result_of(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, gpus_of(nvml)[0], ctypes.byref(info)) == NOT_SUPPORTED
+    # Without them a Hopper says in the state that there is none (H200, driver 580); others do not know of fabrics.
+    simulator.create("h100", "l40s")
+    h100, l40s = gpus_of(nvml)
+    nvml.nvmlDeviceGetGpuFabricInfoV(h100, ctypes.byref(info))
+    assert (info.state, info.status) == (nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)
+    assert result_of(nvml, nvml.nvmlDeviceGetGpuFabricInfoV, l40s, ctypes.byref(info)) == NOT_SUPPORTED
 
 
 def test_the_private_table_has_the_enforced_power_limit(simulator, nvml):

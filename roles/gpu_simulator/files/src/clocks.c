@@ -218,8 +218,8 @@ static nvmlReturn_t clock_of(function_t function, nvmlDevice_t device, unsigned 
 	case CLOCK_APPLICATION_DEFAULT:
 		return give(mhz, application_mhz(kind, on.gpu->clock_graphics_application_mhz, on.gpu->clock_memory_max_mhz));
 	default:
-		/* nvidia-smi of all boards that were read shows one for graphics alone. */
-		return give(mhz, kind == CLOCK_KIND_GRAPHICS ? on.gpu->clock_graphics_max_mhz : UNKNOWN);
+		/* An H200 with driver 580.159.04 has one for graphics and SMs, and none for memory and video. */
+		return give(mhz, kind == CLOCK_KIND_GRAPHICS || kind == CLOCK_KIND_SM ? on.gpu->clock_graphics_max_mhz : UNKNOWN);
 	}
 }
 

@@ -18,7 +18,7 @@ static_assert(STRUCT_VERSION(nvmlEccSramErrorStatus_v1_t, 1u) == 0x01000068, "nv
 
 enum { RETIRED_FOR_CAUSES = 2 };	/* NVML_PAGE_RETIREMENT_CAUSE_COUNT */
 
-enum { LOCATION_DEVICE_MEMORY = 2, LOCATION_COUNT = 8 };
+enum { LOCATION_DEVICE_MEMORY = 2, LOCATION_SRAM = 7, LOCATION_COUNT = 8 };
 enum { COUNTER_VOLATILE, COUNTER_AGGREGATE, COUNTER_COUNT };
 enum { ERROR_CORRECTED, ERROR_UNCORRECTED, ERROR_COUNT };
 
@@ -48,6 +48,12 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, un
 	return NVML_SUCCESS;
 }
 
+/* An H200 with driver 580.159.04 has no counters for the parts of its SRAM, from L1 to CBU. */
+static bool has_sram_in_one(const gpu_t *gpu)
+{
+	return gpu->architecture >= ARCHITECTURE_HOPPER;
+}
+
 /*
  * nvml.h on MIG-enabled GPUs: a MIG device is told of uncorrected volatile errors outside of DRAM alone, and
  * "querying volatile errors using device handles is currently not supported".
@@ -61,6 +67,8 @@ nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error
 	if ((call.result = check(&on, error, counter, out)) != NVML_SUCCESS)
 		return call.result;
 	bool dram = location == LOCATION_DEVICE_MEMORY;
+	if (!dram && location != LOCATION_SRAM && has_sram_in_one(on.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (on.gi ? dram || error != ERROR_UNCORRECTED || counter != COUNTER_VOLATILE : on.gpu->mig_current && counter == COUNTER_VOLATILE)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*out = dram ? health_ecc_count(on.gpu, error, counter == COUNTER_AGGREGATE) : 0;

@@ -217,18 +217,19 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 	return state_commit();
 }
 
-/* The caller's buffer has room for all instances of the profile (its instance count), as nvml.h demands. */
+/*
+ * The caller's buffer has room for all instances of the profile (its instance count), as nvml.h demands.
+ * With MIG mode off there are none, which is no error: H200, driver 580.159.04.
+ */
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetGpuInstances);
 	ROOT_ONLY;
 	if (!out || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!on.gpu->mig_current)
-		return NVML_ERROR_NOT_SUPPORTED;
-	int profile = mig_gi_profile_by_id(on.gpu, id);
-	if (profile < 0)
-		return NVML_ERROR_NOT_SUPPORTED;
+	int profile;
+	if ((call.result = profile_by_id(on.gpu, id, &profile)) != NVML_SUCCESS)
+		return call.result;
 	unsigned found = 0;
 	for (on.gi_id = 0; on.gi_id < MAX_GIS; on.gi_id++) {
 		on.gi = &on.gpu->gis[on.gi_id];

@@ -11,7 +11,8 @@
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetMaxMigDeviceCount);
-	return give(count, on.gpu->mig_capable ? on.gpu->max_mig_devices : 0);
+	/* nvml.h: 0 with MIG mode off; so has an H200 with driver 580.159.04. */
+	return give(count, on.gpu->mig_current ? on.gpu->max_mig_devices : 0);
 }
 
 nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *out)

@@ -126,7 +126,8 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetTopologyNearestGpus);
-	if (!count || level > TOPOLOGY_SYSTEM || level % 10)
+	/* A GPU without others is told nothing, also with count 0 and no buffer: H200, driver 580.159.04. */
+	if (!count || level > TOPOLOGY_SYSTEM || level % 10 || host->gpu_count == 1)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	unsigned found = 0, room = out ? *count : 0;
 	for (int i = 0; i < host->gpu_count; i++)
@@ -260,11 +261,17 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, uns
  * tests/e2e/go/assertions/nvidiasmi/testdata/hardware, H100, B200) has: completed, success, clique 0, a cluster UUID of zeros;
  * the health of a B200 is a summary alone, an H100 tells none.
  */
-enum { FABRIC_COMPLETED = 3, FABRIC_HEALTHY = 1 };
+enum { FABRIC_NOT_SUPPORTED = 0, FABRIC_COMPLETED = 3, FABRIC_HEALTHY = 1 };
 
-static bool joins_fabric(const gpu_t *gpu)
+/* A Hopper that joins none is told so in the state: H200 with its NVLinks off, driver 580.159.04. */
+static bool knows_fabric(const gpu_t *gpu)
 {
-	return gpu->architecture >= ARCHITECTURE_HOPPER && has_switch(gpu);
+	return gpu->architecture >= ARCHITECTURE_HOPPER;
+}
+
+static unsigned char fabric_state(const gpu_t *gpu)
+{
+	return has_switch(gpu) ? FABRIC_COMPLETED : FABRIC_NOT_SUPPORTED;
 }
 
 nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *out)
@@ -272,9 +279,9 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
 	QUERY_GPU(nvmlDeviceGetGpuFabricInfo);
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!joins_fabric(on.gpu))
+	if (!knows_fabric(on.gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
-	*out = (nvmlGpuFabricInfo_t){ .status = NVML_SUCCESS, .state = FABRIC_COMPLETED };
+	*out = (nvmlGpuFabricInfo_t){ .status = NVML_SUCCESS, .state = fabric_state(on.gpu) };
 	return NVML_SUCCESS;
 }
 
@@ -286,10 +293,12 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_
 	bool third = out->version == STRUCT_VERSION(nvmlGpuFabricInfo_v3_t, 3u);
 	if (!third && out->version != STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	if (!joins_fabric(on.gpu))
+	if (!knows_fabric(on.gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
-	*out = (nvmlGpuFabricInfo_v2_t){ .version = out->version, .status = NVML_SUCCESS, .state = FABRIC_COMPLETED };
+	bool joined = fabric_state(on.gpu) == FABRIC_COMPLETED;
+	*out = (nvmlGpuFabricInfo_v2_t){ .version = out->version, .status = NVML_SUCCESS, .state = fabric_state(on.gpu) };
 	if (third)
-		((nvmlGpuFabricInfo_v3_t *)out)->health_summary = on.gpu->architecture >= ARCHITECTURE_BLACKWELL ? FABRIC_HEALTHY : 0;
+		((nvmlGpuFabricInfo_v3_t *)out)->health_summary =
+			joined && on.gpu->architecture >= ARCHITECTURE_BLACKWELL ? FABRIC_HEALTHY : 0;
 	return NVML_SUCCESS;
 }
