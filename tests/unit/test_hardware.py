@@ -14,11 +14,13 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import host_files, nvidia_smi
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import (
     acceptance,
+    checks,
     host_checks,
     host_reading,
     model_file,
     page,
     report,
+    simulated,
 )
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000a"
@@ -165,6 +167,17 @@ def nvml_of_one(simulated=False):
     return {"simulated": simulated, "facts": facts(), "gpus": [{"index": 0, "problem": None, "calls": readings}]}
 
 
+def of_gpu(nvml, call, of=""):
+    """The reading of a call, or a new one without an answer."""
+    calls = nvml["gpus"][0]["calls"]
+    calls += [] if any(is_reading(each, call, of) for each in calls) else [{"call": call, "of": of}]
+    return next(each for each in calls if is_reading(each, call, of))
+
+
+def is_reading(reading, call, of):
+    return (reading["call"], reading["of"]) == (call, of)
+
+
 def read(root):
     return host_files.read_host(["0000:1a:00.0"], str(root))
 
@@ -185,6 +198,18 @@ def test_files_of_the_kernel_that_agree(kernel):
         "vendor and device",
         "NUMA node",
     } <= held
+
+
+def test_the_vbios_is_the_same_in_capital_and_small_letters(kernel):
+    """NVML of driver 580 has it in capitals, the open kernel module in small letters."""
+    file = kernel / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
+    for inside, outcome in (("96.00.a5.00.1a", "held"), ("96.00.a5.00.1b", "differs")):
+        file.write_text(file.read_text().replace("96.00.99.00.01", inside).replace("96.00.a5.00.1a", inside))
+        nvml = nvml_of_one()
+        of_gpu(nvml, "nvmlDeviceGetVbiosVersion")["value"] = "96.00.A5.00.1A"
+        checks = host_checks.kernel_checks(nvml, read(kernel))
+        (check,) = (check for check in checks if check.what == "VBIOS in /proc")
+        assert (check.outcome, check.expected, check.found) == (outcome, "96.00.A5.00.1A", inside)
 
 
 def test_files_of_simulated_gpus_are_checked_except_for_those_that_no_simulator_can_make(kernel):
@@ -216,8 +241,8 @@ def test_files_of_the_kernel_that_say_otherwise(kernel, path, old, new, what):
 
 
 def test_a_host_without_the_files_is_no_difference(tmp_path):
-    for simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia is not there")):
-        checks = list(host_checks.kernel_checks(nvml_of_one(simulated), read(tmp_path)))
+    for is_simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia is not there")):
+        checks = list(host_checks.kernel_checks(nvml_of_one(is_simulated), read(tmp_path)))
         assert {check.outcome for check in checks} == {"not run"}
         assert all(word in check.reason for check in checks)
 
@@ -323,6 +348,89 @@ def places(value, path=()):
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inner:
         yield from places(each, (*path, name))
+
+
+def judged(reading):
+    """The checks of a reading by area and what they are of."""
+    return {(check.area, check.what): check for check in checks.judge(reading, FILES)}
+
+
+def test_a_field_that_the_driver_does_not_fill_in_is_no_figure():
+    """An H200 with driver 580 says success for these fields and leaves the zeros that the caller had there."""
+    reading = whole_reading()
+    call = "nvmlDeviceGetFieldValues"
+    for of in ("power min limit", "module power default limit"):
+        of_gpu(reading["nvml"], call, of)["value"] = 0.0
+    of_gpu(reading["nvml"], call, "power average")["value"] = 78945
+    # A figure of 0 is a whole number.
+    of_gpu(reading["nvml"], call, "ecc corrected volatile")["value"] = 0
+    of_gpu(reading["nvml"], "nvmlDeviceGetTotalEccErrors", "corrected volatile")["value"] = 0
+    found = judged(reading)
+    for name in (("NVML agrees", "min power limit: function and field"), ("model file", "module_power_watts.default")):
+        assert found[name].outcome == "not run"
+        assert "fills no value in" in found[name].reason
+    assert found["NVML agrees", "ECC errors, corrected volatile: function and field"].outcome == "held"
+    assert found["NVML", call].found == "2 values, 2 not filled in"
+
+
+def test_the_most_instances_are_those_of_the_profiles_where_mig_mode_is_off():
+    reading = whole_reading()
+    of_gpu(reading["nvml"], "nvmlDeviceGetMaxMigDeviceCount")["value"] = 0
+    assert judged(reading)["model file", "max_gpu_instances"].outcome == "differs"
+    of_gpu(reading["nvml"], "nvmlDeviceGetMigMode")["value"] = [0, 0]
+    check = judged(reading)["model file", "max_gpu_instances"]
+    assert (check.outcome, check.found) == ("held", "7")
+
+
+@pytest.mark.parametrize(("gpus", "outcome"), [(1, "held"), (2, "differs")])
+def test_only_a_gpu_without_others_may_have_no_nearest(gpus, outcome):
+    reading = whole_reading()
+    of_gpu(reading["nvml"], "nvmlDeviceGetTopologyNearestGpus", "single").update(error="InvalidArgument", code=2)
+    reading["nvml"]["gpus"] += [dict(reading["nvml"]["gpus"][0], index=index) for index in range(1, gpus)]
+    assert judged(reading)["NVML", "nvmlDeviceGetTopologyNearestGpus"].outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("parameters", "off"), [({"NvLinkDisable": "1"}, True), ({"NvLinkDisable": "0"}, False), ({}, False)]
+)
+def test_links_that_the_module_has_turned_off_are_no_difference(kernel, parameters, off):
+    lines = "".join("%s: %s\n" % pair for pair in parameters.items())
+    (kernel / "proc/driver/nvidia/params").write_text('ResmanDebugLevel: 4294967295\n%sRmMsg: ""\n' % lines)
+    reading = whole_reading()
+    reading["files"] = read(kernel)
+    assert reading["files"]["parameters"] == parameters
+    of_gpu(reading["nvml"], "nvmlDeviceGetNvLinkState", "link 0").pop("value")
+    for call, of in (
+        ("nvmlDeviceGetNvLinkState", "link 0"),
+        ("nvmlDeviceGetFieldValues", "nvlink count"),
+        ("nvmlDeviceGetFieldValues", "nvlink speed common"),
+    ):
+        of_gpu(reading["nvml"], call, of).update(error="NotSupported", code=3)
+    found = judged(reading)
+    for what in ("nvlink_links", "nvlink_mb_per_second"):
+        check = found["model file", what]
+        assert check.outcome == ("not run" if off else "differs")
+        assert ("NvLinkDisable=1" in check.reason) is off
+    assert ("NvLinkDisable=1" in found["links", "NVLinks"].reason) is off
+
+
+def test_what_cannot_be_compared_with_a_simulated_gpu_is_left_out():
+    reading, other = whole_reading(), whole_reading()
+    fields, state = "nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState"
+    of_gpu(reading["nvml"], fields, "power min limit")["value"] = 0.0
+    of_gpu(other["nvml"], fields, "power min limit").update(error="NotSupported", code=3)
+    for each in (reading, other):
+        of_gpu(each["nvml"], fields, "energy")["value"] = 5
+    for call, of in ((state, "link 0"), (fields, "nvlink count")):
+        of_gpu(reading["nvml"], call, of).pop("value", None)
+        of_gpu(reading["nvml"], call, of).update(error="NotSupported", code=3)
+        of_gpu(other["nvml"], call, of)["value"] = 1
+    for value, outcomes in (("0", ("differs", "differs")), ("1", ("held", "not run"))):
+        reading["files"]["parameters"] = {"NvLinkDisable": value}
+        found = {check.what: check for check in simulated.checks(reading, other, "")}
+        assert (found[fields].outcome, found[state].outcome) == outcomes
+    assert found[fields].found == "1 of 1, 1 not filled in by the driver"
+    assert "NvLinkDisable=1" in found[state].reason
 
 
 def test_whatever_a_host_sends_is_judged_or_refused_by_name():

@@ -16,6 +16,7 @@ from ..proc_files import link, read
 _MOST = 1 << 16
 _NODES = re.compile(r"nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)")
 _MIG_MINOR = re.compile(r"(\S+) (\d+)")
+_PARAMETERS = ("NvLinkDisable",)
 _PCI_FILES = (
     "vendor", "device", "subsystem_vendor", "subsystem_device", "class", "numa_node",
     "current_link_speed", "current_link_width", "max_link_speed", "max_link_width",
@@ -30,6 +31,7 @@ def read_host(pci_addresses: Iterable[str], root: str = "/") -> dict[str, Any]:
         "machine": os.uname().machine,
         "driver_version": _driver_version(at),
         "modules": _modules(at),
+        "parameters": _parameters(at),
         "majors": _majors(at),
         "gpus": _gpus(at),
         "mig_minors": dict(_mig_minors(at)),
@@ -48,6 +50,13 @@ def _driver_version(root: Path) -> str | None:
 def _modules(root: Path) -> list[str]:
     lines = read(str(root / "proc/modules"), 1 << 20).splitlines()
     return sorted(line.split()[0] for line in lines if line.startswith(("nvidia", "nouveau")))
+
+
+def _parameters(root: Path) -> dict[str, str]:
+    """Return the parameters of the loaded module that decide what a GPU has."""
+    lines = read(str(root / "proc/driver/nvidia/params"), _MOST).splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {name: value.strip() for name, _colon, value in pairs if name in _PARAMETERS}
 
 
 def _majors(root: Path) -> dict[str, int]:

@@ -19,6 +19,10 @@ _ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 1
 CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "10.3": 128, "12.0": 128}
 #: Return codes of nvml.h by which a GPU says that it does not have something.
 _LACKS = ("NotSupported", "FunctionNotFound")
+#: Of the driver's module: what a reading of it is named, and the parameter that turns NVLinks off.
+PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
+#: All fields that are read are whole numbers. A driver that fills none in leaves the zeros of the caller, which are a double.
+_NOT_FILLED = "the driver says success and fills no value in"
 #: Of a GPU that runs no clocks up: performance state and figures are those of an idle one.
 _BUSY_PERCENT = 1
 
@@ -37,7 +41,7 @@ class Readings:
     """The readings of one GPU, by call and what it is of."""
 
     def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
-        self.calls = [dict(reading) for reading in calls]
+        self.calls = [_as_filled(reading) for reading in calls]
         self._by_name = {(reading["call"], reading.get("of", "")): reading for reading in self.calls}
 
     def field(self, call: str, of: str = "", part: Callable[[Any], Any] | None = None) -> Field:
@@ -62,6 +66,30 @@ class Readings:
     def all(self, call: str) -> list[tuple[str, Any]]:
         """Return (what it is of, value) of every reading of a call that has a value."""
         return [(r.get("of", ""), r["value"]) for r in self.calls if r["call"] == call and "value" in r]
+
+
+def is_filled(reading: Mapping[str, Any]) -> bool:
+    """Return whether a reading is not one that the driver left as it was."""
+    return reading.get("missing") != _NOT_FILLED
+
+
+def _as_filled(reading: Mapping[str, Any]) -> dict[str, Any]:
+    value = reading.get("value")
+    if reading["call"] == "nvmlDeviceGetFieldValues" and isinstance(value, float) and value == 0:
+        return {"call": reading["call"], "of": reading.get("of", ""), "missing": _NOT_FILLED}
+    return dict(reading)
+
+
+def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return calls with the parameters of the driver's module, which reports of earlier versions do not have."""
+    parameters = (files.get("parameters") or {}).items()
+    return [*calls, *({"call": PARAMETERS, "of": name, "value": value} for name, value in parameters)]
+
+
+def why_links_are_off(readings: Readings) -> str:
+    """Return why no NVLink is there to be read, whatever the GPU has; empty where nothing turned them off."""
+    value = readings.value(PARAMETERS, _NVLINK_DISABLE)
+    return "" if value in (None, "0") else "the driver's module runs with %s=%s" % (_NVLINK_DISABLE, value)
 
 
 def is_idle(readings: Readings) -> Field:
@@ -114,8 +142,8 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "temperature_margins": _has(read("nvmlDeviceGetMarginTemperature")),
         "pcie.generation": read("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
         "pcie.width": read("nvmlDeviceGetMaxPcieLinkWidth"),
-        "nvlink_links": _or_zero(read("nvmlDeviceGetFieldValues", "nvlink count")),
-        "nvlink_mb_per_second": _link_speed(readings),
+        "nvlink_links": _of_links(readings, _or_zero(read("nvmlDeviceGetFieldValues", "nvlink count"))),
+        "nvlink_mb_per_second": _of_links(readings, _link_speed(readings)),
         "c2c_links": _or_zero(read("nvmlDeviceGetFieldValues", "c2c links")),
         "c2c_mb_per_second": read("nvmlDeviceGetFieldValues", "c2c speed"),
         "vbios_version": read("nvmlDeviceGetVbiosVersion"),
@@ -208,8 +236,17 @@ def _mig(readings: Readings) -> dict[str, Field]:
     unread = Field(None, False, "no profile was read")
     found["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
     found["placement_units"] = Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
-    found["max_gpu_instances"] = readings.field("nvmlDeviceGetMaxMigDeviceCount")
+    found["max_gpu_instances"] = _max_gpu_instances(readings)
     return found
+
+
+def _max_gpu_instances(readings: Readings) -> Field:
+    """Return how many instances fit. With MIG mode off NVML has 0 for it, and the profiles have their most all the same."""
+    if any(readings.value("nvmlDeviceGetMigMode") or ()):
+        return readings.field("nvmlDeviceGetMaxMigDeviceCount")
+    call = "nvmlDeviceGetGpuInstanceProfileInfo"
+    counts = [info["instanceCount"] for _of, info in readings.all(call)]
+    return Field(max(counts), call=call) if counts else Field(None, False, "no profile was read", call)
 
 
 def _multiprocessors(readings: Readings) -> Field:
@@ -259,6 +296,11 @@ def _link_speed(readings: Readings) -> Field:
         if of.startswith("link ") and of.endswith(" speed")
     ]
     return Field(max(speeds), call="nvmlDeviceGetFieldValues (speed)") if any(speeds) else common
+
+
+def _of_links(readings: Readings, field: Field) -> Field:
+    reason = why_links_are_off(readings)
+    return Field(None, False, reason, field.call) if reason else field
 
 
 def _on_module(readings: Readings) -> Field:

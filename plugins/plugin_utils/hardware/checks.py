@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Iterator, Mapping, Sequence
 
-from ...module_utils.hardware.model_readings import Readings, is_idle
+from ...module_utils.hardware.model_readings import Readings, is_filled, is_idle, why_links_are_off, with_parameters
 from . import model_file
 from .host_checks import kernel_checks, smi_checks
 from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
@@ -27,6 +27,8 @@ _NOT_ASKED = {
 }
 #: Of calls for which an error says that there are no more links.
 _PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
+#: Of a host's only GPU, whose driver has no others to name: H200, driver 580.159.04.
+_ALONE = {("nvmlDeviceGetTopologyNearestGpus", "InvalidArgument")}
 _HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
 #: Of temperatures that are read one after the other.
 _DEGREES = 3
@@ -57,8 +59,8 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
                 for area in ("model file", "links")
             ]
             continue
-        readings = readings_of(gpu, reading["nvidia_smi"])
-        result += _answers(index, gpu["calls"])
+        readings = readings_of(gpu, reading["nvidia_smi"], reading["files"])
+        result += _answers(index, Readings(gpu["calls"]).calls, alone=len(by_index) == 1)
         result += _agreement(index, readings)
         result += _links(index, readings)
         result += _power_and_clocks(index, readings)
@@ -66,9 +68,9 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
     return result
 
 
-def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any]) -> Readings:
-    """Return the readings of a GPU, with what only nvidia-smi knows."""
-    calls = list(gpu["calls"])
+def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Mapping[str, Any]) -> Readings:
+    """Return the readings of a GPU, with what only nvidia-smi and the driver's module know."""
+    calls = with_parameters(gpu["calls"], files)
     uuid = Readings(calls).value("nvmlDeviceGetUUID")
     for other in nvidia_smi.get("gpus") or ():
         if other["uuid"] == uuid and other.get("gpu_part_number"):
@@ -78,8 +80,12 @@ def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any]) -> Readin
     return Readings(calls)
 
 
-def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
-    """Return one check for each function: whether NVML answered, with a value or that there is none."""
+def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]], alone: bool = False) -> Iterator[Check]:
+    """Return one check for each function: whether NVML answered, with a value or that there is none.
+
+    `alone` is whether the host has no other GPU.
+    """
+    answers = _PAST_THE_END | _ALONE if alone else _PAST_THE_END
     by_call = defaultdict(list)
     for reading in calls:
         by_call[reading["call"]].append(reading)
@@ -87,7 +93,7 @@ def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]]) -> Iterator[Ch
         wrong = [
             r
             for r in readings
-            if "value" not in r and "error" in r and not _is_answer(r) and r["error"] not in _NOT_ASKED
+            if "error" in r and r["error"] not in {*_ANSWERS, *_NOT_ASKED} and (call, r["error"]) not in answers
         ]
         unasked = [r for r in readings if "missing" in r or r.get("error") in _NOT_ASKED]
         values = [r for r in readings if "value" in r]
@@ -98,24 +104,21 @@ def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]]) -> Iterator[Ch
             first = unasked[0]
             yield not_run("NVML", gpu, call, first.get("missing") or _NOT_ASKED[first["error"]])
         else:
-            found = (
-                shown(values[0]["value"]) if len(readings) == len(values) == 1 else _counted(len(values), len(readings))
-            )
+            found = shown(values[0]["value"]) if len(readings) == len(values) == 1 else _counted(readings)
             yield Check("NVML", gpu, call, HELD, "an answer", found[:80])
-
-
-def _is_answer(reading: Mapping[str, Any]) -> bool:
-    return reading["error"] in _ANSWERS or (reading["call"], reading["error"]) in _PAST_THE_END
 
 
 def _failed(reading: Mapping[str, Any]) -> str:
     return "%s%s" % ("%s: " % reading["of"] if reading.get("of") else "", reading["error"])
 
 
-def _counted(values: int, readings: int) -> str:
-    if not values:
-        return "not supported"
-    return "%d values" % values if values == readings else "%d values, %d not supported" % (values, readings - values)
+def _counted(readings: Sequence[Mapping[str, Any]]) -> str:
+    values, unfilled = (
+        sum(map(test, readings)) for test in (lambda one: "value" in one, lambda one: not is_filled(one))
+    )
+    rest = len(readings) - values - unfilled
+    parts = [(values, "%d values"), (rest, "%d not supported"), (unfilled, "%d not filled in")]
+    return ", ".join(words % count for count, words in parts if count) if values else "not supported"
 
 
 def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
@@ -200,7 +203,7 @@ def _links(gpu: int, readings: Readings) -> Iterator[Check]:
     states = readings.all("nvmlDeviceGetNvLinkState")
     active = [of for of, state in states if state]
     if not states:
-        yield not_run("links", gpu, "NVLinks", "the GPU has no NVLinks")
+        yield not_run("links", gpu, "NVLinks", why_links_are_off(readings) or "the GPU has no NVLinks")
     elif not active:
         yield not_run("links", gpu, "NVLinks", "none of its %d NVLinks is active" % len(states))
     else:

@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Iterator, Mapping, Sequence
 
-from ...module_utils.hardware.model_readings import Readings, fields_of
+from ...module_utils.hardware.model_readings import (
+    Readings,
+    fields_of,
+    is_filled,
+    why_links_are_off,
+    with_parameters,
+)
 from .model_file import ModelFile, file_of
 from .outcome import DIFFERS, HELD, Check, not_run
 
@@ -41,27 +47,35 @@ def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: 
     """Return the checks against the readings of simulated GPUs; one that was not run where there are none, with the reason."""
     if other is None:
         return [not_run(AREA, None, "all functions", reason)]
-    found = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"]))
+    found = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
+    links_off = why_links_are_off(Readings(with_parameters((), reading["files"])))
     simulated = {gpu["index"]: gpu["calls"] for gpu in other["nvml"]["gpus"]}
     for gpu in reading["nvml"]["gpus"]:
         if gpu["index"] in simulated:
-            found += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]])
+            found += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]], links_off)
     return found
 
 
 def _compared(
-    gpu: int | None, calls: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]]
+    gpu: int | None, calls: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]], links_off: str
 ) -> Iterator[Check]:
+    """Compare call by call. `links_off` is why NVLinks, which a simulated GPU has, cannot be asked for."""
     theirs = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
     by_call: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    for reading in calls:
+    unfilled: dict[str, int] = defaultdict(int)
+    for reading in Readings(calls).calls:
         name = (reading["call"], reading["of"])
-        if name in theirs:
-            by_call[reading["call"]].append((reading["of"], theirs[name], _answer(reading)))
+        if name not in theirs:
+            continue
+        rows = by_call[reading["call"]]
+        if not is_filled(reading):
+            unfilled[reading["call"]] += 1
+        elif not (links_off and _is_of_links(reading)):
+            rows.append((reading["of"], theirs[name], _answer(reading)))
     for call, rows in sorted(by_call.items()):
         differing = [row for row in rows if row[1] != row[2]]
         if not differing:
-            yield Check(AREA, gpu, call, HELD, "the same answer", "%d of %d" % (len(rows), len(rows)))
+            yield _the_same(gpu, call, len(rows), unfilled[call], links_off)
             continue
         more = "; and %d more" % (len(differing) - _MOST) if len(differing) > _MOST else ""
         expected, found = (
@@ -69,6 +83,19 @@ def _compared(
             for place in (1, 2)
         )
         yield Check(AREA, gpu, call, DIFFERS, expected, found)
+
+
+def _the_same(gpu: int | None, call: str, compared: int, unfilled: int, links_off: str) -> Check:
+    if not compared:
+        return not_run(AREA, gpu, call, "the driver fills no value in" if unfilled else links_off)
+    found = "%d of %d" % (compared, compared)
+    if unfilled:
+        found += ", %d not filled in by the driver" % unfilled
+    return Check(AREA, gpu, call, HELD, "the same answer", found)
+
+
+def _is_of_links(reading: Mapping[str, Any]) -> bool:
+    return "nvlink" in ("%(call)s %(of)s" % reading).lower() or reading["of"] == "nvswitch links"
 
 
 def _answer(reading: Mapping[str, Any]) -> str:

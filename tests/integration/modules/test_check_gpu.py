@@ -124,6 +124,18 @@ def again(host, run, index, key, model):
                 assert getattr(there[profile.name], name) == getattr(profile, name), (key, profile.name, name)
 
 
+def test_a_card_whose_links_are_off_makes_a_file_that_says_so(host):
+    host.create([{"model": "H100-80GB"}])
+    run = Run(host)
+    run.report["readings"]["files"]["parameters"] = {"NvLinkDisable": "1"}
+    (run.folder / "gpu-check.json").write_text(json.dumps(run.report))
+    report = str(run.folder / "gpu-check.json")
+    text = host.gpusim("record", report, "--gpu", "0", "--key", "H100-80GB", "--models", str(MODELS))
+    made = parse_model(text, "h100-80gb.json")
+    assert (made.nvlink_links, made.nvlink_mb_per_second) == (0, None)
+    assert "NvLinkDisable=1" in made.unconfirmed["nvlink_links"]
+
+
 def test_the_report_has_serial_numbers_and_uuids_only_where_asked(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     assert host.module("mig", layout=MIG)["changed"]

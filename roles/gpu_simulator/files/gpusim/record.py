@@ -10,7 +10,7 @@ from typing import Any
 
 from .catalogue import Model, parse_model
 from .errors import FleetError
-from .model_readings import Field, Readings, fields_of, profile_names
+from .model_readings import Field, Readings, fields_of, profile_names, with_parameters
 
 #: nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*: by compute slices.
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
@@ -49,7 +49,7 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         reading = report["readings"]
         found = next(one for one in reading["nvml"]["gpus"] if one["index"] == gpu)
-        calls = list(found["calls"])
+        calls = with_parameters(found["calls"], reading["files"])
         source = "NVML of driver %s, read on %s by make check-gpu" % (
             report["driver_version"],
             report["made"].split()[0],
@@ -90,6 +90,8 @@ def model_text(key: str, readings: Readings, source: str, models: dict[str, Mode
         unconfirmed["multiprocessors"] = "those of the largest profile: the whole GPU may have more"
     if values["supported_clocks_mhz"] is None:
         values["supported_clocks_mhz"] = []
+    if values["nvlink_links"] is None:
+        values["nvlink_links"] = 0
     if values["on_module"] is None:
         values["on_module"] = False
     if values["mig_needs_reset"] is None:
