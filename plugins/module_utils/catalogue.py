@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 import zipfile
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Iterator, Mapping
@@ -64,6 +64,17 @@ class MemoryClock:
 
     memory: int
     graphics: tuple[int, ...]
+
+
+@frozen
+class Variant:
+    """Another board of the model's first product, told by its subsystem id: what is otherwise on it.
+
+    `differences` are by path, as reports of the hardware name fields: ``memory_reserved_mib``, ``profiles.3g.71gb.memory_mib``.
+    """
+
+    pci_subsystem_id: str
+    differences: Mapping[str, int | str]
 
 
 @frozen
@@ -162,6 +173,8 @@ class Model:
     compute_instance_profiles: Mapping[int, tuple[ComputeInstanceProfile, ...]]
     unconfirmed: Mapping[str, str]
     sources: tuple[str, ...]
+    memory_bus_width_bits: int | None = None
+    variants: tuple[Variant, ...] = ()
 
     @property
     def name(self) -> str:
@@ -303,7 +316,12 @@ _PLAIN = {
     "int | None": (int, True),
     "str | None": (str, True),
 }
-_LISTS = {"tuple[Board, ...]": Board, "tuple[MemoryClock, ...]": MemoryClock, "tuple[Profile, ...]": Profile}
+_LISTS = {
+    "tuple[Board, ...]": Board,
+    "tuple[MemoryClock, ...]": MemoryClock,
+    "tuple[Variant, ...]": Variant,
+    "tuple[Profile, ...]": Profile,
+}
 _PLAIN_LISTS = {"tuple[int, ...]": int, "tuple[str, ...]": str}
 _MAPPINGS = {
     "Mapping[str, str]": (str, False),
@@ -340,7 +358,8 @@ class _Reader:
         return value
 
     def build(self, kind: type) -> Any:
-        values = {field.name: self.read(field.name, str(field.type)) for field in fields(kind)}
+        wanted = [field for field in fields(kind) if field.name in self.rest or field.default is MISSING]
+        values = {field.name: self.read(field.name, str(field.type)) for field in wanted}
         for name in self.rest:
             self.fail(name, "is not a field of a model")
         return kind(**values)
@@ -355,6 +374,11 @@ class _Reader:
         if annotation in _MAPPINGS:
             inner = self.inner(field, self.take(field, dict))
             return {name: inner.take(name, *_MAPPINGS[annotation]) for name in list(inner.rest)}
+        if annotation == "Mapping[str, int | str]":
+            inner = self.inner(field, self.take(field, dict))
+            return {
+                name: inner.take(name, int if isinstance(inner.rest[name], int) else str) for name in list(inner.rest)
+            }
         if annotation in _PLAIN_LISTS:
             kind = _PLAIN_LISTS[annotation]
             items = self.take(field, list)
@@ -409,6 +433,7 @@ def _check(model: Model, source: str) -> None:
         problems.append(("mig_capable", "must be true with profiles, slices and units, false without them"))
     for i, profile in enumerate(model.profiles):
         problems += [(f"profiles[{i}].{field}", text) for field, text in _profile_problems(model, profile)]
+    problems += _variant_problems(model)
     for number in ("nvml_profile", "profile_id", "name"):
         values = [getattr(profile, number) for profile in model.profiles]
         if len(set(values)) != len(values):
@@ -416,6 +441,18 @@ def _check(model: Model, source: str) -> None:
     if problems:
         field, text = problems[0]
         raise CatalogueError(f"{source}: {field}", text, "models/README.md describes the format")
+
+
+def _variant_problems(model: Model) -> Iterator[tuple[str, str]]:
+    ids = [model.pci_subsystem_id, *(variant.pci_subsystem_id for variant in model.variants)]
+    if len(set(ids)) != len(ids):
+        yield "variants", "two boards have one subsystem id"
+    known = {field.name for field in fields(Model)}
+    of_profiles = {f"profiles.{profile.name}.{field.name}" for profile in model.profiles for field in fields(Profile)}
+    for i, variant in enumerate(model.variants):
+        for path in variant.differences:
+            if path not in of_profiles and (path.startswith("profiles") or path.partition(".")[0] not in known):
+                yield f"variants[{i}].differences", f"names a field that does not exist: {path}"
 
 
 def _profile_problems(model: Model, profile: Profile) -> Iterator[tuple[str, str]]:

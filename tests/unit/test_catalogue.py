@@ -139,6 +139,11 @@ def changed(**changes):
     return json.dumps(data)
 
 
+def variant(pci_subsystem_id="18bf", **differences):
+    own = {} if pci_subsystem_id is KeyError else {"pci_subsystem_id": pci_subsystem_id}
+    return {**own, "differences": differences}
+
+
 @pytest.mark.parametrize(
     "changes, where, problem",
     [
@@ -165,6 +170,12 @@ def changed(**changes):
         ({"profiles": "none"}, "profiles", "not list"),
         ({"compute_instance_profiles__three": []}, "compute_instance_profiles.three", "as key"),
         ({"compute_instance_profiles__3": KeyError}, "profiles[4].compute_slices", "no entry for 3"),
+        ({"variants": [variant(pci_subsystem_id=KeyError)]}, "variants[0].pci_subsystem_id", "is missing"),
+        ({"variants": [variant(), variant()]}, "variants", "one subsystem id"),
+        ({"variants": [variant(pci_subsystem_id="16c1")]}, "variants", "one subsystem id"),
+        ({"variants": [variant(colour=1)]}, "variants[0].differences", "does not exist: colour"),
+        ({"variants": [variant(profiles=1)]}, "variants[0].differences", "does not exist: profiles"),
+        ({"variants": [variant(memory_reserved_mib=None)]}, "variants[0].differences.memory_reserved_mib", "not str"),
     ],
 )
 def test_a_malformed_model_names_file_and_field(changes, where, problem):

@@ -98,6 +98,15 @@ def test_every_field_of_a_model_file_has_its_line(file):
     assert '"boards"' in lines[file.line("pci_device_id") - 1]
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if file.model.variants], ids=lambda file: file.path.stem)
+def test_every_value_of_a_variant_has_its_line(file):
+    lines = file.text.splitlines()
+    for variant in file.model.variants:
+        for path, value in variant.differences.items():
+            where = file.where_in_variant(variant.pci_subsystem_id, path)
+            assert '"%s": %s' % (path, json.dumps(value)) in lines[int(where.rpartition(":")[2]) - 1]
+
+
 def test_nvidia_smi_that_says_the_same_differs_in_nothing():
     checks = list(host_checks.smi_checks(facts(), nvidia_smi.parse(XML)))
     assert differing(checks) == {}
@@ -380,6 +389,29 @@ def test_the_most_instances_are_those_of_the_profiles_where_mig_mode_is_off():
     of_gpu(reading["nvml"], "nvmlDeviceGetMigMode")["value"] = [0, 0]
     check = judged(reading)["model file", "max_gpu_instances"]
     assert (check.outcome, check.found) == ("held", "7")
+
+
+@pytest.mark.parametrize(
+    ("subsystem", "reserved", "vbios", "differing"),
+    [
+        (0x18BE10DE, 700, "96.00.A5.00.03", set()),
+        (0x18BF10DE, 615, "96.00.A5.00.1A", set()),
+        (0x18BF10DE, 700, "96.00.A5.00.1A", {"memory_reserved_mib"}),
+        (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib", "vbios_version"}),
+        (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
+    ],
+)
+def test_a_board_is_held_against_its_variant(subsystem, reserved, vbios, differing):
+    reading = whole_reading()
+    of_gpu(reading["nvml"], "nvmlDeviceGetPciInfo")["value"] = {"pciDeviceId": 0x233510DE, "pciSubSystemId": subsystem}
+    of_gpu(reading["nvml"], "nvmlDeviceGetVbiosVersion")["value"] = vbios
+    memory = {"total": 143771 << 20, "reserved": reserved << 20}
+    of_gpu(reading["nvml"], "nvmlDeviceGetMemoryInfo", "version 2")["value"] = memory
+    wanted = {"pci_subsystem_id", "memory_total_mib", "memory_reserved_mib", "vbios_version"}
+    found = {what: check for (area, what), check in judged(reading).items() if area == "model file" and what in wanted}
+    assert set(found) == wanted
+    assert {what for what, check in found.items() if check.outcome == "differs"} == differing
+    assert all("h200-141gb.json:" in found[what].where for what in differing)
 
 
 @pytest.mark.parametrize(("gpus", "outcome"), [(1, "held"), (2, "differs")])

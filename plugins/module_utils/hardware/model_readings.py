@@ -125,6 +125,7 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "memory_total_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["total"])),
         "memory_reserved_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["reserved"])),
         "bar1_total_mib": _mib(read("nvmlDeviceGetBAR1MemoryInfo", part=lambda memory: memory["bar1Total"])),
+        "memory_bus_width_bits": read("nvmlDeviceGetMemoryBusWidth"),
         "row_remapper_banks": _banks(readings),
         "power_watts.default": read("nvmlDeviceGetPowerManagementDefaultLimit", part=_watts),
         "power_watts.min": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[0])),

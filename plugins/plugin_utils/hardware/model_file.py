@@ -44,6 +44,21 @@ class ModelFile:
         """Return file and line of a field, as a message names it."""
         return "%s:%d" % (_SHOWN % self.path.name, self.line(path))
 
+    def variant(self, board: int, subsystem_id: Any) -> dict[str, Any]:
+        """Return what the file has of a board with another subsystem id than that of the first, by path."""
+        found = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
+        return {"pci_subsystem_id": found[0].pci_subsystem_id, **found[0].differences} if found else {}
+
+    def where_in_variant(self, subsystem_id: str, path: str) -> str:
+        """Return file and line of a value of a variant."""
+        begin, wanted = '{"pci_subsystem_id": "%s"' % subsystem_id, '"%s":' % path
+        first = next((number for number, line in enumerate(self._lines) if begin in line), 0)
+        lines = enumerate(self._lines[first:], first + 1)
+        return "%s:%d" % (
+            _SHOWN % self.path.name,
+            next((number for number, line in lines if wanted in line), first + 1),
+        )
+
     def line(self, path: str) -> int:
         """Return the line of a field, from 1; that of the list of profiles for a profile that the file lacks."""
         if not path.startswith("profiles."):
@@ -75,8 +90,10 @@ class ModelFile:
         if path.startswith("profiles."):
             name, _dot, field = path[len("profiles.") :].rpartition(".")
             return next((profile[field] for profile in self.data["profiles"] if profile["name"] == name), None)
-        value: Any = self.data
-        for part in path.split("."):
+        first, *parts = path.split(".")
+        # Some fields may be left out.
+        value: Any = self.data.get(first)
+        for part in parts:
             value = value[part]
         return value
 
@@ -120,8 +137,16 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
             "%s: %s" % (file.model.key, shown(fields["name"].value)),
         )
     ]
+    variant = file.variant(board, fields["pci_subsystem_id"].value)
     for path, field in fields.items():
-        if simulated and field.known and file.value(path, board) in (None, []) and field.value is not None:
+        if path in variant:
+            where = file.where_in_variant(variant["pci_subsystem_id"], path)
+            result.append(
+                compared(AREA, index, path, variant[path], field.value, where)
+                if field.known
+                else not_run(AREA, index, path, field.reason)
+            )
+        elif simulated and field.known and file.value(path, board) in (None, []) and field.value is not None:
             result.append(
                 not_run(AREA, index, path, "the file does not know it: the simulated GPU has a value in its place")
             )

@@ -174,6 +174,7 @@ def _model(model: Model) -> Iterator[str]:
             "memory_total_mib": model.memory_total_mib,
             "memory_reserved_mib": model.reserved_mib(),
             "bar1_total_mib": model.bar1_mib(),
+            "memory_bus_width_bits": model.memory_bus_width_bits,
             "row_remapper_banks": model.row_remapper_banks,
             "power_default_mw": power["default"],
             # The library needs a range; models/README.md documents the halving.

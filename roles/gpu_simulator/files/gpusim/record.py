@@ -27,7 +27,7 @@ _MAPPINGS = {
 #: The fields in the order of a model file; the values of these stand in the file as they are read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
-    "memory_reserved_mib", "bar1_total_mib", "row_remapper_banks", "power_watts", "memory_power_watts",
+    "memory_reserved_mib", "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "power_watts", "memory_power_watts",
     "module_power_watts", "clocks_mhz", "idle_clocks_mhz", "supported_clocks_mhz", "idle_performance_state",
     "application_clock_mhz", "temperatures_celsius", "memory_temperatures_celsius", "temperature_margins",
     "idle_fan_percent", "pcie", "nvlink_links", "nvlink_mb_per_second", "c2c_links", "c2c_mb_per_second", "vbios_version",
