@@ -142,7 +142,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 
 /*
  * With MIG mode off this is NOT_SUPPORTED where profiles cannot be asked for either: so nvml.h has it.
- * Where they can, nvidia-smi 550 goes on to ask and gives up unless told SUCCESS and 0.
+ * Where they can, nvidia-smi 550 goes on to ask and gives up on an error. An H200 with driver 580.159.04 has room for all
+ * instances of each profile then.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
@@ -153,7 +154,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsi
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if ((call.result = profile_by_id(on.gpu, id, &profile)) != NVML_SUCCESS)
 		return call.result;
-	*count = on.gpu->mig_current ? mig_gi_remaining(on.gpu, profile) : 0;
+	*count = mig_gi_remaining(on.gpu, profile);
 	return NVML_SUCCESS;
 }
 
