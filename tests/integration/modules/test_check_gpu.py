@@ -97,7 +97,8 @@ def again(host, run, index, key, model):
     assert made.boards == model.boards[:1]
     for name in (
         "pci_subsystem_id", "brand", "architecture", "compute_capability", "memory_total_mib", "memory_reserved_mib",
-        "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "memory_power_watts", "supported_clocks_mhz", "idle_fan_percent",
+        "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "memory_power_watts", "supported_clocks_mhz",
+        "idle_fan_percent",
         "idle_performance_state", "application_clock_mhz", "temperature_margins", "nvlink_links", "nvlink_mb_per_second",
         "c2c_links", "c2c_mb_per_second", "vbios_version", "board_part_number",
         "mig_capable", "mig_needs_reset", "compute_slices", "placement_units", "max_gpu_instances",
