@@ -397,7 +397,9 @@ def test_the_most_instances_are_those_of_the_profiles_where_mig_mode_is_off():
         (0x18BE10DE, 700, "96.00.A5.00.03", set()),
         (0x18BF10DE, 615, "96.00.A5.00.1A", set()),
         (0x18BF10DE, 700, "96.00.A5.00.1A", {"memory_reserved_mib"}),
-        (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib", "vbios_version"}),
+        # Firmware differs between boards.
+        (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib"}),
+        (0x18BF10DE, 615, "96.00.A5.00.22", set()),
         (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
     ],
 )
@@ -412,6 +414,18 @@ def test_a_board_is_held_against_its_variant(subsystem, reserved, vbios, differi
     assert set(found) == wanted
     assert {what for what, check in found.items() if check.outcome == "differs"} == differing
     assert all("h200-141gb.json:" in found[what].where for what in differing)
+
+
+def test_a_gpu_that_has_just_worked_is_not_judged_as_idle():
+    reading = whole_reading()
+    values = {"nvmlDeviceGetMaxClockInfo": 1980, "nvmlDeviceGetClockInfo": 1980, "nvmlDeviceGetPowerUsage": 126000}
+    for call, value in values.items():
+        of_gpu(reading["nvml"], call, "" if "Power" in call else "graphics")["value"] = value
+    of_gpu(reading["nvml"], "nvmlDeviceGetUtilizationRates")["value"] = {"gpu": 0, "memory": 0}
+    found = judged(reading)
+    for what in ("power_watts.idle", "idle_clocks_mhz.graphics"):
+        check = found["model file", what]
+        assert check.outcome == "not run" and "its clock is the highest" in check.reason
 
 
 @pytest.mark.parametrize(("gpus", "outcome"), [(1, "held"), (2, "differs")])

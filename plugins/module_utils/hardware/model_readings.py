@@ -105,6 +105,10 @@ def is_idle(readings: Readings) -> Field:
         return Field(None, False, rates.reason or "no utilization is known")
     if rates.value > _BUSY_PERCENT:
         return Field(False, reason="the GPU is %d %% busy" % rates.value)
+    # Seen on an H200: for some seconds after the last process has ended.
+    clock, most = (readings.value("nvmlDeviceGet%sClockInfo" % word, "graphics") for word in ("", "Max"))
+    if clock is not None and clock == most:
+        return Field(False, reason="its clock is the highest, as after work or where clocks are locked")
     return Field(True)
 
 

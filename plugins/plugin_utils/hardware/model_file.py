@@ -18,6 +18,9 @@ from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
 MODELS = Path(__file__).resolve().parents[2] / "module_utils" / "models"
 #: As the collection's files are named in reports.
 _SHOWN = "plugins/module_utils/models/%s"
+#: What differs between boards and their firmware, of which a file has one example.
+_OF_A_BOARD = ("vbios_version", "board_part_number", "gpu_part_number")
+_DIFFERENT_BOARDS = "boards of a model differ in it: the file has %s as an example, this one is %s"
 #: Idle figures depend on the room and on the board: how far they may lie apart, in the field's unit, and in percent of it.
 _TOLERANCES = {
     "power_watts.idle": (15, 30),
@@ -141,11 +144,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
     for path, field in fields.items():
         if path in variant:
             where = file.where_in_variant(variant["pci_subsystem_id"], path)
-            result.append(
-                compared(AREA, index, path, variant[path], field.value, where)
-                if field.known
-                else not_run(AREA, index, path, field.reason)
-            )
+            result.append(_against(index, path, variant[path], field, where))
         elif simulated and field.known and file.value(path, board) in (None, []) and field.value is not None:
             result.append(
                 not_run(AREA, index, path, "the file does not know it: the simulated GPU has a value in its place")
@@ -171,6 +170,21 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
     return result
 
 
+def _against(index: int, path: str, expected: Any, field: Field, where: str) -> Check:
+    """Return the check of a value of a variant."""
+    if not field.known:
+        return not_run(AREA, index, path, field.reason)
+    check = compared(AREA, index, path, expected, field.value, where)
+    return check if check.outcome == HELD else _of_a_board(index, path, expected, field) or check
+
+
+def _of_a_board(index: int, path: str, expected: Any, field: Field) -> Check | None:
+    """Return that a value is one in which boards differ, None where it is not."""
+    if path not in _OF_A_BOARD and not path.startswith("inforom."):
+        return None
+    return not_run(AREA, index, path, _DIFFERENT_BOARDS % (shown(expected), shown(field.value)))
+
+
 def file_of(device_id: str, files: Sequence[ModelFile]) -> tuple[ModelFile, int] | None:
     """Return the file that has the PCI device id, and the place of the board in it; None where no file has it."""
     for file in files:
@@ -191,6 +205,9 @@ def _check(index: int, file: ModelFile, board: int, path: str, field: Field) -> 
     check = compared(AREA, index, path, expected, field.value, file.where(path))
     if check.outcome == HELD:
         return check
+    of_a_board = _of_a_board(index, path, expected, field)
+    if of_a_board:
+        return of_a_board
     reasons = []
     if board:
         reasons.append("the file describes %s; this is another board of the model" % file.model.name)
