@@ -70,9 +70,7 @@ static void follow_peer(struct peer *peer, const struct quota_gpu *gpu, struct s
 	}
 	if (peer->page)
 		munmap(peer->seat, TURNSTILE_PAGE_BYTES);
-	peer->seat = page;
-	peer->page = true;
-	peer->ahead = 0;
+	*peer = (struct peer){ .looked = true, .page = true, .seat = page };
 	pages->seats[pages->own_seat] = pages->own = NULL;
 }
 

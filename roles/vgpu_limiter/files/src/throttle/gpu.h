@@ -48,9 +48,10 @@ struct throttle_gpu {
 	uint64_t peers_held_ns;		/* how long the tenant was held back on its other GPUs, in all */
 	bool has_peers;			/* that want their GPUs now */
 	bool together;			/* one of them works, and is not late */
-	bool behind;			/* one of them has been given more launches in this turn */
+	bool behind;			/* one of them has been given more launches */
 	bool hurry;			/* one of them is late, maybe for what was not launched here yet */
-	int64_t hurry_ns;		/* since when one is late */
+	int64_t hurry_ns;		/* since when one is late, */
+	int64_t idle_hurry_ns;		/* and this process has no work here that it may be late for */
 	int64_t late_ns;		/* when one was last late; 0: never */
 	int64_t ending_ns;		/* when its turn was first found to be over */
 	int64_t not_before;		/* leaves its turn to others until then */

@@ -17,7 +17,12 @@ struct peer {
 	bool looked;			/* for the tenant's seat there */
 	bool page;			/* it is the agent's, and to be unmapped */
 	struct seat *seat;		/* NULL: none */
-	int64_t ahead;			/* by how many launches it was when a turn began: so many mean nothing */
+	int64_t ahead;			/* by how many launches it was at the last look, */
+	int64_t begun;			/* and when a turn began */
+	int64_t usual;			/* and is where both have been given the same: their processes may have begun at other counts */
+	int64_t usual_ns;		/* when that was last so, or went past it; 0: not known yet */
+	uint64_t turn;			/* launches here when the last turn began */
+	int alike;			/* so many turns in a row have begun alike */
 };
 
 /* All zero at first. */

@@ -10,12 +10,56 @@
 #include "throttle/times.h"
 #include "throttle/words.h"
 
+#define UNUSUAL_NS (NS_PER_SECOND / 4)	/* after which counts that stay uneven have no usual difference */
+#define ALIKE 8				/* so many turns in a row that begin with the same difference make it the usual one */
+
+/* With which difference of launches a turn has begun. */
+static void begin_turn(struct peer *peer, int64_t ahead, uint64_t launches)
+{
+	if (launches != peer->turn)
+		peer->alike = ahead == peer->begun ? peer->alike + 1 : 1;
+	peer->turn = launches;
+	peer->begun = ahead;
+	if (peer->alike >= ALIKE || !peer->usual_ns)
+		peer->usual = ahead;
+}
+
+static void compare_launches(struct peer *peer, uint64_t there, uint64_t here, bool begins, int64_t now)
+{
+	int64_t ahead = (int64_t)(there - here);
+	if (begins)
+		begin_turn(peer, ahead, here);
+	bool was_more = peer->ahead > peer->usual, is_more = ahead > peer->usual;
+	if (ahead == peer->usual || is_more != was_more)
+		peer->usual_ns = now;
+	peer->ahead = ahead;
+}
+
+/* Steps may have more launches on one GPU than on the other. */
+static bool is_uneven(const struct peer *peer, int64_t now) { return now - peer->usual_ns > UNUSUAL_NS; }
+
+/* Whether the peer has been given more launches than this GPU. Where one turn begins says little: that may be in the middle of a
+ * step. This GPU would then be taken for behind where it is not, and begin its next step in a neighbour's turn. */
+static bool is_ahead(const struct peer *peer, int64_t now)
+{
+	int64_t more = peer->ahead - (is_uneven(peer, now) ? peer->begun : peer->usual);
+	return more > 0 && more <= BUSY_RING;
+}
+
+static bool has_work(const struct throttle_gpu *g)
+{
+	for (const struct busy *b = g->contexts; b; b = b->next)
+		if (!busy_is_idle(b))
+			return true;
+	return false;
+}
+
 void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 {
 	struct throttle_gpu *g = t->gpus[own];
 	int64_t paid = turnstile_paid(seat_of(g), now), least = paid;
 	uint64_t held = 0;
-	bool late = false;
+	bool late = false, uneven = false;
 	g->hurry = g->has_peers = g->together = g->behind = false;
 	uint64_t launches = atomic_load(&seat_of(g)->launches);
 	for (int i = 0; i < t->quota->gpu_count; i++) {
@@ -38,11 +82,10 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		int64_t paid_there = turnstile_paid(there, now);
 		least = paid_there < least ? paid_there : least;
 		g->has_peers = true;
-		int64_t ahead = (int64_t)(atomic_load(&there->launches) - launches);
 		bool works = atomic_load(&there->due) != 0;
-		if (begins && !works)
-			peer->ahead = ahead;
-		bool behind = works && ahead > peer->ahead && ahead <= peer->ahead + BUSY_RING;
+		compare_launches(peer, atomic_load(&there->launches), launches, begins && !works, now);
+		uneven = uneven || is_uneven(peer, now);
+		bool behind = works && is_ahead(peer, now);
 		bool overdue = turnstile_is_overdue(there, now);
 		g->behind = g->behind || behind;
 		g->hurry = g->hurry || (overdue && behind);
@@ -53,7 +96,12 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		g->late_ns = now;
 	else
 		g->hurry_ns = now;
-	g->hurry = g->hurry || now - g->hurry_ns > HURRY_NS;
+	/* A peer may be late for what works here now. What comes next is the next step then: launched in a hurry it would take this GPU
+	 * from a neighbour that has the other one, and both tenants would go on with one GPU each. Where counts are uneven they do not
+	 * say who is behind, and being late is all there is to go by. */
+	if (!late || (!uneven && has_work(g)))
+		g->idle_hurry_ns = now;
+	g->hurry = g->hurry || now - g->idle_hurry_ns > HURRY_NS;
 	g->peers_held_ns = held;
 	g->lead_ns = within(paid - least, 0, LEAD_MAX_NS);
 	if (atomic_load(&seat_of(g)->lead) != g->lead_ns)
