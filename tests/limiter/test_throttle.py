@@ -141,7 +141,8 @@ def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
     """A driver's calls cost host time: at most two a launch, where so many launches fit into half a millisecond."""
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
-    assert worker.share() == pytest.approx(30, abs=POINTS)
+    # How launches of several threads come one after the other is the machine's choice.
+    assert worker.share() == pytest.approx(30, abs=POINTS + ("threads" in options))
     assert worker.calls_per_launch < 2
 
 

@@ -6,6 +6,8 @@
  */
 #include "throttle/lengths.h"
 
+#include "throttle/times.h"
+
 #define ODD_TIMES 2	/* one that took more than so many times as long as usual says nothing of the next, if that is as usual, */
 #define ODD_LEAST_NS INT64_C(10000)	/* and by no less than this */
 #define ODD_WEIGHT 32	/* one that is odd counts as much as so many that are not, */
@@ -132,10 +134,12 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 }
 
 /* A kernel of several lengths is taken to need what it takes on average. As that is never what it takes, each launch that is
- * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. */
-static int64_t learn_varying(const struct launch *launch, struct estimate *e, int64_t ns)
+ * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. But
+ * one that was long by chance, as beside work of another stream, stands for no more time than there was. */
+static int64_t learn_varying(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns)
 {
-	int64_t more = beyond(launch->untimed, ns);
+	int64_t more = earlier(beyond(launch->untimed, ns), later(b->slack_ns - e->slack_ns, 0));
+	b->slack_ns -= more;	/* what is given back is not accounted for any more */
 	e->ns += (ns - e->ns) / VARYING_PART;
 	return more;
 }
@@ -152,8 +156,7 @@ static int64_t learn_length(struct busy *b, const struct launch *launch, int64_t
 		e->often += sign && e->often < ODD_MOST ? ODD_WEIGHT : -1;
 		e->odd = 0;
 		e->unsettled = 0;
-		is_accounted_for(b, e);
-		return learn_varying(launch, e, ns);
+		return learn_varying(b, launch, e, ns);
 	}
 	if (sign)
 		return learn_odd(b, launch, e, ns, sign);
