@@ -15,6 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 from mig_cases import judge, random_cases, read_cases
@@ -109,21 +111,33 @@ def _faults(seed, count):
         yield "mig_fault_cases", None, ROOT_ONLY
         yield "mig_fault_bad_endings", None, ROOT_ONLY
         return
-    from fault_sweep import Sweep, random_transitions
+    from fault_sweep import random_transitions
     from simulated_host import SimulatedHost
 
     cases = bad = 0
-    with tempfile.TemporaryDirectory() as folder:
+    # Processes of their own: each run is a fork, and one of this process, which has planned for thousands of GPUs, takes longer.
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         library = SimulatedHost.build(Path(folder)).library
-        for number, transition in enumerate(random_transitions(seed, count), 1):
-            for ending in Sweep(Path(folder) / str(number), library).transition(*transition):
-                cases += 1
-                if ending.wrong:
-                    bad += 1
-                    print(f"transition {number}: {ending}", file=sys.stderr)
-            print(f"transition {number} of {count}: {cases} faults so far, {bad} bad endings", file=sys.stderr)
+        sweeps = {
+            pool.submit(_sweep, Path(folder) / str(number), library, transition): number
+            for number, transition in enumerate(random_transitions(seed, count), 1)
+        }
+        for done, sweep in enumerate(as_completed(sweeps), 1):
+            endings, wrong = sweep.result()
+            cases, bad = cases + endings, bad + len(wrong)
+            for ending in wrong:
+                print(f"transition {sweeps[sweep]}: {ending}", file=sys.stderr)
+            print(f"{done} of {count} transitions: {cases} faults so far, {bad} bad endings", file=sys.stderr)
     yield "mig_fault_cases", cases, "count"
     yield "mig_fault_bad_endings", bad, "count"
+
+
+def _sweep(folder, library, transition):
+    """Return how many runs with a fault there were, and those that ended badly."""
+    from fault_sweep import Sweep
+
+    endings = list(Sweep(folder, library).transition(*transition))
+    return len(endings), [str(ending) for ending in endings if ending.wrong]
 
 
 def _module():
