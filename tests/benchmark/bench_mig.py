@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 TRANSITIONS = 10_000
-#: Transitions whose every NVML call is made to fail and to die; a run takes about 20 s for each.
+#: Transitions whose every NVML call is made to fail and to die; about ten seconds for each on one core.
 FIGURES = (
     "mig_transitions",
     "mig_destroyed_over_optimum",

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let every NVML call of a transition fail once, and die once, and see how each run ends.
 
-Runs are forks of this process on a simulated host, so that thousands of them take minutes.
+A run with a fault is a fork of this process, on a simulated host. What looks, or clears up after it, is this process itself. So
+thousands of runs take minutes.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Sweep:
             return "the old layout was reported, and it is not there: %s" % said
         if status == 1 and left:
             return "a journal is left beside a whole layout"
-        status, said = self._fork(self._recover)
+        status, said = _tried(self._recover)
         if status != 0:
             return "the next run could not clear up: %s" % said
         seen = self._seen()
@@ -142,24 +143,16 @@ class Sweep:
 
     def _seen(self) -> Any:
         """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""
-        status, said = self._fork(_read)
+        status, said = _tried(_read)
         assert status == 0, said
-        return said
+        return json.loads(json.dumps(said))
 
     def _fork(self, run: Callable[[], Any]) -> tuple[int, Any]:
-        """Run it in a fork: (0, result), (1, message) for "nothing changed" or "old", (2, message) else, (-9, "") killed."""
+        """Run it in a fork, as `_tried` does; (-9, "") where it was killed."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            status, said = 0, None
-            try:
-                said = run()
-            except ApplyError as error:
-                status, said = (1 if error.outcome == "old" else 2), str(error)
-            except FleetError as error:
-                status, said = 1, str(error)
-            except BaseException as error:  # pylint: disable=broad-except
-                status, said = 2, repr(error)
+            status, said = _tried(run)
             os.write(writer, json.dumps(said).encode())
             os._exit(status)
         os.close(writer)
@@ -175,6 +168,18 @@ class Sweep:
             except OSError:
                 return False
             return True
+
+
+def _tried(run: Callable[[], Any]) -> tuple[int, Any]:
+    """Run it: (0, result), (1, message) for "nothing changed" or "old", (2, message) else."""
+    try:
+        return 0, run()
+    except ApplyError as error:
+        return (1 if error.outcome == "old" else 2), str(error)
+    except FleetError as error:
+        return 1, str(error)
+    except BaseException as error:  # pylint: disable=broad-except
+        return 2, repr(error)
 
 
 def _read() -> Any:
