@@ -14,6 +14,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import fin
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
+#: Of an H100-80GB.
+PROFILES = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb+me", "1g.20gb"]
+
 
 def test_what_the_host_has(host):
     host.create([{"model": "H100-80GB", "count": 2}, {"model": "L40S-48GB", "count": 1}], driver_version="580.65.06")
@@ -50,17 +53,13 @@ def test_instances_profiles_and_processes(host):
         "mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]}]
     )
     gpu = host.module("gpu_info", profiles=True)["gpus"][0]
-    assert [p["name"] for p in gpu["mig"]["profiles"]] == [
-        "1g.10gb",
-        "2g.20gb",
-        "3g.40gb",
-        "4g.40gb",
-        "7g.80gb",
-        "1g.10gb+me",
-        "1g.20gb",
-    ]
+    assert [p["name"] for p in gpu["mig"]["profiles"]] == PROFILES
     small = next(p for p in gpu["mig"]["profiles"] if p["name"] == "1g.10gb")
     assert (small["profile_id"], small["enum"], len(small["placements"])) == (19, 0, 7)
+    # The memory that an MPS daemon in an instance asks for is held against it.
+    known = find_model("H100-80GB")
+    sizes = {p.name: known.profile_memory_mib(p) for p in known.profiles}
+    assert {p["name"]: p["memory_mib"] for p in gpu["mig"]["profiles"]} == {p: sizes[p] for p in PROFILES}
     big = next(i for i in gpu["mig"]["instances"] if i["profile"] == "3g.40gb")
     assert big["placement"]["size"] == 4
     process = host.popen(
