@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import yaml
 from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 
 
-def play(tmp_path: Path, tasks: list[dict], *hosts: dict, **settings: str) -> subprocess.CompletedProcess:
+def play(
+    tmp_path: Path, tasks: list[dict], *hosts: dict, options: Sequence[str] = (), **settings: str
+) -> subprocess.CompletedProcess:
     """Run tasks on host-0, host-1, …, each of which has variables of its own."""
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
@@ -33,7 +36,7 @@ def play(tmp_path: Path, tasks: list[dict], *hosts: dict, **settings: str) -> su
         **settings,
     )
     return subprocess.run(
-        [*warm_playbook.COMMAND, "-i", str(inventory), str(playbook)],
+        [*warm_playbook.COMMAND, "-i", str(inventory), *options, str(playbook)],
         env=environment,
         capture_output=True,
         text=True,
@@ -57,6 +60,14 @@ def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
     assert not root.exists()
     assert (done.returncode != 0) == again, told
     assert ("there is no cc and no make" in told and "vgpu_limiter_packages" in told) == again
+
+
+def test_a_dry_run_on_a_bare_host_foretells_and_installs_nothing(tmp_path):
+    role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}]
+    done = play(tmp_path, role, {"vgpu_limiter__root": str(tmp_path / "root")}, options=["--check"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=1 " in done.stdout, done.stdout
+    assert not (tmp_path / "root").exists()
 
 
 def test_the_sources_are_sent_once_and_a_second_run_sends_little(tmp_path):
