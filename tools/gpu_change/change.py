@@ -300,9 +300,9 @@ class _Change:
         seen = planner.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
-    def _look(self) -> Host:
-        """Observe the host with the holders of its GPUs. Services are holders too: nothing of theirs is stopped."""
-        return observe(self._session)
+    def _look(self, gpu: str | None = None) -> Host:
+        """Observe the host, or one GPU of it anew, with the holders of its GPUs. Services are holders too: none is stopped."""
+        return observe(self._session, only=gpu)
 
     def _tell(self, text: str) -> None:
         self._request.tell(text)
