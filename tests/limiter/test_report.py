@@ -273,6 +273,60 @@ def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, t
     assert [int(word) // MIB for word in out.split()] == [96, 96]
 
 
+COMES_AND_GOES = """
+import ctypes, sys, threading
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+def come_and_go():
+    address = ctypes.c_uint64()
+    assert driver.cuCtxSetCurrent(context) == 0
+    sys.stdin.readline()
+    assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(16 << 20)) == 0
+    print("held", flush=True)
+    sys.stdin.readline()
+    assert driver.cuMemFree_v2(address) == 0
+    print("free", flush=True)
+    sys.stdin.readline()
+thread = threading.Thread(target=come_and_go)
+thread.start()
+assert driver.cuCtxSetCurrent(context) == 0
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+while thread.is_alive():
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(free.value)
+"""
+
+
+def test_memory_that_comes_and_goes_while_nvml_is_asked_is_not_the_contexts(tenant: Tenant, tmp_path: Path) -> None:
+    """NVML may name what is counted neither before it is asked nor afterwards."""
+    tenant.quota(64 * MIB)
+    asked, answered = tmp_path / "asked", tmp_path / "answered"
+    for fifo in (asked, answered):
+        os.mkfifo(fifo)
+    environment = tenant.environment(STUB_PAUSE_NVML=str(asked), STUB_PAUSE_ANSWERED=str(answered))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", COMES_AND_GOES], env=environment, text=True, **pipes) as process:
+
+        def say(line: str = "") -> None:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert not line or process.stdout.readline() == line + "\n"
+
+        try:
+            nvml = opened(asked)
+            say("held")
+            os.close(nvml)
+            nvml = opened(answered)
+            say("free")
+            os.close(nvml)
+            say()
+            out, _ = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert int(out) == 64 * MIB
+
+
 NAMESPACE = (
     "unshare",
     *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),

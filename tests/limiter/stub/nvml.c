@@ -163,6 +163,7 @@ static int list(void *device, unsigned int *count, void *infos, bool v1, enum ki
         }
         stub_card_unlock(card);
     }
+    stub_pause("STUB_PAUSE_ANSWERED");
     *count = found;
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }

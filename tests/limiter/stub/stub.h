@@ -30,6 +30,7 @@
  *   CUDA_LAUNCH_BLOCKING  1: a launch returns when its kernel is done, as the driver's
  *   STUB_PAUSE_GROWN      a FIFO: a pool has grown, and the call waits until somebody has opened it and closed it
  *   STUB_PAUSE_NVML       the same before NVML lists processes; without such a file (any more) there is no pause
+ *   STUB_PAUSE_ANSWERED   the same when it has listed them
  *   STUB_ALIASES          1: cuGetProcAddress answers with other addresses than the exported symbols'
  *   STUB_REQUESTS         a file to which each request of cuGetProcAddress is appended: name version flags
  *   STUB_DRIVER_VERSION   13000

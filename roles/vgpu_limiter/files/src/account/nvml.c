@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "driver/reals.h"
 
-enum { LISTED = 1024 };
+enum { LISTED = 1024, TRIES = 4 };	/* answers of NVML at most, while memory comes and goes */
 #define SELDOM_NS (60 * NS_PER_SECOND)
 
 static bool uses_cuda(const struct account *account)
@@ -74,8 +74,37 @@ static void learn(struct account *account, int gpu, uint64_t beyond, unsigned en
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
 }
 
+/* What NVML says of this process on a GPU, beyond what is counted. */
+struct answer {
+	bool named;	/* the process is among those that NVML lists */
+	bool still;	/* no memory came or went meanwhile */
+	uint64_t beyond;
+};
+
 /* Between what is counted before and after NVML was asked memory may have come or gone. The larger of
  * the two leaves the least for the context: rather a second too little than memory counted twice. */
+static struct answer ask(struct account *account, const struct quota_gpu *gpu)
+{
+	struct tenant *tenant = &account->tenant;
+	uint32_t moves = atomic_load(&tenant->moves);
+	uint64_t bytes, before = tenant_own_used(tenant, gpu->region);
+	bool named = bytes_by_nvml(gpu, &bytes);
+	uint64_t after = counted_whole(account, gpu->region), counted = before > after ? before : after;
+	return (struct answer){ named, atomic_load(&tenant->moves) == moves, bytes > counted ? bytes - counted : 0 };
+}
+
+/* Memory that came and went meanwhile is in neither count and may be in NVML's: the least of several answers has none of it. */
+static struct answer ask_until_still(struct account *account, const struct quota_gpu *gpu)
+{
+	struct answer least = ask(account, gpu);
+	for (int i = 1; i < TRIES && least.named && least.beyond && !least.still; i++) {
+		struct answer next = ask(account, gpu);
+		if (next.still || next.beyond < least.beyond)
+			least = next;
+	}
+	return least;
+}
+
 void nvml_settle(struct account *account, const struct quota *quota)
 {
 	int64_t now = coarse_ns();
@@ -88,18 +117,15 @@ void nvml_settle(struct account *account, const struct quota *quota)
 			if (gpu < 0)
 				continue;
 			unsigned ended = atomic_load(&account->contexts_ended);
-			uint64_t bytes, before = tenant_own_used(&account->tenant, gpu);
-			bool named = bytes_by_nvml(&quota->gpus[i], &bytes);
-			uint64_t after = counted_whole(account, gpu), counted = before > after ? before : after;
-			uint64_t beyond = bytes > counted ? bytes - counted : 0;
-			named_somewhere |= named;
-			if (named && before == after)
-				learn(account, gpu, beyond, ended);
+			struct answer answer = ask_until_still(account, &quota->gpus[i]);
+			named_somewhere |= answer.named;
+			if (answer.named && answer.still)
+				learn(account, gpu, answer.beyond, ended);
 			/* What lies on the GPU of managed memory that does not count cannot be told from the rest. */
-			if (named && quota->managed_oversubscribed && atomic_load(&account->has_managed))
+			if (answer.named && quota->managed_oversubscribed && atomic_load(&account->has_managed))
 				continue;
-			tenant_set_context(&account->tenant, gpu, named ? beyond + atomic_load(&account->context_pending[gpu])
-			                                                     : atomic_load(&account->context_charged[gpu]));
+			tenant_set_context(&account->tenant, gpu, answer.named ? answer.beyond + atomic_load(&account->context_pending[gpu])
+			                                                       : atomic_load(&account->context_charged[gpu]));
 		}
 	}
 	if (!named_somewhere)

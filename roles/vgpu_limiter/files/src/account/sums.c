@@ -11,6 +11,13 @@
 #include "base/files.h"
 #include "base/likely.h"
 
+/* With the region's lock held, so that no two threads write at once. */
+static inline void moved(struct tenant *tenant)
+{
+	uint32_t moves = atomic_load_explicit(&tenant->moves, memory_order_relaxed);
+	atomic_store_explicit(&tenant->moves, moves + 1, memory_order_release);
+}
+
 static void add(struct tenant *tenant, int gpu, uint64_t bytes)
 {
 	struct region_gpu *sums = &tenant->region->gpus[gpu];
@@ -18,6 +25,7 @@ static void add(struct tenant *tenant, int gpu, uint64_t bytes)
 	uint64_t total = atomic_load_explicit(&sums->total, memory_order_relaxed) + bytes;
 	atomic_store_explicit(used, atomic_load_explicit(used, memory_order_relaxed) + bytes, memory_order_relaxed);
 	atomic_store_explicit(&sums->total, total, memory_order_relaxed);
+	moved(tenant);
 }
 
 void tenant_note_peak(struct tenant *tenant, int gpu)
@@ -75,6 +83,7 @@ void tenant_give_back(struct tenant *tenant, int gpu, uint64_t bytes)
 		bytes = held;
 	atomic_store_explicit(used, held - bytes, memory_order_relaxed);
 	atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) - bytes, memory_order_relaxed);
+	moved(tenant);
 	region_unlock(tenant);
 }
 

@@ -19,6 +19,7 @@ struct tenant {
 	bool uncounted;			/* the shared region cannot be used: what has a quota is refused */
 	int slot;			/* in region->slots */
 	uint32_t nonce;			/* tells this process from others that had the slot */
+	_Atomic uint32_t moves;		/* how often this process reserved memory or gave some back */
 };
 
 #endif
