@@ -301,7 +301,7 @@ class _Change:
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
     def _look(self, gpu: str | None = None) -> Host:
-        """Observe the host, or one GPU of it anew, with the holders of its GPUs. Services are holders too: none is stopped."""
+        """Observe the host, or read one GPU of it again, with all holders. Services are holders too: none is stopped."""
         return observe(self._session, only=gpu)
 
     def _tell(self, text: str) -> None:

@@ -125,8 +125,9 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* The time on the host that a measured stretch has in it. The stretch begins when what was on its way is done. A launch that returns only when its kernel is done (a debugger
- * may see to that) looks like one that loads its function for long, which no function's second launch does. */
+/* The time on the host that a measured stretch has in it, which begins when what was on its way is done. A launch that returns
+ * only when its kernel is done (a debugger may see to that) looks like one that loads its function for long, which no function's
+ * second launch does. */
 static int64_t host_time(const struct busy *b, const struct launch *launch)
 {
 	int64_t ns = later(launch->host_ns - launch->ahead_ns, 0);
