@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
 sys.path[:0] = [str(ROOT / "collections"), *(str(ROOT / "tools" / name) for name in ("gpu_load", "gpu_change"))]
 
+from card_program import KINDS
 from found import Record
 from signals import Ended, as_exceptions
 
@@ -252,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         "--without",
         action="append",
         default=[],
-        choices=("linear", "rows", "managed", "pool", "physical", "array"),
+        choices=KINDS,
         metavar="KIND",
         help="a kind of memory that --load leaves out, such as managed; may be given more than once",
     )

@@ -14,13 +14,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+
 HERE = Path(__file__).resolve().parent
+#: Kinds of memory, in the order of the report.
+KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
 #: What is run where no other command is named: kernels by the CUDA driver API.
 PROGRAM = (sys.executable, str(HERE / "program.py"))
 
 
 class NotMeasuredError(Exception):
     """Something cannot be measured here; the text says why."""
+
+
+def tried(work: Callable[[], Any]) -> Any:
+    """Return what the work returns, or the text of why it could not be done."""
+    try:
+        return work()
+    except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
+        return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ judged alone.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from activity import Activity
-from card_program import HERE, Card, NotMeasuredError, program
+from card_program import HERE, Card, program, tried
 from tenants import Tenant, environment
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
@@ -59,23 +58,16 @@ def measure(card: Card, library: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in WORKS:
         card.tell("%s alone and with shares" % name)
-        found[name] = {"shares": _tried(lambda name=name: _shares(card, library, name))}
+        found[name] = {"shares": tried(lambda name=name: _shares(card, library, name))}
         if name in MEMORY and not isinstance(found[name]["shares"], str):
             card.tell("%s: memory under a quota" % name)
-            found[name]["memory"] = _tried(lambda name=name: _memory(card, library, name))
+            found[name]["memory"] = tried(lambda name=name: _memory(card, library, name))
     if not isinstance(found["torch"]["shares"], str):
         card.tell("torch: two tenants, %d and %d percent" % PAIR_PERCENT)
         found["torch"]["pair"] = {
-            policy: _tried(lambda policy=policy: _pair(card, library, policy)) for policy in ("fixed", "contended")
+            policy: tried(lambda policy=policy: _pair(card, library, policy)) for policy in ("fixed", "contended")
         }
     return found
-
-
-def _tried(work: Any) -> Any:
-    try:
-        return work()
-    except (NotMeasuredError, subprocess.SubprocessError, OSError) as error:
-        return " ".join(str(error).split())
 
 
 def _on(card: Card, tenant: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +82,7 @@ def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
     for percent in SHARES_PERCENT[name]:
         tenant = Tenant("%s-%d" % (name, percent), percent, memory_bytes=QUOTA_BYTES)
         where = environment(card, library, tenant)
-        found[str(percent)] = _tried(lambda where=where: _rates(card, name, works, where))
+        found[str(percent)] = tried(lambda where=where: _rates(card, name, works, where))
     return found
 
 

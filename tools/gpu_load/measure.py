@@ -17,18 +17,15 @@ from typing import Any, Callable, Sequence
 
 import frameworks
 import pynvml
-from card_program import HERE, Card, NotMeasuredError, program
+from card_program import HERE, KINDS, Card, NotMeasuredError, program, tried
 from exporter import Series, beside
 from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 
-#: In the order of the report. All are tried under a quota only, so that no card is filled.
-KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
 SHARES_PERCENT = (20, 50, 80)
 #: Of kernels of 1 ms, alone and with a share.
 KERNELS = 1500
@@ -48,21 +45,14 @@ KERNEL_SECONDS = KERNELS * 0.001
 
 def measure(card: Card) -> dict[str, Any]:
     """Return the measurements by area; a text in the place of one that could not be made says why."""
-    found: dict[str, Any] = {"load": _tried(lambda: load(card))}
-    library = _tried(lambda: build(card))
+    found: dict[str, Any] = {"load": tried(lambda: load(card))}
+    library = tried(lambda: build(card))
     if isinstance(library, str):
         found["limiter"] = found["frameworks"] = library
     else:
-        found["limiter"] = _tried(lambda: limiter(card, library))
-        found["frameworks"] = _tried(lambda: frameworks.measure(card, library))
-    return {**found, "mps": _tried(lambda: mps(card))}
-
-
-def _tried(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
-        return " ".join(str(error).split())
+        found["limiter"] = tried(lambda: limiter(card, library))
+        found["frameworks"] = tried(lambda: frameworks.measure(card, library))
+    return {**found, "mps": tried(lambda: mps(card))}
 
 
 # --- the card under load -------------------------------------------------------------------------------------------------
@@ -85,7 +75,7 @@ def _loaded(card: Card, series: Callable[[str], Series]) -> dict[str, Any]:
         found["busy"] = _state(card.index)
         found["series"]["busy"] = series(uuid)
         found["nodes"] = _gpu_nodes(busy.process.pid)
-        found["holders"] = _tried(lambda: holders_of(card.index, busy.process.pid))
+        found["holders"] = tried(lambda: holders_of(card.index, busy.process.pid))
         busy.end()
     limit = time.monotonic() + REST_SECONDS
     while (after := _state(card.index))["utilization"] not in (0, None) and time.monotonic() < limit:
@@ -168,23 +158,23 @@ def limiter(card: Card, library: Path) -> dict[str, Any]:
     alone = environment(card, library, Tenant("alone"))
     for kind in KINDS:
         card.tell("allocating %s memory under a quota" % kind)
-        found["memory"][kind] = _tried(lambda kind=kind: _memory(card, kind, alone))
-    found["memory"]["container: linear"] = _tried(lambda: _in_container(card, library))
+        found["memory"][kind] = tried(lambda kind=kind: _memory(card, kind, alone))
+    found["memory"]["container: linear"] = tried(lambda: _in_container(card, library))
     card.tell("the memory of a context and a module")
-    found["module"] = _tried(lambda: _module(card, alone))
+    found["module"] = tried(lambda: _module(card, alone))
     card.tell("two processes of a tenant")
-    found["two_processes"] = _tried(lambda: _two_processes(card, alone))
+    found["two_processes"] = tried(lambda: _two_processes(card, alone))
     card.tell("the cost of a launch")
     programs = {"bare": {}, "tenant": alone, "throttled": environment(card, library, Tenant("throttled", 50))}
-    found["launch_seconds"] = _tried(lambda: {name: _launch_seconds(card, where) for name, where in programs.items()})
+    found["launch_seconds"] = tried(lambda: {name: _launch_seconds(card, where) for name, where in programs.items()})
     card.tell("kernels without the limiter")
-    found["bare_seconds"] = _tried(lambda: {"took": _kernel_seconds(card, {})})
+    found["bare_seconds"] = tried(lambda: {"took": _kernel_seconds(card, {})})
     for percent in SHARES_PERCENT:
         card.tell("a share of %d percent" % percent)
         tenant = environment(card, library, Tenant("share-%d" % percent, percent))
-        found["shares"][str(percent)] = _tried(lambda tenant=tenant: {"took": _kernel_seconds(card, tenant)})
+        found["shares"][str(percent)] = tried(lambda tenant=tenant: {"took": _kernel_seconds(card, tenant)})
     card.tell("two tenants, 30 and 70 percent")
-    found["two_tenants"] = _tried(lambda: _two_tenants(card, library))
+    found["two_tenants"] = tried(lambda: _two_tenants(card, library))
     return found
 
 
