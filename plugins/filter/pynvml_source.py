@@ -36,7 +36,7 @@ RETURN = r"""
 _value:
   description: >-
     C(problem), what is wrong and how to mend it, or empty; C(path), the file on the controller, for the sources V(controller)
-    and V(wheel); C(requirements), what pip on the host is given, for V(index).
+    and V(wheel), and its C(sha256), for V(controller) alone; C(requirements), what pip on the host is given, for V(index).
   type: dict
 """
 
@@ -46,11 +46,12 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.plain import plain
 
 def pynvml_source(variables):
     """See DOCUMENTATION."""
-    found = {"problem": "", "path": "", "requirements": ""}
+    found = {"problem": "", "path": "", "sha256": "", "requirements": ""}
     try:
         request, known = nvml_source.Request.of(plain(variables)), nvml_source.shipped()
         if request.source == "controller":
-            found["path"] = str(nvml_source.controller_file(request, known))
+            file = nvml_source.controller_file(request, known)
+            found.update(path=str(file.path), sha256=file.sha256)
         elif request.source == "wheel":
             found["path"] = str(nvml_source.wheel_file(request, known))
         elif request.source == "index":

@@ -129,6 +129,12 @@ driver_present:
   description: Whether NVML answers.
   returned: success
   type: bool
+pynvml_sha256:
+  description: >-
+    SHA-256 of the pynvml that the role C(gpu_layout) brought to the host. Empty where there is none, or where others than
+    root may change it.
+  returned: in check mode, when a driver is present
+  type: str
 lost:
   description: A sentence for each GPU of the host that is lost (fallen off the bus), also given as a warning.
   returned: when a GPU is lost

@@ -145,6 +145,7 @@ _LAYOUT_KEYS = (
         "gpus",
         "missing",
         "driver_present",
+        "pynvml_sha256",
         "lost",
         "recovered",
         "pci_gpus",

@@ -49,7 +49,7 @@ def run(
         return result
     try:
         request = Request("controller", "", "", tuple(text.partition(":")[2] for text in hashes))
-        source = nvml_source.controller_file(request, nvml_source.shipped()).read_text(encoding="utf-8")
+        source = nvml_source.controller_file(request, nvml_source.shipped()).path.read_text(encoding="utf-8")
     except NvmlSourceError as error:
         return {
             "failed": True,

@@ -64,6 +64,14 @@ class Request:
         )
 
 
+@dataclass(frozen=True)
+class ControllerFile:
+    """pynvml.py of the Python that runs Ansible, whose hash is known."""
+
+    path: Path
+    sha256: str
+
+
 def shipped() -> Shipped:
     (wheels,) = python_pins.read(REQUIREMENTS.read_text(encoding="utf-8"))
     return Shipped(wheels, FILE_HASH.read_text(encoding="utf-8").split()[0])
@@ -89,7 +97,7 @@ def wheel_hashes(request: Request, known: Shipped) -> tuple[str, ...]:
     return (*known.wheels.sha256, *request.hashes)
 
 
-def controller_file(request: Request, known: Shipped) -> Path:
+def controller_file(request: Request, known: Shipped) -> ControllerFile:
     """pynvml.py of the Python that runs Ansible. Raises NvmlSourceError where there is none, or another one."""
     found = importlib.util.find_spec("pynvml")
     if found is None or not found.origin or Path(found.origin).name != "pynvml.py":
@@ -108,7 +116,7 @@ def controller_file(request: Request, known: Shipped) -> Path:
             "Install that version (%s); or, if this file is the right one, add sha256:%s to gpu_layout_nvml_hashes."
             % (_install(), digest),
         )
-    return path
+    return ControllerFile(path, digest)
 
 
 def wheel_file(request: Request, known: Shipped) -> Path:

@@ -29,3 +29,6 @@ systemctl stop openfleet-mps@inference
 # GPU 6, to be exclusive: anyone may use it. GPU 7, to be shared: in MIG mode.
 nvidia-smi -i 6 -c DEFAULT
 nvidia-smi -i 7 -mig 1
+
+# Some tool wrote another pynvml.
+echo '# altered' >>/usr/local/lib/openfleet-gpu/python/pynvml.py

@@ -1,12 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run of site.yml changes on hosts of which only the layout is not as asked."""
+"""What a run of site.yml changes on hosts of which only the layout, or pynvml, is not as asked."""
 
 from __future__ import annotations
 
 from fleet import Change
 from lab_fixtures import HOSTS
 
-LAYOUT_CHANGES = {
-    Change(name, "Apply (in waves, a canary first)", "openfleet.gpu.gpu_layout : Apply the layout") for name in HOSTS
+_PLAY, _ROLE = "Apply (in waves, a canary first)", "openfleet.gpu.gpu_layout"
+#: Of these hosts the drift has pynvml too: another text, and a mode with which anyone may write it.
+PYNVML_DRIFTED = ("h100", "l40s")
+DRIFT_CHANGES = {
+    *(Change(name, _PLAY, f"{_ROLE} : Apply the layout") for name in HOSTS),
+    *(Change(name, _PLAY, f"{_ROLE} : Copy pynvml from the controller") for name in PYNVML_DRIFTED),
 }

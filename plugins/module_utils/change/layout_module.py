@@ -11,7 +11,7 @@ from .. import busy
 from ..errors import DriverAbsentError
 from ..gpu_plan import Plan, gpu_line
 from ..model import Gpu, to_data
-from ..nvml.calls import driver_loaded, lend
+from ..nvml.calls import driver_loaded, installed_binding, lend
 from ..nvml.pci import nvidia_gpus
 from ..ownership import POLICIES
 from ..runner import respawn_with_pynvml
@@ -111,6 +111,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         from . import plan_file
 
         told["plan_data"] = plan_file.save(plan, done.host)
+        told["pynvml_sha256"] = installed_binding()
         if done.missing:
             told["missing"] = list(done.missing)
         if plan.disturbs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import stat
 import sys
 import types
 from pathlib import Path
@@ -62,6 +63,26 @@ def lend(source: str) -> None:
         module = types.ModuleType("pynvml")
         sys.modules["pynvml"] = module
         exec(compile(source, "pynvml.py (lent by the controller)", "exec"), module.__dict__)
+
+
+def installed_binding() -> str:
+    """SHA-256 of the pynvml.py that the role gpu_layout put into BINDING_DIRECTORY, in hexadecimal digits.
+
+    Empty where it is not as the role leaves it: a regular file of root with mode 0644 in a directory of root with mode 0755.
+    """
+    # Most modules do without.
+    import hashlib
+
+    file = Path(BINDING_DIRECTORY) / "pynvml.py"
+    wanted = {file.parent: stat.S_IFDIR | 0o755, file: stat.S_IFREG | 0o644}
+    try:
+        for path, mode in wanted.items():
+            status = path.lstat()
+            if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, mode):
+                return ""
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _binding() -> Any:

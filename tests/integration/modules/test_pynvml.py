@@ -1,18 +1,24 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the role gpu_layout brings pynvml from an index: by the real pip, with a folder for an index."""
+"""How the role gpu_layout brings pynvml: from an index by the real pip, with a folder for an index; and from the controller,
+where a plan has not seen the right one on the host."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 import warm_playbook
 from warm_ansible import interpreter
 from wheel_files import wheel
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAY = """
@@ -78,3 +84,66 @@ def test_pip_takes_a_wheel_with_a_known_hash_and_no_other(run, tmp_path):
     assert status == 0, said
     assert (folder / "pynvml.py").read_text().startswith("__version__ = '12.1'")
     assert "changed=0" in run(GOOD, known)[1]
+
+
+COPY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: openfleet.gpu.gpu_layout, tasks_from: nvml_controller}
+"""
+
+
+def test_the_controllers_is_copied_where_the_plan_has_not_seen_it(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("the files are root's: run as root")
+    play, brought = tmp_path / "play.yml", tmp_path / "python" / "pynvml.py"
+    play.write_text(COPY)
+
+    def copy(**seen):
+        variables = {
+            "ansible_python_interpreter": sys.executable,
+            "gpu_layout": [],
+            "gpu_layout_nvml_directory": str(brought.parent),
+            **seen,
+        }
+        command = [*warm_playbook.COMMAND, "-i", "localhost,", "-c", "local", str(play), "-e", json.dumps(variables)]
+        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return "changed=1" in done.stdout
+
+    right = hashlib.sha256(Path(pynvml.__file__).read_bytes()).hexdigest()
+    assert not copy(gpu_layout__pynvml_seen=right) and not brought.exists()
+    assert copy(gpu_layout__pynvml_seen="") and brought.read_bytes() == Path(pynvml.__file__).read_bytes()
+    brought.write_text("# another one")
+    assert copy(gpu_layout__pynvml_seen=hashlib.sha256(brought.read_bytes()).hexdigest())
+    brought.write_text("# another one")
+    assert copy()
+
+
+def test_a_plan_has_seen_pynvml_only_where_root_alone_may_write_it(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("the files are root's: run as root")
+    folder = tmp_path / "python"
+    monkeypatch.setattr(calls, "BINDING_DIRECTORY", str(folder))
+    assert calls.installed_binding() == ""
+    folder.mkdir()
+    folder.chmod(0o755)
+    file = folder / "pynvml.py"
+    file.write_text("pass\n")
+    file.chmod(0o644)
+    right = hashlib.sha256(b"pass\n").hexdigest()
+    assert calls.installed_binding() == right
+    for path, good in ((file, 0o644), (folder, 0o755)):
+        path.chmod(good | 0o022)
+        assert calls.installed_binding() == ""
+        path.chmod(good)
+        for owner in ((1, 0), (0, 1)):
+            os.chown(path, *owner)
+            assert calls.installed_binding() == ""
+            os.chown(path, 0, 0)
+    assert calls.installed_binding() == right
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert calls.installed_binding() == ""

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from lab_fixtures import HOSTS
-from site_changes import LAYOUT_CHANGES
+from site_changes import DRIFT_CHANGES
 from thorough import THOROUGH
 from verify_layout import differences, differences_of_daemons
 
@@ -23,9 +23,9 @@ def foretold(play_site):
     return play_site("check-drifted.json", "--check", *([] if THOROUGH else ["--limit", ",".join(LOOKED_AT)]))
 
 
-def test_a_dry_run_foretells_the_layouts_and_nothing_else(foretold):
+def test_a_dry_run_foretells_what_it_would_mend_and_nothing_else(foretold):
     assert set(foretold.hosts) == {*LOOKED_AT, *(["monitor"] if THOROUGH else [])}
-    assert set(foretold.changes) == {change for change in LAYOUT_CHANGES if change.host in LOOKED_AT}
+    assert set(foretold.changes) == {change for change in DRIFT_CHANGES if change.host in LOOKED_AT}
 
 
 @pytest.mark.parametrize("name", LOOKED_AT)

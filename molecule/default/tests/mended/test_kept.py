@@ -10,8 +10,8 @@ import re
 
 import pytest
 from fleet import LAB
-from lab_fixtures import HOSTS
-from site_changes import LAYOUT_CHANGES
+from lab_fixtures import HOSTS, REPOSITORY
+from site_changes import DRIFT_CHANGES, PYNVML_DRIFTED
 
 # By host: the GPUs that the drift left alone, and those where it took a part only.
 UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}
@@ -34,9 +34,17 @@ def mended(play_site):
     return play_site("converge-drifted.json")
 
 
-def test_the_run_changed_the_layouts_and_nothing_else(mended):
+def test_the_run_changed_what_had_drifted_and_nothing_else(mended):
     assert sorted(mended.hosts) == sorted([*HOSTS, "monitor"])
-    assert set(mended.changes) == LAYOUT_CHANGES
+    assert set(mended.changes) == DRIFT_CHANGES
+
+
+@pytest.mark.parametrize("name", PYNVML_DRIFTED)
+def test_pynvml_is_the_controllers_again_and_of_root_alone(lab_host, name):
+    file = lab_host(name).file("/usr/local/lib/openfleet-gpu/python/pynvml.py")
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+    known = REPOSITORY / "roles" / "gpu_layout" / "files" / "pynvml.sha256"
+    assert file.sha256sum == known.read_text().split()[0]
 
 
 @pytest.mark.parametrize("name", HOSTS)
