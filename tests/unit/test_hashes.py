@@ -102,7 +102,7 @@ OTHER = "sha256:" + "0" * 64
 
 
 def test_the_shipped_version_has_the_shipped_hashes():
-    assert source() == {"problem": "", "path": "", "requirements": str(nvml_source.shipped().wheels)}
+    assert source() == {"problem": "", "path": "", "sha256": "", "requirements": str(nvml_source.shipped().wheels)}
     assert source(source="none")["problem"] == source(source="distribution", version="1")["problem"] == ""
 
 
@@ -127,7 +127,7 @@ def test_a_wheel_is_known_by_its_hash_and_not_by_its_name(tmp_path):
     assert said.startswith("gpu_layout_nvml_wheel: %s has the SHA-256 %s" % (path, digest))
     assert "add sha256:%s to gpu_layout_nvml_hashes" % digest in said
     found = source(source="wheel", wheel=str(path), hashes=[OTHER, "sha256:" + digest])
-    assert found == {"problem": "", "path": str(path), "requirements": ""}
+    assert found == {"problem": "", "path": str(path), "sha256": "", "requirements": ""}
     assert "no such file" in source(source="wheel", wheel=str(tmp_path / "none"))["problem"]
     assert "no such file" in source(source="wheel")["problem"]
 
@@ -135,7 +135,8 @@ def test_a_wheel_is_known_by_its_hash_and_not_by_its_name(tmp_path):
 def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
     import pynvml
 
-    assert source(source="controller")["path"] == pynvml.__file__
+    found = source(source="controller")
+    assert found["path"] == pynvml.__file__ and found["sha256"] == nvml_source.shipped().file
     (tmp_path / "pynvml.py").write_text("import os\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "pynvml")
