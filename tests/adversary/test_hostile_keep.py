@@ -164,13 +164,15 @@ def fresh(library):
         assert "Traceback" not in made.log.read_text()
 
 
+# One who is refused has the answer to read, also where the service has closed the connection before the request was sent.
 SLOW = """
-import socket, sys
+import contextlib, socket, sys
 path, count = sys.argv[1], int(sys.argv[2])
 held = [socket.socket(socket.AF_UNIX) for _ in range(count)]
 for one in held:
     one.connect(path)
-    one.sendall(b'{"op": ')
+    with contextlib.suppress(BrokenPipeError):
+        one.sendall(b'{"op": ')
 print("open", flush=True)
 for one in held:
     one.settimeout(120)
@@ -210,7 +212,8 @@ def test_a_process_that_has_ended_asks_for_nothing(fresh):
     os.waitpid(child, 0)
     with socket.socket(fileno=descriptor) as made:
         made.settimeout(PATIENCE_SECONDS)
-        made.sendall(b'{"op": "list"}\n')
+        with contextlib.suppress(BrokenPipeError):
+            made.sendall(b'{"op": "list"}\n')
         said = heard(made)
     # It was admitted while it lived, or it was not.
     assert set(said) in ({"error"}, {"keeps", "log"})
@@ -263,10 +266,11 @@ def test_a_file_that_was_sent_before_the_service_started_is_not_closed(tmp_path,
 
 
 ASKS = """
-import socket, sys
+import contextlib, socket, sys
 made = socket.socket(socket.AF_UNIX)
 made.connect(sys.argv[1])
-made.sendall(b'{"op": "list"}\\n')
+with contextlib.suppress(BrokenPipeError):
+    made.sendall(b'{"op": "list"}\\n')
 print(made.recv(65536).decode().strip(), flush=True)
 """
 
