@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ def brings(**variables) -> bool:
     plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
     (apply,) = (play for play in plays if play["name"].startswith("Apply"))
     (task,) = (task for task in apply["tasks"] if task["name"] == "Bring the driver that the inventory asks for")
+    return holds(task["when"], variables)
+
+
+def holds(conditions: list[str], variables: dict) -> bool:
     templar = Templar(loader=DataLoader(), variables=variables)
-    return all(templar.evaluate_conditional(trust_as_template(condition)) for condition in task["when"])
+    return all(templar.evaluate_conditional(trust_as_template(condition)) for condition in conditions)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,18 @@ def brings(**variables) -> bool:
 )
 def test_it_does_where_the_plan_has_something_to_do(variables, expected):
     assert brings(**variables) is expected
+
+
+@pytest.mark.parametrize(("needed", "drained", "reboot"), [*product([False, True], [False, True], ["", "it is due"])])
+def test_it_does_where_the_role_would_do_or_say_something_after_its_plan(needed, drained, reboot):
+    """The role's own conditions, so that a new one cannot be forgotten in the playbook."""
+    planning, *acting = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text())
+    assert planning["register"] == "nvidia_driver_plan" and len(acting) == 2
+    variables = {
+        **ASKED,
+        "nvidia_driver_plan": {"needed": needed, "drained": drained, "reboot": reboot},
+        "nvidia_driver_reboot": "later",
+        "nvidia_driver__only_plan": False,
+        "ansible_check_mode": False,
+    }
+    assert brings(**variables) is any(holds(task["when"], variables) for task in acting)

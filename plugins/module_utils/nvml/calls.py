@@ -66,20 +66,21 @@ def lend(source: str) -> None:
 
 
 def installed_binding() -> str:
-    """SHA-256 of the pynvml.py that the role gpu_layout put into BINDING_DIRECTORY, in hexadecimal digits.
+    """Return the SHA-256 of the pynvml.py that the role gpu_layout put into BINDING_DIRECTORY, in hexadecimal digits.
 
-    Empty where it is not as the role leaves it: a regular file of root with mode 0644 in a directory of root with mode 0755.
+    Empty where it is not as the role leaves it, a regular file of root with mode 0644, or where others than root may replace it.
     """
     # Most modules do without.
     import hashlib
 
     file = Path(BINDING_DIRECTORY) / "pynvml.py"
-    wanted = {file.parent: stat.S_IFDIR | 0o755, file: stat.S_IFREG | 0o644}
     try:
-        for path, mode in wanted.items():
-            status = path.lstat()
-            if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, mode):
-                return ""
+        status, folder = file.lstat(), file.parent.lstat()
+        if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, stat.S_IFREG | 0o644):
+            return ""
+        # Made below a directory of Debian's group staff, it has that group and the set-group-id bit, which do no harm.
+        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != 0 or folder.st_mode & 0o022:
+            return ""
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return ""

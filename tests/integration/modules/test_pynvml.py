@@ -135,14 +135,18 @@ def test_a_plan_has_seen_pynvml_only_where_root_alone_may_write_it(tmp_path, mon
     file.chmod(0o644)
     right = hashlib.sha256(b"pass\n").hexdigest()
     assert calls.installed_binding() == right
-    for path, good in ((file, 0o644), (folder, 0o755)):
-        path.chmod(good | 0o022)
-        assert calls.installed_binding() == ""
-        path.chmod(good)
-        for owner in ((1, 0), (0, 1)):
+    for path, good, owners in ((file, 0o644, ((1, 0), (0, 1))), (folder, 0o755, ((1, 0),))):
+        for more in (0o020, 0o002):
+            path.chmod(good | more)
+            assert calls.installed_binding() == ""
+            path.chmod(good)
+        for owner in owners:
             os.chown(path, *owner)
             assert calls.installed_binding() == ""
             os.chown(path, 0, 0)
+    # As directories below Debian's /usr/local may be.
+    os.chown(folder, 0, 50)
+    folder.chmod(0o2755)
     assert calls.installed_binding() == right
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
