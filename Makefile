@@ -380,8 +380,8 @@ leg-kubernetes-api:
 
 # Scenarios of molecule, each with a fleet of its own: of those of some, the hosts that the thorough run alone has are left out.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
-leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell,localhost)
-leg-container_toolkit: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,boxes,engines,localhost)
+leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell),localhost
+leg-container_toolkit: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,boxes,engines),localhost
 $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)
