@@ -303,11 +303,11 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
     assert run.returncode != 0
     reasons = ", ".join("%s (could not be reached)" % name for name in sorted(fleet.hosts))
     assert "No plan for any host: %s. Fix these hosts and run again." % reasons in said
-    # The last lines have SSH's own reason.
+    # The last lines have SSH's own reason, or Ansible's where it was still writing to an ssh that was about to end.
     summary = said.split("GPU FLEET", 1)[1]
-    assert all(
-        re.search(rf"Failed: {name}: it could not be reached: \S.*? port 1\b", summary) for name in fleet.hosts
-    ), summary
+    for name in fleet.hosts:
+        reason = summary.partition(f"Failed: {name}: it could not be reached: ")[2].partition(" Failed: ")[0]
+        assert " port 1: " in reason or reason.startswith("Data could not be sent to remote host"), summary
     # It closes the run: only the recap follows.
     tasks, recap = said.split("PLAY RECAP", 1)
     assert tasks.rindex("no plan (could not be reached)") < tasks.index("No plan for any host")
