@@ -89,6 +89,7 @@ options:
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
   action_group:

@@ -44,6 +44,7 @@ options:
     type: bool
     default: false
 extends_documentation_fragment:
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
   check_mode:

@@ -63,6 +63,7 @@ options:
         description: Seconds that a pod gets to end. Without it, the pod's own.
         type: int
 extends_documentation_fragment:
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
   check_mode:
@@ -121,7 +122,9 @@ except ImportError:
     kubernetes = None
 
 #: Statuses of HTTP: a disruption budget refuses for now; the pod is gone; the name is another pod's by now.
-_PROTECTED, _GONE, _OTHER = 429, 404, 409
+_PROTECTED = 429
+_GONE = 404
+_OTHER = 409
 
 
 def argspec():

@@ -33,6 +33,7 @@ extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.gpus
   - openfleet.gpu.installed_code
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 options:
   expected_gpus:

@@ -100,6 +100,7 @@ options:
 extends_documentation_fragment:
   - openfleet.gpu.install
   - openfleet.gpu.installed_code
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow
 seealso:

@@ -40,6 +40,7 @@ options:
     description: As O(openfleet.gpu.layout#module:pynvml). Set by the module itself.
     type: str
 extends_documentation_fragment:
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
   check_mode:

@@ -20,6 +20,7 @@ extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.part
   - openfleet.gpu.layout.gpus
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 seealso:
   - module: openfleet.gpu.layout

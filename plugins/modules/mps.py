@@ -34,6 +34,7 @@ options:
 extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.part
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 seealso:
   - module: openfleet.gpu.layout

@@ -24,6 +24,7 @@ requirements:
 extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.part
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 seealso:
   - module: openfleet.gpu.layout

@@ -45,6 +45,7 @@ options:
     type: str
     required: true
 extends_documentation_fragment:
+  - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
   check_mode:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from documented import check_documented
 from simulated_host import ROOT, SimulatedHost, module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
@@ -41,7 +42,9 @@ def run_installer(root: Path, **arguments) -> dict:
         command, input=given, env=installer_environment(), capture_output=True, text=True, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
-    return json.loads(done.stdout)
+    result = json.loads(done.stdout)
+    check_documented("layout_boot", result)
+    return result
 
 
 class CommandHost:

@@ -15,6 +15,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from documented import check_documented
 from simulated_host import ROOT
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.host import Wanted, drain, resume
@@ -142,7 +143,9 @@ class DrainHost:
         if done.returncode == -9:
             return None
         assert "Traceback" not in done.stderr, done.stderr
-        return json.loads(done.stdout)
+        result = json.loads(done.stdout)
+        check_documented("drain", result)
+        return result
 
     def drain(self, check: bool = False, **arguments) -> dict | None:
         return self.module("drained", check, **{**CLIENTS, **arguments})

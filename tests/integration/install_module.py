@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
+from documented import check_documented
 from simulated_host import module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import digest, pack
@@ -38,6 +39,8 @@ def run_module(
     if send and done.returncode == 0 and json.loads(done.stdout).get("sources_needed"):
         done = _run(name, {**given, "sources": pack(sources)}, environment)
     assert "Traceback" not in done.stderr, done.stderr
+    if done.stdout:
+        check_documented(name, json.loads(done.stdout))
     return done
 
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+from documented import check_documented
 from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,8 @@ class SimulatedHost:
     """Runs commands and modules as processes that see the folder's GPUs."""
 
     _interpreters: ClassVar[dict[tuple[str, Path], WarmPython]] = {}
+    #: Whether its modules are the collection's, which name in their documentation what they return.
+    documented: ClassVar[bool] = True
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.library = folder, library
@@ -131,9 +134,12 @@ class SimulatedHost:
             become = f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()"
             done = self.run([self.python, "-c", become], check=False, input=given)
         try:
-            return json.loads(done.stdout)
+            result = json.loads(done.stdout)
         except ValueError:
             raise AssertionError("%s: exit %d\n%s%s" % (name, done.returncode, done.stdout, done.stderr)) from None
+        if self.documented:
+            check_documented(name, result)
+        return result
 
     def seen(self) -> dict[int, list[tuple[str, int]]]:
         """What NVML shows, read by a process that shares no code with the modules: {index: [(profile name, start)]}."""

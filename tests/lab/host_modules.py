@@ -14,6 +14,7 @@ import tarfile
 from pathlib import Path
 
 import ansible
+from documented import check_documented
 from lab_fixtures import REPOSITORY, container_name
 
 FOLDER = "/opt/openfleet-modules"
@@ -50,6 +51,8 @@ def run_module(host_name: str, name: str, check: bool = False, **arguments: obje
         check=False,
     )
     try:
-        return json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except ValueError:
         raise AssertionError(f"{name}: exit {done.returncode}\n{done.stdout}{done.stderr}") from None
+    check_documented(name, result)
+    return result

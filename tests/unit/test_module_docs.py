@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ansible_collections.openfleet.gpu.plugins.doc_fragments import errors as errors_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import install as install_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import installed_code as installed_code_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
@@ -55,6 +56,7 @@ OF_AUDITS = {
     "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
 }  # fmt: skip
 FRAGMENTS = {
+    "errors": errors_fragment.ModuleDocFragment,
     "install": install_fragment.ModuleDocFragment,
     "installed_code": installed_code_fragment.ModuleDocFragment,
     "layout": ModuleDocFragment,
@@ -119,6 +121,13 @@ def test_the_layouts_of_the_examples_are_valid(module):
     assert given
     for one in given:
         parse_layout(one)
+
+
+@pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
+def test_a_module_whose_errors_have_parts_names_them(path):
+    """Those that run by module_utils/runner.py; a fragment documents what it returns on failure."""
+    text = path.read_text(encoding="utf-8")
+    assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
 
 
 def name_of(module):

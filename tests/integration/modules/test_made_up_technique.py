@@ -54,6 +54,7 @@ class HostOfCopy(SimulatedHost):
     """A host whose modules are those of the copy."""
 
     copy: Path
+    documented: ClassVar[bool] = False
     #: Interpreters that have loaded the copy, apart from those that have loaded the collection.
     _interpreters: ClassVar[dict] = {}
 

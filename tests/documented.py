@@ -1,0 +1,59 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a module documents what it returns: the harnesses that run modules ask for each result."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import Any, Mapping
+
+import yaml
+
+PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
+#: Ansible's documentation has these (Return Values, Common), and those that it or the module's diff mode adds by itself.
+COMMON = {"changed", "deprecations", "diff", "exception", "failed", "invocation", "msg", "skipped", "warnings"}
+#: What the fragment `errors` tells of.
+FAILURE = {
+    "where",
+    "problem",
+    "cure",
+    "problems",
+    "host_fault",
+    "nvml",
+    "outcome",
+    "steps_done",
+    "reboot_required",
+    "busy",
+}
+#: What a module returns to its own action plugin, which takes it out of the result.
+FOR_ACTION = {"reading", "sources_needed"}
+
+
+def _blocks(name: str) -> dict[str, Any]:
+    """Return DOCUMENTATION and RETURN of a module, as data."""
+    tree = ast.parse((PLUGINS / "modules" / f"{name}.py").read_text())
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return {block: yaml.safe_load(ast.literal_eval(assigned[block])) for block in ("DOCUMENTATION", "RETURN")}
+
+
+@functools.cache
+def _returned(name: str) -> frozenset[str]:
+    """Return the keys that the module's documentation has, by its own block, its fragments' notes and Ansible."""
+    blocks = _blocks(name)
+    known = COMMON | FOR_ACTION | set(blocks["RETURN"] or {})
+    fragments = blocks["DOCUMENTATION"]["extends_documentation_fragment"]
+    if "openfleet.gpu.errors" in fragments:
+        known |= FAILURE
+    if "openfleet.gpu.layout.part" in fragments:
+        known |= _returned("layout")
+    if name == "installed_module":
+        known |= _returned("layout") | _returned("layout_boot")
+    return frozenset(known)
+
+
+def check_documented(name: str, result: Mapping[str, Any]) -> None:
+    """Raise AssertionError where the module returned a key that its documentation does not have."""
+    unknown = sorted(set(result) - _returned(name))
+    assert not unknown, "RETURN of the module %s does not name what it returned: %s" % (name, ", ".join(unknown))
