@@ -319,7 +319,7 @@ core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/un
 # Everything in the thorough run.
 leg-newest:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
-	tests/leg run newest $(apart) .venv-newest/bin/python -m pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
+	tests/leg run newest $(apart) .venv-newest/bin/pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
 
 oldest_core_tests := $(core_tests) \
     $(if $(OPENFLEET_THOROUGH),$(patsubst %,tests/integration/modules/test_%.py,drain mig saved_plan vgpu))

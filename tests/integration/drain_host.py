@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from documented import check_documented
-from simulated_host import ROOT
+from simulated_host import module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.host import Wanted, drain, resume
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
@@ -125,13 +125,8 @@ class DrainHost:
 
     def module(self, state: str, check: bool = False, **arguments) -> dict | None:
         """The module's result; None where it was killed."""
-        import ansible
-
         arguments.update(state=state, state_directory=str(self.state), _ansible_check_mode=check, _ansible_diff=True)
-        packages = Path(ansible.__file__).parents[1]
-        environment = dict(
-            os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", PYTHONPATH=f"{ROOT / 'collections'}:{packages}"
-        )
+        environment = dict(os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", PYTHONPATH=module_path())
         done = subprocess.run(
             [self.python, "-m", "ansible_collections.openfleet.gpu.plugins.modules.drain"],
             input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -24,12 +25,26 @@ MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 
 def module_path() -> str:
-    """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive."""
+    """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive.
+
+    Of the tests' packages it has Ansible and pynvml alone: what else there is may not be for the release of a host's Python.
+    """
     import ansible
     import pynvml
 
-    packages = {str(Path(ansible.__file__).parents[1]), str(Path(pynvml.__file__).parent)}
-    return ":".join([str(ROOT / "collections"), *sorted(packages)])
+    found = {"ansible": Path(ansible.__file__).parent, "pynvml.py": Path(pynvml.__file__)}
+    told = hashlib.sha256("\0".join(map(str, found.values())).encode()).hexdigest()[:16]
+    folder = _kept() / "host-packages" / told
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in found.items():
+        with contextlib.suppress(FileExistsError):
+            (folder / name).symlink_to(path)
+    return "%s:%s" % (ROOT / "collections", folder)
+
+
+def _kept() -> Path:
+    """Return the folder of what tests make once. root's lies apart from another user's: the Makefile sets this."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or ROOT / ".cache")
 
 
 def copy_library(folder: Path) -> None:
@@ -38,8 +53,7 @@ def copy_library(folder: Path) -> None:
     told = hashlib.sha256(subprocess.check_output(["cc", "--version"]))
     for path in sorted(path for path in source.iterdir() if path.is_file()):
         told.update(path.name.encode() + b"\0" + path.read_bytes())
-    # root's lies apart from another user's: the Makefile sets this.
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or ROOT / ".cache") / "gpusim" / told.hexdigest()[:16]
+    kept = _kept() / "gpusim" / told.hexdigest()[:16]
     kept.parent.mkdir(parents=True, exist_ok=True)
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -116,6 +130,10 @@ class SimulatedHost:
             self._interpreters[key] = WarmPython(python, self.environment)
             atexit.register(self._interpreters[key].close)
         return self._interpreters[key]
+
+    def end_interpreter(self) -> None:
+        """End the loaded interpreter, and what it runs in, before the process of tests ends it."""
+        self._interpreters.pop((self.python, self.library)).close()
 
     def popen(self, command: list[str], **options) -> subprocess.Popen:
         return subprocess.Popen(command, env=self.environment, **options)

@@ -118,7 +118,10 @@ def test_an_open_node_holds_without_a_process_in_nvml(host, tmp_path):
     interpreter.write_text(WITH_NODES.format(folder=tmp_path, python=host.python, minor=3 + 9 * big))
     interpreter.chmod(0o755)
     host.python = str(interpreter)
-    first, second = host.module("gpu_info")["gpus"]
+    try:
+        first, second = host.module("gpu_info")["gpus"]
+    finally:
+        host.end_interpreter()
     assert first["processes"] == []
     handles = {h["command"]: (h["kind"], h["gpu_instance_id"]) for h in first["holders"] if h["kind"] != "unknown"}
     assert handles == {"sleep 600": ("device_handle", None), "sleep 601": ("device_handle", big)}

@@ -206,9 +206,11 @@ def test_an_upgrade_that_fails_leaves_the_old_driver_and_one_that_was_killed_is_
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-#: The operator's reboot was the second half of the run before.
+#: The operator's reboot was the second half of the run before. A client that is still kept off the GPUs did not start by it.
 RESUMED = Ask(
-    {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}, first="systemctl stop client", then=SEE
+    {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"},
+    first="! test -e /var/lib/openfleet-gpu/drain.json || systemctl stop client",
+    then=SEE,
 )
 
 
