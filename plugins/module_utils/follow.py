@@ -170,6 +170,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     """(what was done, what went wrong)"""
     name = step.unit.name
     if not step.wait:
+        systemd.reset_failed(run, [name])
         _text, problem = ask(run, ["systemctl", "--no-block", step.verb, "--", name])
         return (None, _not_restarted(name, problem)) if problem else ("%s is to be restarted by systemd" % name, None)
     try:
@@ -179,6 +180,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     if now.running and now.invocation != step.unit.invocation:
         # Units that need one another are restarted together.
         return "%s restarted" % name, None
+    systemd.reset_failed(run, [name])
     _text, problem = ask(run, ["systemctl", step.verb, "--", name], timeout_seconds=_RESTART_SECONDS)
     return (None, _not_restarted(name, problem)) if problem else ("%s restarted" % name, None)
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Sequence
 
-from .command import Run, ask
+from .command import FAILURES, Run, ask
 
 #: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
 BOOT = "gpu-layout.service"
@@ -33,6 +34,16 @@ def show(run: Run, names: Sequence[str], properties: Sequence[str], **options: f
     if len(blocks) != len(names):
         raise NoAnswerError("systemctl show answered for %d units of %d" % (len(blocks), len(names)))
     return [{key: said.get(key, "") for key in properties} for said in blocks]
+
+
+def reset_failed(run: Run, names: Sequence[str]) -> None:
+    """Forget that units failed, and how often they were started. Call it before a start that must not be refused.
+
+    systemd refuses starts beyond a unit's StartLimitBurst= (systemd.unit(5); Docker's is 3 a minute): a restart then stops the
+    unit and leaves it so. `reset-failed` resets that count (systemctl(1)). It fails for a unit that never ran, and that is well.
+    """
+    with contextlib.suppress(*FAILURES):
+        run(["systemctl", "reset-failed", "--", *names])
 
 
 def loaded(run: Run, names: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:

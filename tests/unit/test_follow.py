@@ -267,16 +267,22 @@ def test_an_answer_that_is_no_specification_is_not_written(toolkit):
 
 
 class Systemd:
-    """Answers as systemctl does. `breaks` are the units whose restart fails; `together` restart with each other."""
+    """Answers as systemctl does. `breaks` are the units whose restart fails; `together` restart with each other.
 
-    def __init__(self, *units: Unit, state="running", breaks=(), together=()) -> None:
+    `limited` were started so often that a further start is refused, unless their count is reset before it.
+    """
+
+    def __init__(self, *units: Unit, state="running", breaks=(), together=(), limited=()) -> None:
         self.units = {u.name: u for u in units}
-        self.state, self.breaks, self.together = state, breaks, together
+        self.state, self.breaks, self.together, self.limited = state, breaks, together, set(limited)
         self.called: list[str] = []
 
     def __call__(self, command, **_options):
         if command[0] != "systemctl":
             raise FileNotFoundError(2, "No such file or directory", command[0])
+        if command[1] == "reset-failed":
+            self.limited -= set(command[3:])
+            return subprocess.CompletedProcess(command, 0, "", "")
         if command[1] != "show":
             self.called.append(" ".join(command[1:]))
             return self.restart(command, command[-1])
@@ -291,7 +297,7 @@ class Systemd:
         return "".join("%s=%s\n" % item for item in dict(values, InvocationID=u.invocation).items())
 
     def restart(self, command, name):
-        if name in self.breaks:
+        if name in self.breaks or name in self.limited:
             return subprocess.CompletedProcess(command, 1, "", "Job for %s failed.\n" % name)
         for other in {name, *(self.together if name in self.together else ())}:
             self.units[other] = unit(other, invocation="2")
@@ -302,6 +308,14 @@ class Systemd:
 def root(tmp_path):
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     return str(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["running", "starting"])
+def test_a_service_that_was_started_often_of_late_is_restarted_all_the_same(root, state):
+    systemd = Systemd(unit("a.service"), unit("b.service", "inactive"), state=state, limited=["a.service", "b.service"])
+    assert len(follow(["a.service", "b.service"], systemd, root)) == 1
+    assert systemd.called[-1].endswith("try-restart -- a.service")
+    assert systemd.limited == {"b.service"}, "what is not started keeps what systemd knows of it"
 
 
 def test_services_are_restarted_in_the_order_given_and_once_each(root):

@@ -147,6 +147,7 @@ def stop(name: str) -> None:
 def start(name: str) -> None:
     """Start it; comes back when it runs, or after START_SECONDS. Raises DrainError where it does not start."""
     cure = "See why (systemctl status %s; journalctl -u %s)." % (name, name)
+    systemd.reset_failed(run_tool, [name])
     try:
         done = _systemctl("start", "--", name, seconds=START_SECONDS)
     except TimeoutExpired:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from .. import durable
+from .. import durable, systemd
 from ..command import Run, run_to_end
 from ..errors import ApplyError
 from ..frozen import frozen
@@ -177,6 +177,7 @@ class DriverChange:
         # Packages stop their services when they go, and come back without starting them.
         active = [name for name, unit in self.host.units.items() if unit.active]
         if active and not problem:
+            systemd.reset_failed(self.call, active)
             self.call(["systemctl", "start", *active])
         now = self.look()
         if problem or now.library != self.host.library or any(package.broken for package in now.packages):
@@ -240,6 +241,8 @@ class DriverChange:
         self._must(done.stderr.strip() if done.returncode else "", what, (), cure)
 
     def _systemctl(self, step: Step) -> None:
+        if step.kind != "enable":
+            systemd.reset_failed(self.call, step.items)
         done = self.call(["systemctl", step.kind, *step.items])
         if done.returncode != 0:
             units = [word for name in step.items for word in ("--unit", name)]

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .. import cdi, durable
+from .. import cdi, durable, systemd
 from ..errors import ApplyError
 from ..follow import follow
 from ..packages.host_files import read_text, read_texts
@@ -187,6 +187,8 @@ class ToolkitChange:
 
     def _take_effect(self, how: str, step: Step) -> None:
         engine = rules.BY_NAME[step.items[0]]
+        if how == "restart":
+            systemd.reset_failed(self.call, [engine.unit])
         done = self.call(["systemctl", how, engine.unit])
         if done.returncode == 0:
             return
@@ -194,6 +196,7 @@ class ToolkitChange:
         for path in (engine.config, engine.drop_in):
             if path in self.before:
                 self._put(path, self.before[path])
+        systemd.reset_failed(self.call, [engine.unit])
         back = self.call(["systemctl", "restart", engine.unit])
         stands = (
             "It runs with its former configuration" if back.returncode == 0 else "Nor with its former configuration"

@@ -157,10 +157,11 @@ BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/
 
 
 def test_a_configuration_that_would_suffer_stays_as_it_is_and_an_engine_that_does_not_come_back_gets_its_own(engines):
-    """The second by a unit that refuses the new configuration: the site's own check."""
+    """The second by a unit that refuses the new configuration (the site's own check), and that may start once in ten minutes."""
     check = "/etc/systemd/system/containerd.service.d/check.conf"
     refuse = (
-        f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q nvidia "
+        f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && "
+        f"printf '[Unit]\\nStartLimitIntervalSec=600\\nStartLimitBurst=1\\n[Service]\\nExecStartPre=/bin/sh -c \"! grep -q nvidia "
         f"{TOML}\"\\n' >{check} && systemctl daemon-reload"
     )
 

@@ -101,8 +101,7 @@ class MpsHost(Daemons):
             self._clear_pipes(daemon.name)
         self._limit_pipes(daemon.name, written, in_use=False)
         unit = unit_of(daemon.name)
-        # A start after several that failed would be refused.
-        self._reset_failed(unit)
+        systemd.reset_failed(self._run, [unit])
         if self._boots():
             self._systemctl(daemon.name, "it cannot be started", "--no-block", "restart", "--", unit)
             return
@@ -145,7 +144,7 @@ class MpsHost(Daemons):
 
     def forget(self, name: str) -> None:
         """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
-        self._reset_failed(unit_of(name))
+        systemd.reset_failed(self._run, [unit_of(name)])
         mps_files.limited_folder(name).unmount(self._root, self._mount_systemctl(name))
         try:
             for directory in (pipe_directory(name), mps_files.log_directory(name)):
@@ -213,11 +212,6 @@ class MpsHost(Daemons):
         if mps_unit.UNIT_PATH in written or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
             self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
         return written
-
-    def _reset_failed(self, unit: str) -> None:
-        """It fails for a unit that never ran, and that is well."""
-        with contextlib.suppress(FileNotFoundError):
-            ask(self._run, ["systemctl", "reset-failed", "--", unit])
 
     def _systemctl(self, name: str, problem: str, *arguments: str) -> None:
         try:
