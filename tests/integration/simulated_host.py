@@ -27,12 +27,15 @@ MODELS = ROOT / "plugins" / "module_utils" / "models"
 def module_path() -> str:
     """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive.
 
-    Of the tests' packages it has Ansible and pynvml alone: what else there is may not be for the release of a host's Python.
+    Of the tests' packages it has what a host may have, and no other: those may not be for the release of a host's Python.
     """
     import ansible
     import pynvml
+    import yaml
 
-    found = {"ansible": Path(ansible.__file__).parent, "pynvml.py": Path(pynvml.__file__)}
+    folders = {"ansible": ansible, "yaml": yaml}
+    found = {name: Path(package.__file__).parent for name, package in folders.items()}
+    found["pynvml.py"] = Path(pynvml.__file__)
     told = hashlib.sha256("\0".join(map(str, found.values())).encode()).hexdigest()[:16]
     folder = _kept() / "host-packages" / told
     folder.mkdir(parents=True, exist_ok=True)

@@ -55,10 +55,15 @@ def private_log(path: Path) -> TextIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w")
 
 
+def _log(name: str) -> Path:
+    """Return the log's path, apart from those of another fleet on this machine."""
+    return LAB / "{}-{}".format(os.environ.get("OPENFLEET_LAB") or "demo", name)
+
+
 def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
-    """Runs a playbook with its output in .lab/LOG_NAME; gives the seconds it took. Raises FleetError with its end."""
+    """Runs a playbook with its output in .lab/FLEET-LOG_NAME; gives the seconds it took. Raises FleetError with its end."""
     started = time.monotonic()
-    log = LAB / log_name
+    log = _log(log_name)
     with private_log(log) as output:
         done = subprocess.run(
             ["ansible-playbook", playbook, *arguments],
@@ -85,8 +90,8 @@ def failures(told: dict) -> str:
 
 
 def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
-    """Runs a playbook and reads what it changed from the json callback's output, .lab/LOG_NAME. Raises FleetError."""
-    log = LAB / log_name
+    """Runs a playbook and reads what it changed from the json callback's output, .lab/FLEET-LOG_NAME. Raises FleetError."""
+    log = _log(log_name)
     environment = dict(os.environ, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     started = time.monotonic()
     with private_log(log) as output:
