@@ -161,8 +161,8 @@ def test_a_configuration_that_would_suffer_stays_as_it_is_and_an_engine_that_doe
     check = "/etc/systemd/system/containerd.service.d/check.conf"
     refuse = (
         f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && "
-        f"printf '[Unit]\\nStartLimitIntervalSec=600\\nStartLimitBurst=1\\n[Service]\\nExecStartPre=/bin/sh -c \"! grep -q nvidia "
-        f"{TOML}\"\\n' >{check} && systemctl daemon-reload"
+        "printf '[Unit]\\nStartLimitIntervalSec=600\\nStartLimitBurst=1\\n[Service]\\n"
+        f'ExecStartPre=/bin/sh -c "! grep -q nvidia {TOML}"\\n\' >{check} && systemctl daemon-reload'
     )
 
     def broken(path: str, version: str) -> Ask:
