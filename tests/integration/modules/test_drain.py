@@ -142,8 +142,12 @@ def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
         assert there.sweep("drained") == ""
         there.fault(nth, kind)
         said = there.sweep("resumed")
-        assert said is None if kind == "kill" else "(by hand: " in said, (nth, said)
-        assert there.record.exists()
+        if kind == "fail" and "reset-failed" in there.calls()[nth - 1]:
+            # It has nothing to reset where a unit never ran: the start after it tells whether all is well.
+            assert said == "", (nth, said)
+        else:
+            assert said is None if kind == "kill" else "(by hand: " in said, (nth, said)
+            assert there.record.exists()
         there.fault()
         assert there.sweep("resumed") == "", nth
         assert there.shown() == BEFORE, nth
