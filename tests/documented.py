@@ -12,7 +12,7 @@ from typing import Any, Mapping
 import yaml
 
 PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
-#: Ansible's documentation has these (Return Values, Common), and those that it or the module's diff mode adds by itself.
+#: Any module may return these: those of Ansible's page Return Values, and what its diff mode and failures add.
 COMMON = {"changed", "deprecations", "diff", "exception", "failed", "invocation", "msg", "skipped", "warnings"}
 #: What the fragment `errors` tells of.
 FAILURE = {

@@ -1,16 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Between a module's body and Ansible: where errors become fail_json, and how a module respawns under another Python."""
+"""Between a module's body and Ansible: where errors become fail_json."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
 from .errors import ApplyError, BusyError, FleetError, FollowError, LayoutError, NvmlError
-
-#: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
-INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 
 
 def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
@@ -19,17 +16,6 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
         module.exit_json(**body())
     except FleetError as error:
         module.fail_json(msg=str(error), **details(error))
-
-
-def respawn_with_pynvml() -> None:
-    """Run the module again under an interpreter that has pynvml, if there is one; does not come back then."""
-    # install/installed.py runs without it.
-    from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
-
-    if not has_respawned():
-        interpreter = probe_interpreters_for_module(list(INTERPRETERS), "pynvml")
-        if interpreter:
-            respawn_module(interpreter)
 
 
 def outline(error: FleetError) -> dict[str, Any]:

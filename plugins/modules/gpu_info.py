@@ -275,8 +275,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders, gpus
 from ..module_utils.model import to_data
+from ..module_utils.nvml.calls import respawn_with_pynvml
 from ..module_utils.nvml.session import Session
-from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.runner import run
 from ..module_utils.techniques.service_views import SERVICE_VIEWS, reports
 
 

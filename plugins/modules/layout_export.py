@@ -88,8 +88,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.export.look import SELECT_BY, export_host
-from ..module_utils.nvml.calls import driver_loaded, lend
-from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.nvml.calls import driver_loaded, lend, respawn_with_pynvml
+from ..module_utils.runner import run
 from ..module_utils.techniques.forms import layout_to_data
 
 

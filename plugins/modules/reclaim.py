@@ -205,9 +205,10 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders
 from ..module_utils.keep import keeps, notices
 from ..module_utils.keep.server import SOCKET
+from ..module_utils.nvml.calls import respawn_with_pynvml
 from ..module_utils.nvml.session import Session
 from ..module_utils.reclaim.stop import Policy, Tools, reclaim
-from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.runner import run
 from ..module_utils.transaction import looking
 
 _FINDING = {

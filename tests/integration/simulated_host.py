@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
 MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 
+@functools.cache
 def module_path() -> str:
     """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive.
 
@@ -136,7 +138,8 @@ class SimulatedHost:
 
     def end_interpreter(self) -> None:
         """End the loaded interpreter, and what it runs in, before the process of tests ends it."""
-        self._interpreters.pop((self.python, self.library)).close()
+        for key in [key for key in self._interpreters if key[0] == self.python]:
+            self._interpreters.pop(key).close()
 
     def popen(self, command: list[str], **options) -> subprocess.Popen:
         return subprocess.Popen(command, env=self.environment, **options)

@@ -11,10 +11,9 @@ from .. import busy
 from ..errors import DriverAbsentError
 from ..gpu_plan import Plan, gpu_line
 from ..model import Gpu, to_data
-from ..nvml.calls import driver_loaded, installed_binding, lend
+from ..nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
 from ..nvml.pci import nvidia_gpus
 from ..ownership import POLICIES
-from ..runner import respawn_with_pynvml
 from ..techniques.forms import parse_layout
 from ..transaction import DIRECTORY
 from . import lost_gpus

@@ -20,6 +20,8 @@ from ..errors import DriverAbsentError, NvmlError
 
 #: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
+#: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
+INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 
 #: Return codes that are answers rather than faults (nvml.h, nvmlReturn_t).
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
@@ -53,6 +55,17 @@ def driver_loaded() -> bool:
     except OSError:
         return False
     return True
+
+
+def respawn_with_pynvml() -> None:
+    """Run the module again under an interpreter that has pynvml, if there is one; does not come back then."""
+    # The command gpu-layout runs without Ansible.
+    from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
+
+    if not has_respawned():
+        interpreter = probe_interpreters_for_module(list(INTERPRETERS), "pynvml")
+        if interpreter:
+            respawn_module(interpreter)
 
 
 def lend(source: str) -> None:
