@@ -9,6 +9,8 @@ pkg/kubelet/cm/devicemanager/checkpoint. What MPS answers follows https://docs.n
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ import pytest
 from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm as holders_slurm
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.device_ids import named as named_device
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import scan
@@ -378,6 +381,197 @@ def test_a_pod_holds_what_the_kubelet_gave_it(pods):
     (holder,) = pods(of, entry({"0": ["GPU-0::3"], "1": ["GPU-0::4"]}, "nvidia.com/gpu.shared"))
     assert holder.gpu_uuid == "GPU-0"
     assert pods(of, entry({"0": ["GPU-of-a-board-that-was-taken-out"]})) == ()
+
+
+A, B = "GPU-3f0dd0a1-7c44-46a1-9e2d-2b6bc5d4b0a1", "GPU-3f0dd0a1-7c44-46a1-9e2d-2b6bc5d4b0a2"
+PART = "MIG-7d1a2c11-52f5-5a6a-8a54-0f7d3c0e1b11"
+
+
+@pytest.fixture
+def shared():
+    """Two GPUs, the second one with an instance 5 that starts at 4, with UUIDs as NVML has them."""
+    split = gpu(1, dataclasses.replace(instance(5, 4), compute_instances=()))
+    part = dataclasses.replace(
+        split.mig.instances[0],
+        compute_instances=(dataclasses.replace(instance(5, 4).compute_instances[0], mig_uuid=PART),),
+    )
+    split = dataclasses.replace(split, uuid=B, mig=dataclasses.replace(split.mig, instances=(part,)))
+    return host(dataclasses.replace(gpu(0), uuid=A), split)
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "place"),
+    [
+        ("nvidia.com/gpu", A + "-3", (A, None)),
+        ("volcano.sh/vgpu-number", A + "-3", (A, None)),
+        ("volcano.sh/vgpu-memory", A + "-memory-17", (A, None)),
+        ("volcano.sh/vgpu-cores", A + "-core-99", (A, None)),
+        ("volcano.sh/gpu-memory", "1-204", (B, None)),
+        ("example.org/our-shares", A + "-12", (A, None)),
+        ("aliyun.com/gpu-mem", A + "-_-3", (A, None)),
+        ("nvidia.com/gpu.shared", A + "::7", (A, None)),
+        ("nvidia.com/mig-2g.20gb", PART, (B, 5)),
+        ("nvidia.com/mig-2g.20gb", PART + "::2", (B, 5)),
+        ("volcano.sh/vgpu-number", PART + "-2", (B, 5)),
+        ("nvidia.com/gpu", "MIG-%s/5/0" % B, (B, 5)),
+        ("nvidia.com/gpu", "MIG-%s/5/0-1" % B, (B, 5)),
+        ("nvidia.com/gpu", "nvidia0", (A, None)),
+        ("nvidia.com/gpu", "nvidia0/vgpu1", (A, None)),
+        ("nvidia.com/gpu", "nvidia1/gi5", (B, 5)),
+        ("nvidia.com/gpu", "nvidia1/gi5/vgpu0", (B, 5)),
+        ("nvidia.com/TU104GL_Tesla_T4", "0000:3b:00.0", (A, None)),
+        ("example.org/cards", "0000:3B:00.0", (A, None)),
+    ],
+)
+def test_a_device_id_of_any_plugin_names_its_gpu(pods, shared, resource, device, place):
+    (holder,) = pods(shared, entry({"0": [device]}, resource))
+    assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("intel.com/sgx", "epc-3"),
+        ("rdma/hca_shared_devices_a", "17"),
+        ("nvidia.com/hostdev", "mlx5_4"),
+        ("nvidia.com/rdma_shared", "3"),
+        ("smarter-devices/fuse", "fuse-1"),
+        ("amd.com/gpu", "card0-renderD128"),
+        ("volcano.sh/vgpu-number", "GPU-00000000-7c44-46a1-9e2d-2b6bc5d4b0a1-3"),
+        ("nvidia.com/mig-2g.20gb", "MIG-00000000-52f5-5a6a-8a54-0f7d3c0e1b11"),
+        ("nvidia.com/gpu", "nvidia1/gi6/vgpu0"),
+        ("nvidia.com/gpu", "nvidia7"),
+        ("nvidia.com/hostdev", "0000:5e:00.2"),
+        # The UUID of another device that begins as this GPU's does.
+        ("nvidia.com/gpu", A + "7"),
+    ],
+)
+def test_ids_of_other_devices_and_of_gone_ones_hold_nothing(pods, shared, resource, device):
+    assert pods(shared, entry({"0": [device]}, resource)) == ()
+
+
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/gpu", "slot-c"),
+        ("nvidia.com/gpu", "0"),
+        ("tencent.com/vcuda-core", "tencent.com/vcuda-core-17"),
+        ("4pd.io/vgpu", "x"),
+        ("nvidia.com/mig-1g.5gb", "part-1"),
+    ],
+)
+def test_an_id_of_a_gpu_resource_that_cannot_be_read_blocks_every_gpu(pods, shared, resource, device):
+    found = pods(shared, entry({"0": [device]}, resource))
+    assert [(h.kind, h.gpu_uuid, h.job) for h in found] == [("unknown", A, POD), ("unknown", B, POD)]
+    assert device in found[0].who and resource in found[0].who
+
+
+def test_the_answer_of_a_plugin_tells_which_gpu_was_given(pods, shared):
+    """HAMi's and Volcano's schedulers choose the GPU, and the kubelet picks any free id of the resource."""
+    value = b"NVIDIA_VISIBLE_DEVICES\x12\x28" + B.encode()
+    answer = base64.b64encode(b"\x0a" + bytes([len(value) + 2]) + b"\x0a\x16" + value + b"\x12\x00").decode()
+    (holder,) = pods(shared, dict(entry({"0": [A + "-3"]}, "volcano.sh/vgpu-number"), AllocResp=answer))
+    assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id) == ("kubelet", B, None)
+
+
+@pytest.mark.parametrize(
+    ("device", "place"),
+    [
+        ("83b8f4f2-509f-382f-3c1e-e6bfe0fa1001", {(A, None)}),
+        ("83b8f4f2-509f-382f-3c1e-e6bfe0fa1002", None),
+        ("0000:3b:00.4", {(A, None)}),
+        ("17", {(A, None)}),
+        ("18", set()),
+        ("19", None),
+    ],
+)
+def test_what_virtual_machines_are_given_is_looked_up_in_sys(tmp_path, shared, device, place):
+    """A mediated device lies below its GPU, a virtual function has a link to it, and an IOMMU group lists devices."""
+    sys = tmp_path / "sys"
+    card = sys / "devices/pci0000:3a/0000:3b:00.0"
+    mediated = card / "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+    mediated.mkdir(parents=True)
+    for name, target in (("0000:3b:00.0", card), ("0000:3b:00.4", card.parent / "0000:3b:00.4")):
+        target.mkdir(exist_ok=True)
+        (sys / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+        (sys / "bus/pci/devices" / name).symlink_to(target)
+    (card.parent / "0000:3b:00.4/physfn").symlink_to("../0000:3b:00.0")
+    (sys / "bus/mdev/devices").mkdir(parents=True)
+    (sys / "bus/mdev/devices" / mediated.name).symlink_to(mediated)
+    for group, name in (("17", "0000:3b:00.4"), ("18", "0000:5e:00.0")):
+        (sys / "kernel/iommu_groups" / group / "devices" / name).mkdir(parents=True)
+    assert named_device(shared, Devices(shared, str(tmp_path)), device, "nvidia.com/GRID_A100-20C", str(sys)) == place
+
+
+CLAIM = "067798be-454e-4be4-9047-1aa06aea63f7"
+
+
+def claimed(*devices, driver="gpu.nvidia.com"):
+    """The kubelet's DRA checkpoint, as kubernetes/kubernetes pkg/kubelet/cm/dra/state has it since 1.32."""
+    listed = [
+        {"PoolName": "n1", "DeviceName": d, "RequestNames": ["r"], "CDIDeviceIDs": ["k8s.x/d=" + d]} for d in devices
+    ]
+    state = {"ClaimUID": CLAIM, "ClaimName": "train-gpu", "Namespace": "ml", "PodUIDs": {POD: {}}}
+    entries = [dict(state, DriverState={driver: {"Devices": listed}})]
+    data = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "Entries": entries}
+    return json.dumps({"Data": json.dumps(data), "Checksum": 1})
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        (claimed("gpu-0"), (A, None)),
+        (claimed("gpu-1-mig-2g20gb-14-4"), (B, 5)),
+        (claimed("gpu-1-mig-14-4-2"), (B, 5)),
+        (
+            json.dumps(
+                {
+                    "version": "v1",
+                    "entries": [
+                        {
+                            "DriverName": "gpu.resource.nvidia.com",
+                            "ClaimUID": CLAIM,
+                            "ClaimName": "old",
+                            "Namespace": "ml",
+                            "PodUIDs": {POD: {}},
+                            "CDIDevices": {"gpu.resource.nvidia.com": ["k8s.gpu.resource.nvidia.com/gpu=gpu-0"]},
+                        }
+                    ],
+                    "checksum": 1,
+                }
+            ),
+            (A, None),
+        ),
+    ],
+)
+def test_a_claim_of_a_pod_holds_its_device(pods, shared, state, place):
+    (pods.folder / "dra_manager_state").write_text(state)
+    (holder,) = pods(shared)
+    assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
+    assert "claim ml/" in holder.who
+
+
+def test_the_driver_s_checkpoint_tells_the_devices_of_a_claim(pods, shared):
+    (pods.folder / "dra_manager_state").write_text(claimed("gpu-0"))
+    concrete = {"parentMinor": 1, "giId": 5, "ciId": 0, "migUUID": PART, "parentUUID": B}
+    prepared = [{"devices": [{"gpu": None, "mig": {"concrete": concrete, "device": {}}}], "configState": {}}]
+    (pods.folder / "plugins/gpu.nvidia.com").mkdir(parents=True)
+    (pods.folder / "plugins/gpu.nvidia.com/checkpoint.json").write_text(
+        json.dumps({"checksum": 1, "v2": {"checksum": 2, "preparedClaims": {CLAIM: {"preparedDevices": prepared}}}})
+    )
+    (holder,) = pods(shared)
+    assert (holder.gpu_uuid, holder.gpu_instance_id) == (B, 5)
+
+
+def test_claims_of_other_drivers_hold_nothing_and_a_strange_device_all(pods, shared):
+    for driver, devices in (("compute-domain.nvidia.com", ["channel-0"]), ("gpu.intel.com", ["0000-03-00-0"])):
+        (pods.folder / "dra_manager_state").write_text(claimed(*devices, driver=driver))
+        assert pods(shared) == ()
+    (pods.folder / "dra_manager_state").write_text(claimed("slice-a"))
+    assert [h.kind for h in pods(shared)] == ["unknown", "unknown"]
+    (pods.folder / "dra_manager_state").write_text("{")
+    found = pods(shared)
+    assert [h.kind for h in found] == ["unknown", "unknown"] and "dra_manager_state" in found[0].who
 
 
 def test_a_pod_that_is_gone_holds_nothing(pods):

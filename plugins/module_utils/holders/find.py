@@ -78,7 +78,7 @@ def find_holders(
             *_of_processes(host, devices, processes),
             *containers(devices, processes, host.gpus),
             *_of_slurm(host, devices, processes, run, deadline),
-            *_of_kubelet(host, processes, kubelet_directory),
+            *_of_kubelet(host, devices, processes, kubelet_directory),
             *_not_seen(host, devices, processes),
         ]
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
@@ -117,12 +117,12 @@ def _of_slurm(host: Host, devices: Devices, processes: Processes, run: Run, dead
     return slurm(host, devices, processes, run, deadline)
 
 
-def _of_kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
+def _of_kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
     if not Path(directory).exists():
         return []
     from .kubelet import kubelet
 
-    return kubelet(host, processes, directory)
+    return kubelet(host, devices, processes, directory)
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:

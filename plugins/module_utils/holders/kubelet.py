@@ -1,37 +1,58 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kubelet has given to pods: its device manager's checkpoint, a JSON file.
+"""Find what the kubelet has given to pods: the checkpoints of its device manager and of its DRA manager, JSON files.
 
-Format: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. Until 1.19 DeviceIDs was a list; since then it
-maps NUMA nodes to lists. Device names are those of NVIDIA's device plugin: a GPU's or MIG device's UUID, with "::N"
-behind it for a replica of a shared one (k8s-device-plugin, internal/rm).
+Formats: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. Until 1.19 DeviceIDs
+was a list; since then it maps NUMA nodes to lists. Until 1.31 a claim had its devices in CDIDevices, not in DriverState.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
+from ..frozen import frozen
 from ..model import Holder, Host
-from .model import KUBELET, place_of, unknown
+from .device_ids import may_be_gpu, mentioned, named, without_parents
+from .devices import Devices
+from .model import KUBELET, unknown
 from .processes import Processes
 
-_RESOURCES = "nvidia.com/"
+_DEVICES, _CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_state"
 
 
-def kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
-    """A holder for each container of a pod and each GPU or GPU instance that it was given.
+@frozen
+class _Allocation:
+    """What a pod was given: `ids` of a resource, or of a driver in a claim. `answer` is the text of the plugin or driver."""
+
+    pod: str
+    container: str | None
+    resource: str
+    what: str
+    ids: tuple[str, ...]
+    answer: str
+
+
+def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
+    """Return a holder for each container of a pod, or claim, and each GPU or GPU instance that it was given.
 
     The kubelet strikes out the allocations of pods that have ended only when it admits the next one. So an entry counts
-    while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder. What the file says
-    of before the boot holds nothing until the kubelet runs again, which then hands out devices again.
+    while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder. An entry from
+    before the boot holds nothing until the kubelet runs again, which then hands out devices again.
     """
-    checkpoint = Path(directory, "device-plugins/kubelet_internal_checkpoint")
+    return [
+        *_from(host, devices, processes, directory, _DEVICES, _allocations),
+        *_from(host, devices, processes, directory, _CLAIMS, _claims),
+    ]
+
+
+def _from(host: Host, devices: Devices, processes: Processes, directory: str, name: str, read: Any) -> list[Holder]:
+    checkpoint = Path(directory, name)
     try:
-        entries = json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"] or []
-        given = [(e["PodUID"], e["ContainerName"], e["ResourceName"], _devices(e["DeviceIDs"])) for e in entries]
+        given = list(read(json.loads(checkpoint.read_text()), directory))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -44,26 +65,96 @@ def kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
     running_pods = processes.pods() if given else set()
     past = given and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
     holders = []
-    for pod, container, resource, devices in given:
-        running = pod in running_pods
-        kept = not past and Path(directory, "pods", pod).is_dir()
-        if not resource.startswith(_RESOURCES) or not (running or kept):
+    for one in given:
+        running = one.pod in running_pods
+        if not running and (past or not Path(directory, "pods", one.pod).is_dir()):
             continue
-        who = "container %s of pod %s (%s)" % (container, _pod_name(directory, pod), resource)
-        if not running:
-            who += ", of which nothing runs just now: delete the pod if it has ended"
-        # A name that no device of the host has is an allocation of something that is gone, and holds nothing.
-        places = {place for place in (place_of(host, device.partition("::")[0]) for device in devices) if place}
-        holders += [
-            Holder(uuid, instance, KUBELET, who, unit_or_container=container, job=pod) for uuid, instance in places
-        ]
-        if _nameless_instances(host) and not places:
-            holders += unknown(host.gpus, "%s has a device that cannot be told" % who, "Drain the node.", job=pod)
+        holders += _holders(host, devices, one, _pod_name(directory, one.pod), running)
     return holders
 
 
-def _devices(ids: Any) -> list[str]:
-    return [device for devices in ids.values() for device in devices] if isinstance(ids, dict) else list(ids)
+def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running: bool) -> list[Holder]:
+    who = "%s of pod %s (%s)" % (given.what, pod, given.resource)
+    if not running:
+        who += ", of which nothing runs just now: delete the pod if it has ended"
+    # Plugins that share GPUs (HAMi, Volcano) give the device of the scheduler's choice, whichever id the kubelet picked:
+    # their answer names it. It has no UUID where devices are given by index.
+    places = mentioned(host, given.answer)
+    found = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
+    # An id of a device that the host lacks is of something that is gone, and holds nothing.
+    places = places or without_parents({place for _device, known in found for place in known or ()})
+    holders = [
+        Holder(uuid, instance, KUBELET, who, unit_or_container=given.container, job=given.pod)
+        for uuid, instance in places
+    ]
+    strange = [device for device, known in found if known is None]
+    if strange:
+        problem = '%s has the device "%s", whose GPU cannot be determined' % (who, strange[0])
+        return holders + unknown(host.gpus, problem, "Delete the pod, or drain the node.", job=given.pod)
+    if _nameless_instances(host) and not places and may_be_gpu(given.resource):
+        holders += unknown(host.gpus, "%s has a device that cannot be told" % who, "Drain the node.", job=given.pod)
+    return holders
+
+
+def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
+    for entry in data["Data"]["PodDeviceEntries"] or []:
+        container, nodes = entry["ContainerName"], entry["DeviceIDs"]
+        lists = nodes.values() if isinstance(nodes, dict) else [nodes]
+        yield _Allocation(
+            entry["PodUID"],
+            container,
+            entry["ResourceName"],
+            "container %s" % container,
+            tuple(str(device) for devices in lists for device in devices),
+            _decoded(entry.get("AllocResp")),
+        )
+
+
+def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
+    """Yield what each pod has by each claim. The driver's own checkpoint knows the UUIDs; the kubelet has names alone."""
+    entries = json.loads(data["Data"])["Entries"] if isinstance(data.get("Data"), str) else data.get("entries")
+    for entry in entries or []:
+        drivers = {
+            driver: [name for device in state["Devices"] or [] for name in _device_names(device)]
+            for driver, state in (entry.get("DriverState") or {}).items()
+        }
+        drivers = drivers or {driver: list(map(_cdi_name, ids)) for driver, ids in (entry["CDIDevices"] or {}).items()}
+        for driver, ids in drivers.items():
+            answer = _prepared(directory, driver, entry["ClaimUID"]) if may_be_gpu(driver) else ""
+            what = "claim %s/%s" % (entry["Namespace"], entry["ClaimName"])
+            for pod in entry["PodUIDs"] or ():
+                yield _Allocation(pod, None, driver, what, tuple(ids), answer)
+
+
+def _device_names(device: Any) -> list[str]:
+    """Return the name of a claimed device; without one, what CDI calls it."""
+    return [device["DeviceName"]] if device.get("DeviceName") else list(map(_cdi_name, device["CDIDeviceIDs"] or ()))
+
+
+def _cdi_name(name: str) -> str:
+    return name.rpartition("=")[2]
+
+
+def _prepared(directory: str, driver: str, claim: str) -> str:
+    """Return what the driver's checkpoint has of a claim, as text; nothing where it has none that can be read.
+
+    Format: NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin/checkpoint.go.
+    """
+    try:
+        data = json.loads(Path(directory, "plugins", driver, "checkpoint.json").read_text())
+        versions = [data[version] for version in ("v2", "v1") if data.get(version)]
+        claims = [version["preparedClaims"][claim]["preparedDevices"] for version in versions[:1]]
+        return json.dumps(claims)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _decoded(answer: Any) -> str:
+    """Return the texts in a plugin's answer, a protocol buffer in base64 (ContainerAllocateResponse of deviceplugin/v1beta1)."""
+    try:
+        return base64.b64decode(answer or "").decode("latin-1")
+    except (ValueError, TypeError):
+        return ""
 
 
 def _nameless_instances(host: Host) -> bool:

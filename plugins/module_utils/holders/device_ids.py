@@ -1,0 +1,176 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the GPU or GPU instance that a device id of Kubernetes names.
+
+Each device plugin and DRA driver has its own form of an id:
+
+- UUID, UUID::N for a replica (NVIDIA/k8s-device-plugin, internal/rm);
+- UUID-N (Project-HAMi/HAMi, nvinternal/rm), UUID-memory-N and UUID-core-N (Project-HAMi/volcano-vgpu-device-plugin, pkg/plugin),
+  UUID-_-N (AliyunContainerService/gpushare-device-plugin);
+- nvidiaM, nvidiaM/giG, each with /vgpuN for a replica (GoogleCloudPlatform/container-engine-accelerators, pkg/gpu/nvidia);
+- I-N, with NVML's index I (volcano-sh/devices);
+- gpu-M, gpu-M-mig-PROFILE-ID-START, gpu-vfio-N (NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin);
+- a PCI address, an IOMMU group or the UUID of a mediated device (NVIDIA/kubevirt-gpu-device-plugin, KubeVirt).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Callable
+
+from ..model import Gpu, Host
+from .devices import GPU, Devices, Place
+from .model import place_of
+
+# The first match wins, so a MIG UUID goes before the UUID of a GPU that an old MIG UUID contains.
+_UUID = re.compile(r"(?<![0-9A-Za-z])(?:MIG-GPU-[0-9A-Za-z-]+/\d+/\d+|(?:MIG|GPU)-[0-9A-Za-z-]+)")
+_PCI = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_NODE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu\d+)?")
+_INDEX = re.compile(r"(\d{1,4})-\d+")
+_CLAIMED = re.compile(r"(?:.*-)?gpu-(\d{1,4})(?:-mig-(.+))?")
+_CLAIMED_PASSTHROUGH = re.compile(r"(?:.*-)?gpu-vfio-\d+")
+# START of gpu-M-mig-PROFILE-ID-START; releases before 25.12 have gpu-M-mig-ID-START-SIZE.
+_START, _START_BEFORE = re.compile(r".*[a-z].*-\d+-(\d{1,2})"), re.compile(r"\d+-(\d{1,2})-\d+")
+
+_GPU_WORD = re.compile(r"(?<![a-z])(?:v|p|x)?(?:gpu|cuda)|(?<![a-z])(?:mig|mps)(?![a-z])")
+_NOT_GPU_WORD = re.compile(
+    r"(?<![a-z])(?:rdma|sriov|hostdev|nics?|hca|roce|infiniband|ib|eth|net|mlnx\w*|bf\d*|dpu|doca|imex|compute-domain)(?![a-z])"
+)
+# Vendors of other accelerators that are called GPUs.
+_OTHER_VENDORS = (
+    *("amd.com", "intel.com", "huawei.com", "hygon.com", "cambricon.com", "metax-tech.com", "mthreads.com"),
+    *("enflame.com", "iluvatar.ai", "iluvatar.com", "birentech.com", "kunlunxin.com", "vastaitech.com", "qualcomm.com"),
+)
+
+
+def may_be_gpu(name: str) -> bool:
+    """Return whether devices of a resource or DRA driver of this name may be GPUs of NVIDIA."""
+    name = name.lower()
+    domain = name.partition("/")[0]
+    if _of(domain, _OTHER_VENDORS):
+        return False
+    if _of(domain, ("nvidia.com",)):
+        return not _NOT_GPU_WORD.search(name)
+    return bool(_GPU_WORD.search(name))
+
+
+def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None:
+    """Return what the UUIDs or the PCI address in a text name: empty for a device that the host lacks, None without any.
+
+    This needs no knowledge of the resource: no other device has such a name.
+    """
+    names = _UUID.findall(text)
+    if names:
+        return without_parents({place for place in (_place(host, name) for name in names) if place})
+    address = _PCI.fullmatch(text)
+    return _at(host, Path(sys, "bus/pci/devices", address.group(1).lower())) if address else None
+
+
+def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "/sys") -> set[Place] | None:
+    """Return what the id of a device names: empty for a device that the host lacks, None where the id is of no known form.
+
+    `resource` is the name of the resource or DRA driver; of one that is no GPU's, an id that is not exact is empty.
+    """
+    exact = named_exactly(host, device, sys)
+    if exact is not None or not may_be_gpu(resource):
+        return exact or set()
+    for form, places in _FORMS:
+        found = form.fullmatch(device)
+        if found:
+            return places(host, devices, found)
+    if _INDEX.fullmatch(device) and resource.startswith("volcano.sh/"):
+        index = int(device.partition("-")[0])
+        return {(gpu.uuid, None) for gpu in host.gpus if gpu.index == index}
+    if _MEDIATED.fullmatch(device) and Path(sys, "bus/mdev/devices", device).exists():
+        return _at(host, Path(sys, "bus/mdev/devices", device))
+    group = Path(sys, "kernel/iommu_groups", device, "devices")
+    if device.isdecimal() and group.is_dir():
+        return {place for name in os.listdir(group) for place in _at(host, Path(sys, "bus/pci/devices", name))}  # noqa: PTH208
+    return None
+
+
+def mentioned(host: Host, text: str) -> set[Place]:
+    """Return the GPUs and instances of this host whose UUIDs are somewhere in a text, as in an answer of a device plugin."""
+    places: set[Place] = set()
+    for gpu in host.gpus:
+        if re.search(r"(?<!MIG-)%s(?![0-9A-Za-z])" % re.escape(gpu.uuid), text):
+            places.add((gpu.uuid, None))
+        for instance in gpu.mig.instances:
+            for compute in instance.compute_instances:
+                old = "MIG-%s/%d/%d" % (gpu.uuid, instance.id, compute.id)
+                names = "|".join(re.escape(name) for name in (compute.mig_uuid, old) if name)
+                if re.search(r"(?:%s)(?![0-9A-Za-z])" % names, text):
+                    places.add((gpu.uuid, instance.id))
+    return without_parents(places)
+
+
+def without_parents(places: set[Place]) -> set[Place]:
+    """Return the places without GPUs of which an instance is among them."""
+    inside = {uuid for uuid, instance in places if instance is not None}
+    return {place for place in places if place[1] is not None or place[0] not in inside}
+
+
+def _of(domain: str, owners: tuple[str, ...]) -> bool:
+    return any(domain == owner or domain.endswith("." + owner) for owner in owners)
+
+
+def _place(host: Host, name: str) -> Place | None:
+    """Return the place of a UUID that may have the number of a replica behind it."""
+    while name:
+        place = place_of(host, name)
+        if place is not None:
+            return place
+        name = name.rpartition("-")[0]
+    return None
+
+
+def _at(host: Host, device: Path) -> set[Place]:
+    """Return the GPU behind a device in /sys: the GPU itself, or one that it is a virtual function or mediated device of."""
+    names = {device.name}
+    for link in (device, device / "physfn"):
+        names.update(Path(os.path.realpath(str(link))).parts)
+    return {(gpu.uuid, None) for gpu in host.gpus if gpu.pci_address in names}
+
+
+def _of_minor(host: Host, devices: Devices, minor: str) -> tuple[Gpu | None, bool]:
+    """Return the GPU of a device minor, and whether that can be known."""
+    place = devices.place((GPU, int(minor)))
+    gpus = [gpu for gpu in host.gpus if place and gpu.uuid == place[0]]
+    return (gpus[0], True) if gpus else (None, not devices.uncertain)
+
+
+def _of_node(host: Host, devices: Devices, found: re.Match[str]) -> set[Place] | None:
+    gpu, known = _of_minor(host, devices, found.group(1))
+    if gpu is None:
+        return set() if known else None
+    if found.group(2) is None:
+        return {(gpu.uuid, None)}
+    return {(gpu.uuid, each.id) for each in gpu.mig.instances if each.id == int(found.group(2))}
+
+
+def _of_claimed(host: Host, devices: Devices, found: re.Match[str]) -> set[Place] | None:
+    gpu, known = _of_minor(host, devices, found.group(1))
+    if gpu is None:
+        return set() if known else None
+    if found.group(2) is None:
+        return {(gpu.uuid, None)}
+    start = _START.fullmatch(found.group(2)) or _START_BEFORE.fullmatch(found.group(2))
+    if start is None:
+        return {(gpu.uuid, None)}
+    return {(gpu.uuid, each.id) for each in gpu.mig.instances if each.placement.start == int(start.group(1))}
+
+
+def _of_passthrough(host: Host, devices: Devices, found: re.Match[str]) -> set[Place]:
+    """Return nothing: NVML does not list a GPU that a virtual machine has."""
+    return set()
+
+
+_FORMS: tuple[tuple[re.Pattern[str], Callable[[Host, Devices, re.Match[str]], set[Place] | None]], ...] = (
+    (_NODE, _of_node),
+    (_CLAIMED_PASSTHROUGH, _of_passthrough),
+    (_CLAIMED, _of_claimed),
+)
