@@ -53,7 +53,8 @@ class Run:
 
     `ended` names the processes that it ended, `followed` what else was done because devices changed. With
     `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host. `missing` is
-    what has to come before a plan that was only foreseen can be carried out. `warnings` has a sentence for each lost GPU.
+    what has to come before a plan that was only foreseen can be carried out. `warnings` has a sentence for each lost GPU,
+    `reboots` one for each GPU whose MIG mode may need a reboot.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Run:
     followed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    reboots: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -94,7 +96,13 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
             from ..follow import predict
 
             followed = predict(request.services, again=owed)
-        return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
+        reboots: tuple[str, ...] = ()
+        switching = [each.gpu for each in plan.gpus if DIVIDER.mode_changes(each)]
+        if switching:
+            from ..holders.kernel import foreseen
+
+            reboots = tuple(filter(None, map(foreseen, switching)))
+        return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings, reboots=reboots)
 
 
 def converge(

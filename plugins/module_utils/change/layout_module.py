@@ -95,8 +95,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     told = {
         "changed": done.changed,
         "driver_present": True,
-        "plan": plan.lines(),
-        "plan_lines": plan.lines_data(),
+        "plan": [*plan.lines(), *done.reboots],
+        "plan_lines": [*plan.lines_data(), *({"text": line} for line in done.reboots)],
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,

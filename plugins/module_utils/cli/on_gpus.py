@@ -66,7 +66,7 @@ def plan(options: Namespace) -> int:
     if options.json:
         print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
     else:
-        print("\n".join([*run.plan.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
+        print("\n".join([*run.plan.lines(), *run.reboots, *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
 
 
@@ -147,7 +147,12 @@ def _warn(run: Any) -> None:
 
 def _told(run: Any) -> dict[str, Any]:
     busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
-    told = {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts(), "busy": busy}
+    told = {
+        "changed": run.changed,
+        "plan": [*run.plan.lines(), *run.reboots],
+        "counts": run.plan.counts(),
+        "busy": busy,
+    }
     return dict(told, warnings=list(run.warnings)) if run.warnings else told
 
 

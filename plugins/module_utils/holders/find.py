@@ -48,6 +48,7 @@ KUBELET_DIRECTORY = "/var/lib/kubelet"
 
 #: For the whole look. A tool of the host that is asked when it ends is waited for as long as tools are.
 _LOOK_SECONDS = 20.0
+_VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
 #: What a message has room for.
 _PIDS_SHOWN = 5
 #: Of each text: with what it takes to write out a command line's control characters.
@@ -192,6 +193,13 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
         holders += unknown(host.gpus, problem, "End those that have very many (ls /proc/PID/fd), and run again.")
     elif not processes.complete:
         holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
+    if Path(_VGPU_MODULE).is_dir():
+        from .kernel import virtual_machines
+
+        for gpu in host.gpus:
+            for name in virtual_machines(gpu):
+                problem = "nvidia_vgpu_vfio has given a part of it to a virtual machine (%s)" % name
+                holders += unknown([gpu], problem, "Shut the virtual machine down and remove the device.")
     if os.geteuid() != 0:
         # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: on a GPU in MIG mode not all are listed to such a caller.
         instances = [gpu for gpu in host.gpus if gpu.mig.enabled]

@@ -1,11 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reset that is refused: the old layout and a clear word, or, with leave, modes that wait for the reboot."""
+"""A reset that is refused, or a holder in the kernel: the old layout and a clear message.
+
+With leave, the modes wait for the reboot.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 
 import pytest
 
@@ -89,3 +94,76 @@ def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
     finally:
         job.kill()
         job.wait()
+
+
+@pytest.fixture
+def displayed(host):
+    """Two Ampere GPUs, the first one held by a module of the kernel and by no process."""
+    host.create([{"model": "A100-80GB", "count": 2}])
+    host.gpusim("set", "0", "held_by_kernel", "on")
+    return host
+
+
+def test_a_holder_in_the_kernel_is_named_and_asks_for_a_reboot(displayed):
+    failed = displayed.module("mig", layout=NEW)
+    assert failed["failed"] and failed["outcome"] == "old" and failed["reboot_required"], failed
+    assert "gpu 0 (GPU-" in failed["msg"]
+    assert "reboot needed: no process uses it" in failed["msg"] and "inside the kernel" in failed["msg"]
+    assert "gpu_layout_reboot: true" in failed["msg"] and "modprobe -r nvidia_drm" in failed["msg"]
+    assert modes(displayed) == [(False, False), (False, False)]
+
+
+def test_a_holder_in_the_kernel_goes_with_the_reboot_and_the_mode_comes(displayed):
+    waits = displayed.module("mig", layout=NEW, leave_pending=True)
+    assert waits["reboot_required"] and modes(displayed) == [(False, True), (False, False)]
+    displayed.gpusim("reboot")
+    assert not displayed.module("mig", layout=NEW, leave_pending=True)["reboot_required"]
+    assert displayed.seen() == {0: [("7g.80gb", 0)], 1: []}
+
+
+def test_a_reboot_is_no_cure_where_the_mode_does_not_survive_it(host):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    host.gpusim("set", "0", "held_by_kernel", "on")
+    failed = host.module("mig", layout=NEW)
+    assert failed["outcome"] == "old" and not failed["reboot_required"]
+    assert "inside the kernel" in failed["msg"] and "modprobe -r" in failed["msg"]
+    assert "gpu_layout_reboot" not in failed["msg"]
+    assert modes(host) == [(False, False), (False, False)]
+
+
+FILES = """
+set -e
+mount -t tmpfs none /sys/bus/pci/devices
+mount -t tmpfs none /sys/module
+mkdir -p /sys/bus/pci/devices/%s/drm/card0 /sys/module/nvidia_drm/parameters
+echo Y >/sys/module/nvidia_drm/parameters/modeset
+echo 2 >/sys/module/nvidia_drm/refcnt
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root covers files of /sys")
+def test_a_dry_run_foresees_the_reboot(displayed):
+    layout = displayed.folder / "layout.json"
+    layout.write_text(json.dumps(NEW))
+    address = displayed.module("gpu_info")["gpus"][0]["pci_address"]
+    code = (
+        "import sys; from ansible_collections.openfleet.gpu.plugins.module_utils.cli.main import main; sys.exit(main())"
+    )
+    told = [
+        displayed.python,
+        "-c",
+        code,
+        "plan",
+        "--layout",
+        str(layout),
+        "--state-directory",
+        str(displayed.folder / "records"),
+    ]
+    process = displayed.popen(
+        ["unshare", "--mount", "sh", "-c", FILES % address, "sh", *told], stdout=subprocess.PIPE, text=True
+    )
+    shown = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, shown
+    assert "gpu 0 (GPU-" in shown and "may need a reboot" in shown and "nvidia_drm (use count 2, card0)" in shown
+    assert "gpu 1 (GPU-" not in shown

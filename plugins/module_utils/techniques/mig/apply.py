@@ -22,6 +22,9 @@ from .steps import (
     SetMigMode,
 )
 
+# How many holders a message names.
+_NAMED = 5
+
 
 def apply(session: Session, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
     """Carry out a step. Raises NvmlError, and ResetRefusedError where a mode needs a reset that the GPU refuses."""
@@ -51,6 +54,9 @@ def leave_pending(session: Session, plans: Sequence[GpuPlan]) -> None:
         for gpu_plan in plans:
             set_so_far.append(gpu_plan.gpu.uuid)
             session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
+            if session.mig_mode(gpu_plan.gpu.uuid)[1] != gpu_plan.target.mig_enabled:
+                problem = "the driver does not keep the MIG mode pending, so a reboot would not bring it about"
+                raise NvmlError(gpu_plan.gpu.label, problem, "Check the kernel log.", gpu=gpu_plan.gpu.uuid)
     except BaseException as error:
         for gpu in set_so_far:
             with contextlib.suppress(FleetError):
@@ -67,14 +73,16 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
     where = "gpu %s" % gpu
     try:
         if status == IN_USE:
-            problem = "it is in use, so its MIG mode cannot change now"
-            cure = "Stop what uses it and run again. NVML does not list nvidia-persistenced, DCGM and nvidia_drm: see fuser."
-            raise NvmlError(where, problem, cure, code=IN_USE, gpu=gpu)
+            raise _in_use(session, gpu, where)
         if status not in (SUCCESS, RESET_REQUIRED):
             raise NvmlError(where, "its MIG mode did not change (activation status %d)" % status, gpu=gpu)
         if session.mig_mode(gpu)[0] != enabled:
-            with session.suspended():
-                reset(gpu, session.simulated)
+            try:
+                with session.suspended():
+                    reset(gpu, session.simulated)
+            except ResetRefusedError as error:
+                _name_holders(session, gpu, error)
+                raise
         if session.mig_mode(gpu)[0] != enabled:
             problem = "its MIG mode is still pending after a reset"
             raise ResetRefusedError(where, problem, "Look at the kernel log.", gpu=gpu)
@@ -83,3 +91,34 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
         with contextlib.suppress(FleetError):
             session.set_mig_mode(gpu, before)
         raise
+
+
+def _in_use(session: Session, gpu: str, where: str) -> NvmlError:
+    """Return the error for a GPU that the driver calls in use. If nothing that can be ended holds it, the kernel does.
+
+    Then a reboot is the cure, provided that the pending mode survives it.
+    """
+    from ...holders.find import blocking, find_holders
+    from ...holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
+
+    host = session.observe(only=gpu)
+    holders = blocking(find_holders(host), gpu)
+    known = [each for each in host.gpus if each.uuid == gpu]
+    if holders or not known:
+        problem = "it is in use, so its MIG mode cannot change now: %s" % ", ".join(map(str, holders[:_NAMED]))
+        return NvmlError(where, problem, "Stop what uses it and run again.", code=IN_USE, gpu=gpu)
+    in_kernel = holders_in_kernel(known[0])
+    problem = "no process uses it, but %s holds it inside the kernel, so its MIG mode cannot change now"
+    error = ResetRefusedError if survives_reboot(known[0]) else NvmlError
+    return error(where, problem % listing(in_kernel), without_reboot(in_kernel), code=IN_USE, gpu=gpu)
+
+
+def _name_holders(session: Session, gpu: str, error: ResetRefusedError) -> None:
+    """Add to a refused reset what holds the GPU inside the kernel."""
+    from ...holders.kernel import holders_in_kernel, listing, without_reboot
+
+    for known in session.observe(only=gpu).gpus:
+        holders = holders_in_kernel(known) if known.uuid == gpu else ()
+        if holders:
+            error.problem = "%s, and %s holds it inside the kernel" % (error.problem.rstrip("."), listing(holders))
+            error.cure = "%s %s" % (error.cure, without_reboot(holders))

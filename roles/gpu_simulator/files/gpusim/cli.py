@@ -266,7 +266,10 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--clear", action="store_true", help="forget all faults that still wait")
 
     child = command("set", _set, "change a switch of a GPU, what is wrong with it, or a switch of the host")
-    words = "GPU KEY VALUE, as 0 passthrough on or 0 throttle thermal; or for the host KEY VALUE, as driver_version 570.148.08"
+    words = (
+        "GPU KEY VALUE, as 0 passthrough on, 0 held_by_kernel on or 0 throttle thermal; "
+        "or for the host KEY VALUE, as driver_version 570.148.08"
+    )
     child.add_argument("words", nargs="+", metavar="WORD", help=words)
 
     child = command("models", _models, "list the models that can be simulated")

@@ -56,6 +56,7 @@ void boot_restart(host_t *host, const char *identity)
 		clocks_reset(gpu);
 		gpu->energy_mj = 0;
 		gpu->lost = 0;
+		gpu->held_by_kernel = 0;
 		health_reboot(&gpu->health);
 	}
 	host->sample_count = 0;

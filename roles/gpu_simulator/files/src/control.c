@@ -329,6 +329,8 @@ int gpusimReset(int gpu_index)
 		return refuse_lost(gpu_index);
 	if (process_uses(host, gpu_index, -1, -1))
 		return fail(NVML_ERROR_IN_USE, "a process uses GPU %d; end it (gpusim show names it) and try again", gpu_index);
+	if (gpu->held_by_kernel)
+		return fail(NVML_ERROR_IN_USE, "a module of the kernel holds GPU %d; a reboot of the host ends that", gpu_index);
 	if (gpu->reset_refused)
 		return fail(NVML_ERROR_NOT_SUPPORTED, "GPU %d cannot be reset here; a reboot of the host does it", gpu_index);
 	telemetry_settle_energy(host, gpu);

@@ -105,6 +105,8 @@ const char *gpusimMessage(void);
  *   profiles_without_mig            boolean, default 1: profiles can be queried with MIG mode off
  *   passthrough                     boolean, default 0: a reset by the driver is impossible
  *   reset_refused                   boolean, default 0: a reset from outside is impossible too, only a reboot helps
+ *   held_by_kernel                  boolean, default 0: another module of the kernel has the GPU open, as nvidia_drm does for
+ *                                   a display, so that it is in use without a process; a reboot ends that
  *   timeslicing                     boolean, default 1: the compute policy "timeslice" can be read and set
  *   max_mig_devices                 default: placement_units, at most compute_slices
  *   compute_slices, placement_units mandatory when mig_capable
@@ -166,7 +168,7 @@ int gpusimDump(char *buffer, size_t *size);
 int gpusimWait(uint32_t *seen, unsigned timeout_ms);
 
 /*
- * Changes one switch. gpu >= 0: passthrough, reset_refused, timeslicing, mig_survives_reboot, profiles_without_mig,
+ * Changes one switch. gpu >= 0: passthrough, reset_refused, held_by_kernel, timeslicing, mig_survives_reboot, profiles_without_mig,
  * mig_needs_reset, temperature_idle_c, power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version,
  * cuda_version, digest.
  *

@@ -92,6 +92,7 @@ static const config_key_t GPU_KEYS[] = {
 	INTEGER(gpu_t, profiles_without_mig, ADJUSTABLE, 1),
 	INTEGER(gpu_t, passthrough, ADJUSTABLE, 0),
 	INTEGER(gpu_t, reset_refused, ADJUSTABLE, 0),
+	INTEGER(gpu_t, held_by_kernel, ADJUSTABLE, 0),
 	INTEGER(gpu_t, timeslicing, ADJUSTABLE, 1),
 	INTEGER(gpu_t, max_mig_devices, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, compute_slices, OPTIONAL, UNKNOWN),

@@ -28,7 +28,7 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsign
  */
 static nvmlReturn_t activation_obstacle(const host_t *host, const target_t *on)
 {
-	if (process_uses(host, on->gpu_index, -1, -1) || mig_has_instances(on->gpu))
+	if (process_uses(host, on->gpu_index, -1, -1) || mig_has_instances(on->gpu) || on->gpu->held_by_kernel)
 		return NVML_ERROR_IN_USE;
 	if (on->gpu->mig_needs_reset && on->gpu->passthrough)
 		return NVML_ERROR_RESET_REQUIRED;

@@ -17,7 +17,7 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-enum { STATE_SCHEMA = 8, MAX_FAULTS = 16 };
+enum { STATE_SCHEMA = 9, MAX_FAULTS = 16 };
 
 /* Faults and counts change with every call and must not cost a transaction: they live beside the
  * two copies and are touched by single atomic operations only. */

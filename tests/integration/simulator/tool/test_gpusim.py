@@ -236,6 +236,18 @@ def test_a_mode_that_no_reset_brings_about_comes_with_the_reboot(a100, as_root):
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
 
 
+def test_a_gpu_that_the_kernel_holds_is_in_use_without_a_process_until_the_reboot(a100, as_root):
+    a100.gpusim("set", 0, "held_by_kernel", "on")
+    assert a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 1)") == 19
+    assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [0, 1]
+    assert a100.state()["processes"] == []
+    assert "module of the kernel" in a100.refused("reset", 0)
+    a100.gpusim("reboot")
+    assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
+    assert a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 0)") == 0
+    assert "held_by_kernel" in a100.gpusim("set", "--help")
+
+
 def test_reboot_drops_what_a_reboot_drops(h100, as_root):
     h100.create_instance(9, 0)
     h100.nvml("N.nvmlDeviceSetPersistenceMode(gpu, 1); result = 0")

@@ -1,0 +1,186 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Name what holds a GPU inside the kernel, where no process shows: a display, or a module on top of the driver.
+
+Sources: the files of a module and its use count in sysfs (Documentation/ABI/testing/sysfs-module of Linux), /proc/modules,
+the DRM devices and frame buffers of a PCI device. nvidia_drm counts as one that has the GPU open only with `modeset`, or while
+something uses it (NVIDIA's driver README, "Direct Rendering Manager Kernel Modesetting").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Iterable, Iterator
+
+from ..frozen import frozen
+from ..model import Gpu
+
+_DRM, _MODESET = "nvidia_drm", "nvidia_modeset"
+_DRIVER = "nvidia"
+
+_MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+# The order in which modules go: each depends on those behind it.
+_UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv", "nvidia_uvm")
+
+# The driver keeps a pending MIG mode over a reboot on these architectures alone (MIG User Guide, "MIG mode is persistent").
+_MODE_SURVIVES = ("ampere",)
+
+
+@frozen
+class KernelHolder:
+    """What holds a GPU: a module, None for the kernel itself; its use count, None if not shown; and what of it is in use."""
+
+    module: str | None
+    use_count: int | None = None
+    uses: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        count = "" if self.use_count is None else "use count %d" % self.use_count
+        if self.module is None:
+            return ", ".join(self.uses)
+        details = ", ".join(filter(None, [count, *self.uses]))
+        return "%s (%s)" % (self.module, details) if details else self.module
+
+
+def survives_reboot(gpu: Gpu) -> bool:
+    """Return whether a MIG mode that is pending becomes current by a reboot."""
+    return gpu.architecture in _MODE_SURVIVES
+
+
+def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
+    """Return what drives a display of this GPU, by what sysfs shows of its PCI device."""
+    device = Path(sys, "bus/pci/devices", gpu.pci_address)
+    cards = [name for name in _names(device / "drm") if name.startswith("card")]
+    consoles = [
+        *_names(device / "graphics"),
+        *(fb for card in cards for fb in _names(device / "drm" / card / "graphics")),
+    ]
+    if not consoles and _read(device / "boot_vga") == "1":
+        # The frame buffer of the firmware has no link to the GPU that shows it.
+        consoles = [name for name in _names(Path(sys, "class/graphics")) if name.startswith("fb") and name != "fbcon"]
+    count = _use_count(_DRM, sys, proc)
+    modeset = _read(Path(sys, "module", _DRM, "parameters/modeset")) in ("Y", "1")
+    if not consoles and not (cards and (modeset or count)):
+        return ()
+    uses = (*cards, *("the console on %s" % console for console in sorted(set(consoles))))
+    return (KernelHolder(_DRM if cards or count is not None else None, count, uses),)
+
+
+def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
+    """Return the modules on top of the driver that something else than another module uses. They may hold any GPU."""
+    found = []
+    for module in _on_top(sys, proc):
+        count = _use_count(module, sys, proc)
+        if count is not None and count > len(_dependents(module, sys, proc)):
+            found.append(KernelHolder(module, count))
+    return tuple(found)
+
+
+def holders_in_kernel(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
+    """Return what may hold the GPU inside the kernel: its display, and modules that are in use."""
+    found = {each.module: each for each in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
+    return tuple(sorted(found.values(), key=lambda each: _order(each.module)))
+
+
+def listing(holders: Iterable[KernelHolder]) -> str:
+    """Return the holders in words."""
+    return ", ".join(map(str, holders)) or "a module that neither /proc/modules nor /sys shows"
+
+
+def without_reboot(holders: Iterable[KernelHolder]) -> str:
+    """Return how to free the GPU without a reboot: one sentence with the commands."""
+    holders = tuple(holders)
+    modules = {each.module for each in holders if each.module} if holders else {_DRM}
+    modules |= {_MODESET} if _DRM in modules else set()
+    steps = []
+    if modules & {_DRM, _MODESET}:
+        steps.append("stop the display manager (systemctl isolate multi-user.target)")
+    if any("console" in use for each in holders for use in each.uses):
+        steps.append("unbind the console (echo 0 > /sys/class/vtconsole/vtcon1/bind)")
+    if modules:
+        steps.append("run modprobe -r %s" % " ".join(sorted(modules, key=_order)))
+    return "Without a reboot: %s, and run again." % ", ".join(steps)
+
+
+def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
+    """Return a line of a plan that changes the GPU's MIG mode, where a display may keep the mode from changing now."""
+    holders = display_holders(gpu, sys, proc)
+    if not holders:
+        return None
+    cure = "gpu_layout_reboot: true lets the run reboot the host for it. " if survives_reboot(gpu) else ""
+    needs = "may need a reboot of the host" if cure else "may be refused"
+    return "gpu %d (%s): the change of MIG mode %s, for %s holds the GPU inside the kernel. %s%s" % (
+        *(gpu.index, gpu.uuid, needs, listing(holders)),
+        *(cure, without_reboot(holders)),
+    )
+
+
+def virtual_machines(gpu: Gpu, sys: str = "/sys") -> list[str]:
+    """Return the virtual devices of a GPU that nvidia_vgpu_vfio has given to virtual machines, by their names in sysfs.
+
+    Mediated devices have a UUID. Since Linux 6.8 a virtual function has the number of its type instead (NVIDIA vGPU software
+    user guide, "Creating an NVIDIA vGPU on a Linux with KVM Hypervisor").
+    """
+    device = Path(sys, "bus/pci/devices", gpu.pci_address)
+    functions = [device, *(device / name for name in _names(device) if name.startswith("virtfn"))]
+    found = [name for function in functions for name in _names(function) if _MEDIATED.fullmatch(name)]
+    typed = [f for f in functions if _read(f / "nvidia/current_vgpu_type") not in ("", "0")]
+    return found + [Path(os.path.realpath(str(function))).name for function in typed]
+
+
+def _order(module: str | None) -> tuple[int, str]:
+    return (_UNLOADED.index(module) if module in _UNLOADED else -1, module or "")
+
+
+def _on_top(sys: str, proc: str) -> list[str]:
+    """Return every module that depends on the driver, directly or not."""
+    found: list[str] = []
+    left = [_DRIVER]
+    while left:
+        for module in _dependents(left.pop(), sys, proc):
+            if module not in found:
+                found.append(module)
+                left.append(module)
+    return found
+
+
+def _dependents(module: str, sys: str, proc: str) -> list[str]:
+    holders = Path(sys, "module", module, "holders")
+    if holders.is_dir():
+        return _names(holders)
+    return [
+        name for fields in _listed(module, proc) for name in fields[3].strip(",").split(",") if name not in ("-", "")
+    ]
+
+
+def _use_count(module: str, sys: str, proc: str) -> int | None:
+    """Return the use count; None for a module that is not loaded, or is built into the kernel."""
+    text = _read(Path(sys, "module", module, "refcnt"))
+    counts = [text] if text else [fields[2] for fields in _listed(module, proc)]
+    return int(counts[0]) if counts and re.fullmatch(r"-?\d+", counts[0]) else None
+
+
+def _listed(module: str, proc: str) -> Iterator[list[str]]:
+    """Yield the fields of a module's line: name, size, use count, modules that use it, state, address (proc(5))."""
+    for line in _read(Path(proc, "modules")).split("\n"):
+        fields = line.split()
+        if len(fields) >= 4 and fields[0] == module:
+            yield fields
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
