@@ -222,6 +222,7 @@ class Fleet:
             tenant = f'{gpu},tenant="t"'
             lines += [
                 f'openfleet_mps_daemon_up{{daemon="inference",{gpu},mig_instance=""}} 1',
+                f'openfleet_mps_server_deaths_total{{daemon="inference",{gpu},mig_instance=""}} 0',
                 f"openfleet_tenant_memory_limit_bytes{{{tenant}}} 8589934592",
                 f"openfleet_tenant_memory_used_bytes{{{tenant}}} 1073741824",
                 f"openfleet_tenant_sm_limit_ratio{{{tenant}}} 0.3",

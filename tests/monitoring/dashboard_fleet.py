@@ -188,6 +188,7 @@ def _health(labels, lost, drifted):
 
 def _sharing(labels):
     yield "gpu:mps_daemon_up", {**labels, "daemon": "inference"}, 1
+    yield "gpu:mps_server_deaths_total", {**labels, "daemon": "inference"}, lambda seconds: seconds // 300
     for tenant, used in (("a", 7), ("b", 1)):
         of = {**labels, "tenant": tenant}
         yield "gpu:tenant_memory_used_bytes", of, used * GIB

@@ -41,9 +41,9 @@ GPUS = (WHOLE, SPLIT)
 
 def told(**seen):
     """{name: {labels without the empty ones, as a sorted tuple: value}}, as Prometheus reads the text."""
-    daemons, tenants = seen.pop("daemons", ()), seen.pop("tenants", ())
+    daemons, tenants, deaths = seen.pop("daemons", ()), seen.pop("tenants", ()), seen.pop("deaths", {})
     gpus = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}
-    seen["beside"] = (*mps_metrics.families(daemons, gpus), *vgpu_metrics.families(tenants, gpus))
+    seen["beside"] = (*mps_metrics.families(daemons, gpus, deaths), *vgpu_metrics.families(tenants, gpus))
     found = {}
     for family in text_string_to_metric_families(render(families(Snapshot(1795000000.25, **seen)))):
         assert family.documentation and family.type in ("gauge", "counter"), family
@@ -147,6 +147,19 @@ def test_a_daemon_is_up_on_each_of_its_places():
         (("daemon", "up"), ("gpu_uuid", "GPU-lost")): 1,
         labels(SPLIT, daemon="silent", mig_instance="2"): 0,
         labels(SPLIT, daemon="down", mig_instance="2"): 0,
+    }
+
+
+def test_deaths_of_servers_are_counted_on_each_place_of_their_daemon():
+    whole = MpsSeen(MpsDaemon("whole", (MpsPlace(WHOLE.uuid),), 2, 50), (), True, 7, (), (), 50.0)
+    part = MpsSeen(
+        MpsDaemon("part", (MpsPlace(SPLIT.uuid, "3g.40gb", 4),), 2, 50), (), False, problem="it does not run"
+    )
+    unread = MpsSeen(MpsDaemon("unread", (MpsPlace(WHOLE.uuid),), 2, 50), (), True, 7, (), (), 50.0)
+    found = told(gpus=GPUS, daemons=(whole, part, unread), deaths={"whole": 3, "part": 0})
+    assert found["openfleet_mps_server_deaths_total"] == {
+        labels(WHOLE, daemon="whole"): 3,
+        labels(SPLIT, daemon="part", mig_instance="2"): 0,
     }
 
 

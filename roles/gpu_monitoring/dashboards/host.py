@@ -127,5 +127,17 @@ def host():
                 words=(("0", "down", RED), ("1", "up", GREEN)),
             ),
             alerts(12, 'host=~"$host"'),
+            lines(
+                "MPS servers that died",
+                "Servers of each daemon that died within 15 minutes, and their clients with them. The daemon itself may be up.",
+                "none",
+                [
+                    (
+                        f"max by (daemon, gpu_index) (increase(gpu:mps_server_deaths_total{{{q.GPU}}}[15m]))",
+                        "{{daemon}} on GPU {{gpu_index}}",
+                    )
+                ],
+                span=12,
+            ),
         ],
     )

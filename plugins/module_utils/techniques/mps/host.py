@@ -64,6 +64,12 @@ class MpsHost(Daemons):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
+    def server_deaths(self, names: Sequence[str]) -> dict[str, int]:
+        """Return how many servers of each daemon have died since the first look after the boot, where that is counted."""
+        from .server_deaths import count
+
+        return count(self._root, self._run, names)
+
     def available(self) -> Problem | None:
         """What is missing for a daemon to run here; None where nothing is."""
         if not (self._root / _PROGRAM).exists():

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from ...gpu_plan import Plan
 from ...layout.types import Layout
-from ...metric_family import GAUGE, Family, Sample, labels_of
+from ...metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ...model import Gpu, Host
 from .host import adjustable
 from .model import MpsDaemon, MpsPlace, MpsSeen
@@ -49,24 +49,35 @@ def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:
     return as_wanted and not one.outdated and not answers(one)
 
 
-def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
-    """Return the metrics of the daemons, on GPUs by UUID."""
-    help_text = "Whether the MPS daemon runs and answers."
-    return [Family("openfleet_mps_daemon_up", GAUGE, help_text, tuple(_daemons(seen, gpus)))]
+def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[str, int]) -> list[Family]:
+    """Return the metrics of the daemons, on GPUs by UUID. `deaths` counts their servers that died, by name."""
+    up = {each.daemon.name: int(bool(answers(each))) for each in seen if answers(each) is not None}
+    return [
+        Family(
+            "openfleet_mps_daemon_up",
+            GAUGE,
+            "Whether the MPS daemon runs and answers.",
+            tuple(_samples(seen, gpus, up)),
+        ),
+        Family(
+            "openfleet_mps_server_deaths_total",
+            COUNTER,
+            "Servers of the MPS daemon that died, and their clients with them.",
+            tuple(_samples(seen, gpus, deaths)),
+        ),
+    ]
 
 
-def _daemons(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Sample]:
-    samples = []
+def _samples(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu], values: Mapping[str, int]) -> Iterator[Sample]:
+    """Yield a sample for each place of each daemon that has a value."""
     for seen in daemons:
-        up = answers(seen)
-        for place in seen.daemon.places if up is not None else ():
+        for place in seen.daemon.places if seen.daemon.name in values else ():
             labels = dict(
                 labels_of(place.gpu_uuid, gpus),
                 daemon=seen.daemon.name,
                 mig_instance=_instance(place, gpus.get(place.gpu_uuid)),
             )
-            samples.append(Sample(int(bool(up)), labels))
-    return samples
+            yield Sample(values[seen.daemon.name], labels)
 
 
 def _instance(place: MpsPlace, gpu: Gpu | None) -> str:

@@ -73,7 +73,8 @@ class MpsService:
         """Return the metrics of the daemons."""
         from . import metrics
 
-        return metrics.families(self.seen, gpus)
+        deaths = {} if self._host is None else self._host.server_deaths([each.daemon.name for each in self.seen])
+        return metrics.families(self.seen, gpus, deaths)
 
     def describe(self, host: Host) -> list[str]:
         """Return the daemons in words."""

@@ -1,0 +1,163 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Counts of MPS servers that died, from the log of their daemon.
+
+data/mps/*.log are what the daemon of release 535.261.03 wrote: no-driver.log on a machine without a driver, where each server
+ends at once, and killed.log with `sleep` in the place of the server: one was killed by a signal, one ended with the daemon.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.server_deaths import DIRECTORY, count, follow
+
+DATA = Path(__file__).parent / "data" / "mps"
+
+
+def log(name):
+    return (DATA / name).read_text().splitlines()
+
+
+def lines(*texts, pid="64"):
+    return ["[2024-12-10 06:38:01.120 Control %5s] %s" % (pid, text) for text in texts]
+
+
+@pytest.mark.parametrize("name", ["no-driver.log", "killed.log"])
+def test_a_server_that_fails_or_is_killed_counts_and_one_that_ends_with_the_daemon_does_not(name):
+    assert follow(log(name), {})["deaths"] == 1
+
+
+def test_lines_that_two_looks_read_count_as_those_of_one():
+    for name in ("no-driver.log", "killed.log"):
+        for cut in range(len(log(name))):
+            state = json.loads(json.dumps(follow(log(name)[:cut], {})))
+            assert follow(log(name)[cut:], state) == follow(log(name), {}), cut
+
+
+ONE = (
+    "NEW CLIENT 0 from user 1001: Server is not ready, push client to pending list",
+    "Starting new server 92 for user 1001",
+)
+FATAL = ("Server encountered a fatal exception. Shutting down", "Server 92 exited with status 1")
+OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pending list"
+
+
+@pytest.mark.parametrize(
+    ("texts", "deaths"),
+    [
+        ((*ONE, *FATAL), 1),
+        # Each start is followed by a death, while the daemon answers.
+        ((*ONE, *FATAL, "Starting new server 95 for user 1001", FATAL[0], "Server 95 exited with status 1"), 2),
+        # The next user's client ends an idle server.
+        ((*ONE, OTHER, "Server 92 exited with status 0", "Starting new server 99 for user 1002"), 0),
+        # The same user's client waits for a server that was killed.
+        ((*ONE, ONE[0], "Server 92 exited with status 0"), 1),
+        # A server that crashes while another user waits has died.
+        ((*ONE, OTHER, *FATAL), 1),
+        ((*ONE, "Cmd:shutdown_server 92", "Server 92 exited with status 0"), 0),
+        # Of a server that started before the first look, a status of 0 tells nothing.
+        (("Server 92 exited with status 0",), 0),
+        (("Server 92 exited with status 134",), 1),
+        ((*ONE, "quit command issued with timeout of 10", "Server 92 exited with status 1"), 0),
+        # Only root's `quit` is issued: any user may ask for it.
+        ((*ONE, "Cmd:quit", "Not enough privilege to execute quit command", "Server 92 exited with status 1"), 1),
+        (("quit command issued", "Starting control daemon using socket /x", *ONE, *FATAL), 1),
+        # Other lines that have these words in them.
+        (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
+    ],
+)
+def test_what_counts_as_a_death(texts, deaths):
+    assert follow(lines(*texts), {})["deaths"] == deaths
+
+
+def test_lines_of_others_are_no_lines_of_the_daemon():
+    assert follow(["Server 5 exited with status 1", "[x Server 5] Server 5 exited with status 1"], {})["deaths"] == 0
+
+
+def test_what_is_kept_is_bounded():
+    state = follow(lines(*("Starting new server %d for user 1" % pid for pid in range(500))), {})
+    assert len(state["users"]) <= 64
+
+
+class Journal:
+    """The journal of a unit, asked as journalctl is. Entries have numbers for cursors."""
+
+    def __init__(self):
+        self.entries, self.broken, self.asked = [], False, []
+
+    def __call__(self, command, **_options):
+        assert command[0] == "journalctl"
+        self.asked.append(command)
+        if self.broken:
+            return subprocess.CompletedProcess(command, 1, "", "Failed to open files")
+        after = [word.partition("=")[2] for word in command if word.startswith("--after-cursor=")]
+        new = self.entries[int(after[0]) if after else 0 :]
+        shown = "".join(line + "\n" for line in new)
+        return subprocess.CompletedProcess(
+            command, 0, shown + ("-- cursor: %d\n" % len(self.entries) if new else ""), ""
+        )
+
+
+@pytest.fixture
+def counted(tmp_path):
+    journal = Journal()
+    (tmp_path / DIRECTORY).mkdir(parents=True)
+
+    def look(*names):
+        return count(tmp_path, journal, names or ("inference",), now=1700000000)
+
+    look.journal, look.folder = journal, tmp_path / DIRECTORY
+    return look
+
+
+def test_a_counter_goes_on_over_looks_of_new_processes(counted):
+    assert counted() == {"inference": 0}
+    assert counted.journal.asked == []
+    counted.journal.entries += lines(*ONE, *FATAL)
+    assert counted() == {"inference": 1}
+    assert "--since=@1700000000" in counted.journal.asked[-1]
+    # Lines of the daemon's unit that root wrote, as journald attests.
+    assert counted.journal.asked[-1][-2:] == ["_SYSTEMD_UNIT=openfleet-mps@inference.service", "_UID=0"]
+    assert counted() == {"inference": 1}
+    counted.journal.entries += lines("Starting new server 95 for user 1001", "Server 95 exited with status 1")
+    assert counted() == {"inference": 2}
+    assert counted() == {"inference": 2}
+
+
+def test_a_message_that_looks_like_a_cursor_is_none(counted):
+    counted()
+    counted.journal.entries += ["-- cursor: 7", *lines(*FATAL)]
+    assert counted() == {"inference": 1} == counted()
+
+
+def test_a_journal_that_cannot_be_read_leaves_the_counter_out_and_loses_nothing(counted):
+    counted()
+    counted.journal.entries += lines(*FATAL)
+    counted.journal.broken = True
+    assert counted() == {}
+    counted.journal.broken = False
+    assert counted() == {"inference": 1}
+
+
+def test_a_look_that_may_not_count_tells_nothing(counted, tmp_path):
+    counted()
+    counted.journal.entries += lines(*FATAL)
+    with (counted.folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert counted() == {}
+    assert counted() == {"inference": 1}
+    assert count(tmp_path / "other", counted.journal, ("inference",)) == {}
+
+
+def test_damaged_counts_begin_anew_and_a_forgotten_daemon_goes(counted):
+    counted("inference", "small")
+    counted("inference")
+    assert list(json.loads((counted.folder / "mps-servers.json").read_text())["daemons"]) == ["inference"]
+    (counted.folder / "mps-servers.json").write_text("{")
+    assert counted() == {"inference": 0}
