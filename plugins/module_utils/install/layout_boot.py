@@ -37,6 +37,9 @@ METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS
 #: Where its file is, and which directories were made for it.
 METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
 TEXTFILE = "openfleet_gpu_layout.prom"
+# What the unit keeps between two runs, in its RuntimeDirectory.
+METRICS_RUNTIME = "run/openfleet-gpu-metrics"
+METRICS_KEPT = ("lock", "mps-servers.json")
 _NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
 
 #: By what owners keep their idle services, and what the service behind it reads.
@@ -306,6 +309,9 @@ def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
         target.remove(relative)
     if record["directory"]:
         target.remove(str(Path(record["directory"].lstrip("/"), TEXTFILE)))
+    for name in METRICS_KEPT:
+        target.remove("%s/%s" % (METRICS_RUNTIME, name))
+    target.prune(target.path(METRICS_RUNTIME))
     for folder in reversed(record["made"]):
         target.prune(Path(folder))
     target.remove(METRICS_RECORD)

@@ -200,7 +200,12 @@ def test_metrics_come_and_go_with_their_directory(install, tmp_path):
     folder = tmp_path / "var/lib/some-exporter/textfile"
     assert folder.stat().st_mode & 0o777 == 0o755
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
+    runtime = tmp_path / "run/openfleet-gpu-metrics"
+    runtime.mkdir(parents=True)
+    for name in ("lock", "mps-servers.json"):
+        (runtime / name).touch()
     assert install(metrics=OFF)["changed"]
+    assert not runtime.exists()
     assert installed(tmp_path) == without and not (tmp_path / "var").exists()
     install(metrics=ON)
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
