@@ -35,6 +35,8 @@ try:
         print(json.dumps(adjustable(host.observe()[0], daemon, tuple(devices))))
     elif verb in ("start", "adjust"):
         print(json.dumps(getattr(host, verb)(daemon, devices)))
+    elif verb == "server_deaths":
+        print(json.dumps(host.server_deaths([name])))
     elif verb == "clear":
         for seen in host.observe():
             host.stop(seen.daemon.name)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
-from mps_daemons import DEVICES, LOGS, MIB, NAME, PIPES, UNIT
+from mps_daemons import DEVICES, LOGS, MIB, NAME, PIPES, UNIT, WAIT_SECONDS
 
 LIMIT = 2048 * MIB
 MOUNT = r"run-openfleet\x2dmps-inference.mount"
@@ -45,6 +46,38 @@ def test_a_limit_that_the_daemon_tells_in_part_is_the_one_that_was_asked_for(mps
     mps.do("start", limit=limit)
     assert mps.limits()[1:] == (said, said)
     assert mps.seen()["pinned_memory_limits_bytes"] == [limit, limit]
+
+
+def test_servers_that_die_are_counted_while_the_daemon_answers(mps):
+    """Without a driver, no server of the real daemon lives."""
+    mps.do("start")
+    mps.ask("mkdir -p /run/openfleet-gpu-metrics")
+    start = f"echo start_server -uid 65534 | CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
+
+    def deaths(expected):
+        """Wait until so many are counted: the metrics unit of the host may be counting just now."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (counted := mps.do("server_deaths").get(NAME)) != expected and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert counted == expected
+
+    def ended(number):
+        mps.wait_until(f"[ $(journalctl -o cat -u {UNIT} | grep -c 'exited with status 1') -ge {number} ]")
+
+    try:
+        mps.ask("rm -f /run/openfleet-gpu-metrics/mps-servers.json")
+        deaths(0)
+        before = int(mps.ask(f"journalctl -o cat -u {UNIT} | grep -c 'exited with status 1' || true"))
+        for number in (1, 2):
+            mps.ask(start)
+            ended(before + number)
+            deaths(number)
+        assert mps.seen()["running"] and mps.seen()["problem"] is None
+        # A daemon that stops ends its servers, and none has died of that.
+        mps.ask(f"systemctl restart {UNIT}")
+        deaths(2)
+    finally:
+        mps.ask("rm -rf /run/openfleet-gpu-metrics")
 
 
 def test_limits_change_while_it_runs_and_hold_over_a_restart(mps):
