@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm as holders_slurm
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.device_ids import named as named_device
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
@@ -426,6 +427,8 @@ def shared():
 def test_a_device_id_of_any_plugin_names_its_gpu(pods, shared, resource, device, place):
     (holder,) = pods(shared, entry({"0": [device]}, resource))
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
+    # A drain evicts these pods.
+    assert Disturbance("gpu 0", (holder,)).pods == (POD,)
 
 
 @pytest.mark.parametrize(

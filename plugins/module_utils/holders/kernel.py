@@ -24,7 +24,10 @@ _DRIVER = "nvidia"
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # The order in which modules go: each depends on those behind it.
-_UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv", "nvidia_uvm")
+_UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv")
+
+# Each CUDA process of any GPU has it open, and is a holder of its own GPU.
+_OF_PROCESSES = "nvidia_uvm"
 
 # The driver keeps a pending MIG mode over a reboot on these architectures alone (MIG User Guide, "MIG mode is persistent").
 _MODE_SURVIVES = ("ampere",)
@@ -74,6 +77,8 @@ def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder
     """Return the modules on top of the driver that something else than another module uses. They may hold any GPU."""
     found = []
     for module in _on_top(sys, proc):
+        if module == _OF_PROCESSES:
+            continue
         count = _use_count(module, sys, proc)
         if count is not None and count > len(_dependents(module, sys, proc)):
             found.append(KernelHolder(module, count))
@@ -113,7 +118,7 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
         return None
     cure = "gpu_layout_reboot: true lets the run reboot the host for it. " if survives_reboot(gpu) else ""
     needs = "may need a reboot of the host" if cure else "may be refused"
-    return "gpu %d (%s): the change of MIG mode %s, for %s holds the GPU inside the kernel. %s%s" % (
+    return "gpu %d (%s): the change of MIG mode %s, because %s holds the GPU inside the kernel. %s%s" % (
         *(gpu.index, gpu.uuid, needs, listing(holders)),
         *(cure, without_reboot(holders)),
     )
