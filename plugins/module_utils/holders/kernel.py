@@ -29,7 +29,7 @@ _UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", 
 # Each CUDA process of any GPU has it open, and is a holder of its own GPU.
 _OF_PROCESSES = "nvidia_uvm"
 
-# The driver keeps a pending MIG mode over a reboot on these architectures alone (MIG User Guide, "MIG mode is persistent").
+# The driver keeps a pending MIG mode over a reboot on these architectures alone (MIG User Guide, "Persistence").
 _MODE_SURVIVES = ("ampere",)
 
 
