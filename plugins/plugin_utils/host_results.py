@@ -95,7 +95,19 @@ _GPU_INFO = {
     "gpus!": [_GPU, _GPUS],
     "mps_daemons": [_DAEMON, 1024],
     "vgpu_tenants": [_TENANT, 1024],
-    "lost_gpus": [{"index!": "small", "problem": "text"}, _GPUS],
+    "lost_gpus": [
+        {
+            "index": "small",
+            "problem": "text",
+            "uuid": "gpu_uuid",
+            "pci_address": "pci_address",
+            "name": "model",
+            "call": "name",
+            "code": "small",
+            "code_name": "name",
+        },
+        _GPUS,
+    ],
 }
 
 _CHANGED_GPU = {

@@ -42,7 +42,7 @@ def show(options: Namespace) -> int:
     for gpu in host.gpus:
         print("\n".join(_described(gpu)))
     for lost in host.lost:
-        print("gpu %d  lost: %s" % (lost.index, lost.problem))
+        print("%s  %s: %s" % (lost.label, lost.state.replace("is ", ""), lost.problem))
     for service in services:
         for line in service.describe(host):
             print(line)

@@ -26,7 +26,8 @@ from ..model import (
     Telemetry,
 )
 from ..printable import printable
-from .calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
+from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
+from .pci import with_bus
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
@@ -52,6 +53,9 @@ class Session(Calls):
         super().__init__()
         #: What is read besides, each time that GPUs are observed.
         self.observers: Sequence[Observer] = ()
+        #: Whether NO_PERMISSION for a GPU is about that GPU (a container without its device node). To other users than root
+        #: it is about them, for all GPUs.
+        self.denied_is_lost = os.geteuid() == 0
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
         #: The GPUs as they were read last, by UUID.
         self._read: dict[str, Gpu] = {}
@@ -68,17 +72,16 @@ class Session(Calls):
         """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
-    def observe(
-        self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None, only: str | None = None
-    ) -> Host:
-        """Everything that planning needs; with `telemetry` also what the GPUs are doing just now.
+    def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
+        """Read everything that planning needs; with `telemetry` also what the GPUs are doing just now.
 
-        Lost GPUs are apart from the others. Raises NvmlError for a GPU that fails otherwise; with `silent` it is left out, and
-        the error is noted there by index. With `only` (a UUID) this GPU is read; the others are as the session read them last.
+        A GPU of which a call fails is among `lost` with the failure, as is one on the PCI bus that the driver does not count.
+        Raises NvmlError for failures that are about the host. With `only` (a UUID) this GPU is read; the others are as the
+        session read them last.
         """
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
-        found = [self._answering(index, telemetry, silent, only) for index in range(self._call("nvmlDeviceGetCount"))]
-        gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+        seen = [self._answering(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
+        gpus = tuple(gpu for gpu in seen if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
         return Host(
@@ -87,7 +90,7 @@ class Session(Calls):
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
             gpus=gpus,
-            lost=tuple(gpu for gpu in found if isinstance(gpu, LostGpu)),
+            lost=with_bus(gpus, [gpu for gpu in seen if isinstance(gpu, LostGpu)], self.simulated),
         )
 
     def utilizations(self) -> dict[str, tuple[int, int | None]]:
@@ -104,43 +107,67 @@ class Session(Calls):
                 found[uuid] = (index, None if rates is None else int(rates.gpu))
         return found
 
-    def _answering(
-        self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None, only: str | None
-    ) -> Gpu | LostGpu | None:
+    def _answering(self, index: int, telemetry: bool, only: str | None) -> Gpu | LostGpu:
+        handle = None
         try:
-            handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
-            uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
+            with self._about(str(index)):
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                uuid = self._call("nvmlDeviceGetUUID", handle)
             self._handles[uuid] = handle
             self._indices[uuid] = index
             read = self._read.get(uuid)
             if only in (None, uuid) or read is None or read.index != index:
-                self._read[uuid] = self._gpu(index, handle, uuid, telemetry)
+                with self._about(uuid):
+                    self._read[uuid] = self._whole_gpu(index, handle, uuid, telemetry)
             return self._read[uuid]
         except NvmlError as error:
-            if error.code == GPU_IS_LOST:
-                return LostGpu(index, error.problem)
-            if silent is None:
+            if error.gpu is None or (error.code == NO_PERMISSION and not self.denied_is_lost):
                 raise
-            silent[index] = error
-            return None
+            return self._lost(index, handle, error)
 
-    def _gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
-        pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
-        memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
+    def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
+        """Return the GPU with what it still answers about itself, or answered earlier in this session."""
+        identity: dict[str, Any] = {}
+        if handle is not None:
+            for name, call in (
+                ("uuid", "nvmlDeviceGetUUID"),
+                ("pci", "nvmlDeviceGetPciInfo"),
+                ("name", "nvmlDeviceGetName"),
+            ):
+                with contextlib.suppress(NvmlError):
+                    identity[name] = self._call(call, handle)
+        earlier = next((gpu for gpu in self._read.values() if gpu.index == index), None)
+        uuid, pci, name = (identity.get(each) for each in ("uuid", "pci", "name"))
+        if earlier is not None and uuid in (None, earlier.uuid):
+            uuid, name = earlier.uuid, earlier.name
+        return LostGpu(
+            index,
+            error.problem,
+            uuid=uuid,
+            pci_address=earlier.pci_address if pci is None and earlier is not None else pci and _pci_address(pci),
+            name=name,
+            call=error.call,
+            code=error.code,
+            code_name=error.code_name,
+        )
+
+    def _whole_gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
+        pci = self._call("nvmlDeviceGetPciInfo", handle)
+        memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
         architecture = self._told("nvmlDeviceGetArchitecture", handle)
         capability = self._told("nvmlDeviceGetCudaComputeCapability", handle)
         compute_mode = self._optional("nvmlDeviceGetComputeMode", handle)
         persistence = self._told("nvmlDeviceGetPersistenceMode", handle)
-        name = self._call("nvmlDeviceGetName", handle, gpu=uuid)
+        name = self._call("nvmlDeviceGetName", handle)
         processes = self._processes(handle)
-        mig = self._mig(handle, uuid, (name, pci.pciDeviceId), processes)
+        mig = self._mig(handle, (name, pci.pciDeviceId), processes)
         address = _pci_address(pci)
         return Gpu(
             index=index,
             uuid=uuid,
             name=name,
             pci_address=address,
-            memory_total_bytes=memory_total_bytes,
+            memory_total_bytes=None if memory is None else memory.total,
             mig=mig,
             serial=self._told("nvmlDeviceGetSerial", handle),
             architecture=None
@@ -227,7 +254,7 @@ class Session(Calls):
 
     # ------------------------------------------------------------------ reading MIG
 
-    def _mig(self, handle: Any, uuid: str, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
+    def _mig(self, handle: Any, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
         modes = self._optional("nvmlDeviceGetMigMode", handle)
         if modes is None:
             return Mig()
@@ -235,7 +262,7 @@ class Session(Calls):
         # GPUs of one model and one host have the same profiles; on an 8-GPU host this saves most of the calls.
         profiles = self._profiles.get(model) or self._gpu_instance_profiles(handle)
         self._profiles[model] = profiles
-        instances = self._gpu_instances(handle, uuid, profiles, processes) if enabled else ()
+        instances = self._gpu_instances(handle, profiles, processes) if enabled else ()
         return Mig(True, enabled, pending, profiles, instances)
 
     def _gpu_instance_profiles(self, handle: Any) -> tuple[GpuInstanceProfile, ...]:
@@ -266,7 +293,7 @@ class Session(Calls):
         return tuple(profiles)
 
     def _gpu_instances(
-        self, handle: Any, uuid: str, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
+        self, handle: Any, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
     ) -> tuple[GpuInstance, ...]:
         mig_uuids = self._mig_uuids(handle)
         instances = []
@@ -274,7 +301,7 @@ class Session(Calls):
             for found in self._list(
                 self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id
             ):
-                info = self._call("nvmlGpuInstanceGetInfo", found, gpu=uuid)
+                info = self._call("nvmlGpuInstanceGetInfo", found)
                 inside = tuple(p for p in processes if p.kind == UNKNOWN or p.gpu_instance_id == info.id)
                 compute, places = self._compute_instances(found, info.id, mig_uuids, inside)
                 placement = Placement(info.placement.start, info.placement.size)
@@ -367,7 +394,8 @@ class Session(Calls):
     ) -> None:
         """Create a compute instance in the GPU instance of that profile that starts there; `start` pins it within."""
         instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
-        profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
+        with self._about(gpu):
+            profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
         if profile is None:
             raise NvmlError(
                 self._label(gpu),
@@ -398,11 +426,12 @@ class Session(Calls):
         return self._call("nvmlDeviceGetGpuInstanceById", self._handle(gpu), gpu_instance_id, gpu=gpu)
 
     def _gpu_instance_at(self, gpu: str, profile_id: int, start: int) -> Any:
-        for found in self._list(
-            self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
-        ):
-            if self._call("nvmlGpuInstanceGetInfo", found, gpu=gpu).placement.start == start:
-                return found
+        with self._about(gpu):
+            for found in self._list(
+                self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
+            ):
+                if self._call("nvmlGpuInstanceGetInfo", found).placement.start == start:
+                    return found
         raise NvmlError(
             self._label(gpu), "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )

@@ -22,6 +22,7 @@ from ...module_utils.model import (
     GpuInstanceProfile,
     Holder,
     Host,
+    LostGpu,
     Mig,
     NvLink,
     Placement,
@@ -92,6 +93,12 @@ def host_of(host: str, state: Mapping[str, Any]) -> Host:
     return mark(seen, holders)
 
 
+def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
+    """Return a GPU that gpu_info reports as not working, from a checked row of its lost_gpus."""
+    known = {name: row.get(name) for name in ("uuid", "pci_address", "name", "call", "code", "code_name")}
+    return LostGpu(row.get("index"), row.get("problem") or "", **known)
+
+
 def _gpu(data: Mapping[str, Any]) -> Gpu:
     found = data.get("mig") or {}
     told = found.get("profiles")
@@ -109,7 +116,7 @@ def _gpu(data: Mapping[str, Any]) -> Gpu:
         uuid=str(data["uuid"]),
         name=str(data["name"]),
         pci_address=str(data.get("pci_address") or ""),
-        memory_total_bytes=int(data.get("memory_total_bytes") or 0),
+        memory_total_bytes=data.get("memory_total_bytes"),
         mig=mig,
         architecture=data.get("architecture"),
         compute_capability=data.get("compute_capability"),

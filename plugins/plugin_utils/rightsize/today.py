@@ -26,7 +26,7 @@ from ..audit.series import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Shape, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
-from .observed import NO_LAYOUT, HostToday, model_of
+from .observed import NO_LAYOUT, HostToday, lost_gpu, model_of
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
@@ -95,7 +95,10 @@ def _drift(layout: Layout, host: Host) -> str:
 
 def _lost(state: Mapping[str, Any]) -> str:
     lost = state.get("lost_gpus") or ()
-    return "gpu %d of the host is lost, bring it back first" % lost[0]["index"] if lost else ""
+    if not lost:
+        return ""
+    first = lost_gpu(lost[0])
+    return "%s of the host %s, bring it back first" % (first.label, first.state)
 
 
 def _history(found: Finding) -> bool:
