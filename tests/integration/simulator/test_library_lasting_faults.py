@@ -33,13 +33,13 @@ def code_of(nvml, call, *arguments):
 
 
 def test_a_lasting_fault_of_a_gpu_strikes_each_call_on_it_until_cleared(simulator, nvml, gpus):
-    simulator.do("gpusimFailOn", "nvmlDeviceGetMemoryInfo", 0, 0, "UNKNOWN")
+    simulator.do("gpusimFailOn", "nvmlDeviceGetMemoryInfo", 0, 1, 1, "UNKNOWN")
     for _ in range(3):
         assert code_of(nvml, nvml.nvmlDeviceGetMemoryInfo, gpus[0]) == UNKNOWN
         assert code_of(nvml, nvml.nvmlDeviceGetMemoryInfo, gpus[0], nvml.nvmlMemory_v2) == UNKNOWN
     assert code_of(nvml, nvml.nvmlDeviceGetMemoryInfo, gpus[1]) == code_of(nvml, nvml.nvmlDeviceGetName, gpus[0]) == 0
     assert simulator.dump()["faults"] == [
-        {"function": "nvmlDeviceGetMemoryInfo", "gpu": 0, "nth": None, "action": "UNKNOWN"}
+        {"function": "nvmlDeviceGetMemoryInfo", "gpu": 0, "nth": 1, "lasting": 1, "action": "UNKNOWN"}
     ]
     simulator.do("gpusimReboot")
     assert code_of(nvml, nvml.nvmlDeviceGetMemoryInfo, gpus[0]) == UNKNOWN
@@ -67,7 +67,7 @@ def test_every_handle_of_the_gpu_can_fail(simulator, nvml, gpus):
         ),
     ]
     for name, call, sick, healthy in names:
-        simulator.do("gpusimFailOn", name, 0, 0, "11")
+        simulator.do("gpusimFailOn", name, 0, 1, 1, "11")
         assert (code_of(nvml, call, sick), code_of(nvml, call, healthy)) == (IRQ_ISSUE, 0), name
         simulator.do("gpusimFailClear")
         assert code_of(nvml, call, sick) == 0
@@ -75,7 +75,7 @@ def test_every_handle_of_the_gpu_can_fail(simulator, nvml, gpus):
 
 def test_any_call_on_one_gpu(simulator, nvml, gpus):
     questions = [nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetSerial]
-    simulator.do("gpusimFailOn", "any", 0, 0, "IRQ_ISSUE")
+    simulator.do("gpusimFailOn", "any", 0, 1, 1, "IRQ_ISSUE")
     assert {code_of(nvml, question, gpus[0]) for question in questions} == {IRQ_ISSUE}
     assert {code_of(nvml, question, gpus[1]) for question in questions} == {0}
     assert code_of(nvml, nvml.nvmlDeviceGetHandleByIndex, 0) == IRQ_ISSUE
@@ -98,34 +98,40 @@ def test_instances_and_mig_devices_belong_to_their_gpu(simulator, nvml, gpus):
         ("nvmlComputeInstanceDestroy", nvml.nvmlComputeInstanceDestroy, 1),
         ("nvmlGpuInstanceDestroy", nvml.nvmlGpuInstanceDestroy, 0),
     ):
-        simulator.do("gpusimFailOn", name, 0, 0, "UNKNOWN")
+        simulator.do("gpusimFailOn", name, 0, 1, 1, "UNKNOWN")
         assert [code_of(nvml, call, one[place]) for one in made] == [UNKNOWN, 0], name
         simulator.do("gpusimFailClear")
     uuid = nvml.nvmlDeviceGetUUID(made[0][2])
-    simulator.do("gpusimFailOn", "nvmlDeviceGetHandleByUUID", 0, 0, "UNKNOWN")
+    simulator.do("gpusimFailOn", "nvmlDeviceGetHandleByUUID", 0, 1, 1, "UNKNOWN")
     assert code_of(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid) == UNKNOWN
 
 
 def test_the_nth_call_on_one_gpu_fails_once(simulator, nvml, gpus):
-    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 2, "UNKNOWN")
+    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 2, 0, "UNKNOWN")
     for _ in range(3):
         assert code_of(nvml, nvml.nvmlDeviceGetName, gpus[1]) == 0
     assert [code_of(nvml, nvml.nvmlDeviceGetName, gpus[0]) for _ in range(3)] == [0, UNKNOWN, 0]
 
 
+def test_a_gpu_that_fails_from_the_nth_call_on(simulator, nvml, gpus):
+    simulator.do("gpusimFailOn", "any", 0, 3, 1, "UNKNOWN")
+    assert [code_of(nvml, nvml.nvmlDeviceGetName, gpus[0]) for _ in range(5)] == [0, 0, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert code_of(nvml, nvml.nvmlDeviceGetName, gpus[1]) == 0
+
+
 def test_a_lasting_fault_of_a_call_on_no_gpu(simulator, nvml, gpus):
-    simulator.do("gpusimFailOn", "nvmlDeviceGetCount", NO_GPU, 0, "UNKNOWN")
+    simulator.do("gpusimFailOn", "nvmlDeviceGetCount", NO_GPU, 1, 1, "UNKNOWN")
     assert [code_of(nvml, nvml.nvmlDeviceGetCount) for _ in range(2)] == [UNKNOWN, UNKNOWN]
 
 
 def test_lasting_faults_are_refused_where_they_mean_nothing(simulator, nvml, gpus):
-    assert simulator.call("gpusimFailOn", "any", NO_GPU, 0, "UNKNOWN") == 2 and "name the GPU" in simulator.message()
-    assert simulator.call("gpusimFailOn", "nvmlDeviceGetName", 2, 0, "UNKNOWN") == 6
-    assert simulator.call("gpusimFailOn", "nvmlNoSuchThing", 0, 0, "UNKNOWN") == 6
+    assert simulator.call("gpusimFailOn", "any", NO_GPU, 1, 1, "UNKNOWN") == 2 and "name the GPU" in simulator.message()
+    assert simulator.call("gpusimFailOn", "nvmlDeviceGetName", 2, 1, 1, "UNKNOWN") == 6
+    assert simulator.call("gpusimFailOn", "nvmlNoSuchThing", 0, 1, 1, "UNKNOWN") == 6
 
 
 def test_a_lasting_fault_strikes_clients_that_may_only_read(simulator, nvml, gpus):
-    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 0, "UNKNOWN")
+    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 1, 1, "UNKNOWN")
     simulator.state.chmod(0o444)
     child = simulator.python(
         "try:\n    nvmlDeviceGetName(gpu)\nexcept NVMLError as error:\n    print(error.value)", user=65534
@@ -135,7 +141,7 @@ def test_a_lasting_fault_strikes_clients_that_may_only_read(simulator, nvml, gpu
 
 @pytest.mark.parametrize("action", ["stop", "kill"])
 def test_a_client_that_stops_or_dies_in_a_call_on_a_gpu_holds_no_lock(simulator, nvml, gpus, action):
-    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 0, action)
+    simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 1, 1, action)
     child = simulator.python("nvmlDeviceGetName(gpu)")
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
     if action == "kill":

@@ -140,19 +140,11 @@ def _fail(options: argparse.Namespace) -> None:
         control.clear_failures()
     elif options.call is None or options.code is None:
         raise FleetError("fail", "CALL or --code is missing", "Write gpusim fail nvmlDeviceSetMigMode --code IN_USE")
-    elif options.lasting and options.nth is not None:
-        raise FleetError("fail", "--lasting and --nth exclude each other", "Leave --nth out to fail each call")
     else:
         function = options.call if options.call == "any" or options.call.startswith("nvml") else f"nvml{options.call}"
         gpu = WHOLE if options.gpu is None else target.find_gpu(control.dump(), options.gpu)
         action = options.code if options.code in SIGNALS else options.code.upper()
-        nth = 1 if options.nth is None else options.nth
-        if options.lasting:
-            control.fail_on(function, gpu, 0, action)
-        elif nth < 1:
-            raise FleetError("--nth", "calls are counted from 1", "Leave --nth out to fail the next call")
-        else:
-            control.fail_on(function, gpu, nth, action)
+        control.fail_on(function, gpu, options.nth, options.lasting, action)
 
 
 def _set(options: argparse.Namespace) -> None:
@@ -274,14 +266,16 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument(
         "call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml; any, with --gpu"
     )
-    child.add_argument("--nth", type=int, metavar="N", help="which call from now, the next by default")
+    child.add_argument("--nth", type=int, default=1, metavar="N", help="which call from now, the next by default")
     child.add_argument(
         "--gpu",
         metavar="GPU",
         help="only calls on this GPU: its handles, instances and MIG devices; default: all calls",
     )
     child.add_argument(
-        "--lasting", action="store_true", help="fail each call, in all versions of the function, until --clear"
+        "--lasting",
+        action="store_true",
+        help="fail that call and each after it, in all versions of the function, until --clear",
     )
     codes = f"IN_USE or another NVML error, or one of {', '.join(SIGNALS)}"
     child.add_argument("--code", metavar="CODE", help=codes)

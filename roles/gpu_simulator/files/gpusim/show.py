@@ -34,7 +34,9 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
 def _fault(fault: dict[str, Any]) -> str:
     call = "any call" if fault["function"] == "any" else fault["function"]
     place = f" on GPU {fault['gpu']}" if "gpu" in fault else ""
-    when = "each time until it is cleared" if fault["nth"] is None else f"on call {fault['nth']} from now"
+    when = f"on call {fault['nth']} from now"
+    if fault.get("lasting"):
+        when = "each time until it is cleared" if fault["nth"] == 1 else f"{when} and each after it until it is cleared"
     return f"{call}{place}: {fault['action']}, {when}"
 
 

@@ -360,7 +360,7 @@ static int start_traffic(void)
 	return result;
 }
 
-static int arm(const char *function, int gpu_index, unsigned nth, const char *action)
+static int arm(const char *function, int gpu_index, unsigned nth, bool lasts, const char *action)
 {
 	int result = start_traffic(), number = function ? function_by_name(function) : -1;
 	int32_t code;
@@ -370,23 +370,21 @@ static int arm(const char *function, int gpu_index, unsigned nth, const char *ac
 		return fail(NVML_ERROR_NOT_FOUND, "%s is no NVML function", function ? function : "nothing");
 	if (number == FAULT_ANY && gpu_index == UNKNOWN)
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "any call can fail on one GPU only: name the GPU");
-	if (nth > INT32_MAX)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "the number of a call is below 2147483648");
+	if (nth < 1 || nth > INT32_MAX)
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "calls are counted from 1");
 	if (!action || !fault_action_by_name(action, &code))
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no NVML error, nor kill, kill-inside, kill-after or stop", action ? action : "nothing");
-	if (!fault_arm(state_traffic(), number, gpu_index, nth, code))
+	if (!fault_arm(state_traffic(), number, gpu_index, nth, lasts, code))
 		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d faults wait already", MAX_FAULTS);
 	return NVML_SUCCESS;
 }
 
 int gpusimFail(const char *function, unsigned nth, const char *action)
 {
-	if (nth < 1)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "calls are counted from 1");
-	return arm(function, UNKNOWN, nth, action);
+	return arm(function, UNKNOWN, nth, false, action);
 }
 
-int gpusimFailOn(const char *function, int gpu_index, unsigned nth, const char *action)
+int gpusimFailOn(const char *function, int gpu_index, unsigned nth, int lasting, const char *action)
 {
 	int result = start(), count = 0;
 	if (result == NVML_SUCCESS) {
@@ -395,7 +393,7 @@ int gpusimFailOn(const char *function, int gpu_index, unsigned nth, const char *
 	}
 	if (result == NVML_SUCCESS && (gpu_index < UNKNOWN || gpu_index >= count))
 		result = fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, count);
-	return result == NVML_SUCCESS ? arm(function, gpu_index, nth, action) : result;
+	return result == NVML_SUCCESS ? arm(function, gpu_index, nth, lasting != 0, action) : result;
 }
 
 int gpusimFailClear(void)

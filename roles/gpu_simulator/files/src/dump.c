@@ -256,9 +256,11 @@ static void faults(FILE *out, traffic_t *traffic)
 		fprintf(out, "%s{\"function\": \"%s\", ", comma, function_name(function - 1));
 		if (fault->gpu != UNKNOWN)
 			fprintf(out, "\"gpu\": %d, ", (int)fault->gpu);
-		fputs("\"nth\": ", out);
-		integer(out, fault->lasts ? UNKNOWN : fault->remaining);
-		fputs(", \"action\": ", out);
+		int32_t remaining = atomic_load(&fault->remaining);
+		fprintf(out, "\"nth\": %d, ", remaining < 1 ? 1 : (int)remaining);
+		if (fault->lasts)
+			fputs("\"lasting\": 1, ", out);
+		fputs("\"action\": ", out);
 		char words[32];
 		string(out, fault_action_name(fault->action, words));
 		fputc('}', out);

@@ -95,8 +95,11 @@ action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool wr
 		fault_t *fault = &traffic->faults[i];
 		if (!concerns(fault, atomic_load(&fault->function), function, gpu))
 			continue;
-		/* Exactly one of all callers sees it fall from 1 to 0. */
-		if (!fault->lasts && (!writable || atomic_fetch_sub(&fault->remaining, 1) != 1))
+		/* Exactly one of all callers sees it fall from 1 to 0. One that lasts strikes from there on. */
+		int32_t left = atomic_load(&fault->remaining);
+		if (writable && !(fault->lasts && left <= 0))
+			left = atomic_fetch_sub(&fault->remaining, 1);
+		if (fault->lasts ? left > 1 : !writable || left != 1)
 			continue;
 		int32_t action = fault->action;
 		if (!fault->lasts)
@@ -109,7 +112,7 @@ action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool wr
 	return ACTION_NONE;
 }
 
-bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, int32_t action)
+bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action)
 {
 	for (int i = 0; i < MAX_FAULTS; i++) {
 		fault_t *fault = &traffic->faults[i];
@@ -119,7 +122,7 @@ bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, int32_t a
 			continue;
 		fault->action = action;
 		fault->gpu = gpu;
-		fault->lasts = nth == 0;
+		fault->lasts = lasts;
 		atomic_store(&fault->remaining, nth);
 		atomic_store(&fault->function, (int32_t)function + 1);
 		atomic_store(&traffic->armed, 1);

@@ -29,11 +29,11 @@ bool fault_action_by_name(const char *name, int32_t *action);
 const char *fault_action_name(int32_t action, char words[32]);
 
 /* Counts a call of `function` down, on this GPU or (UNKNOWN) whatever it is about; ACTION_RESULT sets *result. In a file
- * that may only be read, faults strike that last, and no others. */
+ * that may only be read nothing is counted: there faults strike that last and have begun, and no others. */
 action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool writable, nvmlReturn_t *result);
 
-/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `nth` 0: each call. */
-bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, int32_t action);
+/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `lasts`: the nth call and each after it. */
+bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action);
 void fault_clear(traffic_t *traffic);
 
 #endif

@@ -152,8 +152,8 @@ int gpusimCreate(const char *configuration);
  *                                   memory_bytes
  *   events                          the last ones, oldest first: number (from 0), xid, gpu, gpu_instance,
  *                                   compute_instance (null: none)
- *   faults                          waiting: function (or "any"), gpu (of a fault for one GPU), nth (calls until it strikes;
- *                                   null: it strikes in each call), action
+ *   faults                          waiting: function (or "any"), gpu (of a fault for one GPU), nth (calls until it strikes),
+ *                                   lasting (1, of a fault that strikes from then on), action
  *   calls                           {function: number of calls}, those that were called
  * A load is null or: pattern, age_seconds, period_seconds or interval_seconds and samples, what
  * it does now (utilization_percent, memory_mib, power_mw, null: follows), its high and low values.
@@ -270,11 +270,11 @@ int gpusimFail(const char *function, unsigned nth, const char *action);
 /*
  * The same for calls on one GPU (-1: all calls): those on its handle, on its instances and MIG devices, and those that ask for
  * the handle by index, UUID, PCI address or serial number. `function` "any" is every call on that GPU.
- * nth 0: each call, from now until gpusimFailClear; a name without a version ("nvmlDeviceGetMemoryInfo") then stands for
- * all versions of the function. Faults that last strike in clients too that may only read the state file. A reboot clears no fault.
+ * lasting 1: the nth call and each after it, until gpusimFailClear; a name without a version ("nvmlDeviceGetMemoryInfo")
+ * then stands for all versions of the function. Faults that last strike in clients too that may only read the state file. A reboot clears no fault.
  * A process that "stop" stopped in a call on a GPU gets UNKNOWN from the call when it continues.
  */
-int gpusimFailOn(const char *function, int gpu, unsigned nth, const char *action);
+int gpusimFailOn(const char *function, int gpu, unsigned nth, int lasting, const char *action);
 int gpusimFailClear(void);
 
 /* Sets the counts of nvml* calls (shown by gpusimDump, all processes together) to zero. */

@@ -24,7 +24,7 @@ enum { STATE_SCHEMA = 9, MAX_FAULTS = 16 };
 typedef struct {
 	_Atomic int32_t function;	/* 0: free; else function + 1 (FAULT_ANY + 1: all), written last when arming */
 	_Atomic int32_t remaining;	/* calls until it strikes */
-	int32_t lasts;			/* it strikes in each call, until it is cleared */
+	int32_t lasts;			/* it strikes in each call after that too, until it is cleared */
 	int32_t action;			/* action_t, or a return code */
 	int32_t gpu;			/* whose calls count; UNKNOWN: all calls of the function */
 } fault_t;

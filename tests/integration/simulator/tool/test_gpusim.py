@@ -289,7 +289,9 @@ def test_calls_on_one_gpu_fail_until_the_faults_are_cleared(h100):
     assert h100.nvml(codes) == [999, 11]
     h100.gpusim("fail", "--clear")
     assert h100.nvml(codes) == [0, 0]
-    assert "exclude each other" in h100.refused("fail", "nvmlInit", "--nth", 1, "--code", "UNKNOWN", "--lasting")
+    h100.gpusim("fail", "any", "--gpu", 1, "--nth", 7, "--code", 11, "--lasting")
+    assert "IRQ_ISSUE, on call 7 from now and each after it until it is cleared" in h100.gpusim("show")
+    h100.gpusim("fail", "--clear")
     assert "name the GPU" in h100.refused("fail", "any", "--code", "UNKNOWN", "--lasting")
 
 
