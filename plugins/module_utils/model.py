@@ -296,6 +296,14 @@ class Host:
     lost: tuple[LostGpu, ...] = ()
 
 
+def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
+    """Return the lost GPU that has this UUID, or may have it; None where the GPU works, or is gone."""
+    if any(gpu.uuid == gpu_uuid for gpu in host.gpus):
+        return None
+    candidates = [gpu for gpu in host.lost if gpu.uuid in (None, gpu_uuid)]
+    return max(candidates, key=lambda gpu: gpu.uuid is not None, default=None)
+
+
 def to_data(value: Any) -> Any:
     """The value as dictionaries, lists and scalars, fit for JSON and for a module's return."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

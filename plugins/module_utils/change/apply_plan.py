@@ -18,7 +18,8 @@ from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedE
 from ..frozen import frozen
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
-from ..model import Holder, Host, Process
+from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
+from ..nvml.calls import FAULTS, lost_error
 from ..nvml.reset import Reset, reset_gpu
 from ..nvml.session import Session
 from ..ownership import Ownership, Record
@@ -79,10 +80,12 @@ def apply(
                 _make_way(gpu_plan, context.look, context.clear)
             run_steps(context, gpu_plan, done)
         host = context.session.observe()
+        for gpu_plan in changed:
+            _require(host, gpu_plan.gpu)
         expect(host, after, ownership)
         beside.start(host, done)
     except BaseException as error:
-        _undo(context, before, error, done, beside)
+        _undo(context, before, after, error, done, beside)
         raise
     with settled("new"):
         if context.record is not None:
@@ -115,10 +118,22 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
         return
 
     def in_the_way() -> Sequence[Disturbance]:
-        now = [gpu for gpu in look(gpu_plan.gpu.uuid).gpus if gpu.uuid == gpu_plan.gpu.uuid]
-        return DIVIDER.disturbed(now[0], gpu_plan.steps) if now else ()
+        host = look(gpu_plan.gpu.uuid)
+        # The processes on a GPU that cannot be read are unknown.
+        _require(host, gpu_plan.gpu)
+        now = next(gpu for gpu in host.gpus if gpu.uuid == gpu_plan.gpu.uuid)
+        return DIVIDER.disturbed(now, gpu_plan.steps)
 
     make_way(in_the_way, clear)
+
+
+def _require(host: Host, gpu: Gpu) -> None:
+    """Raise NvmlError if the GPU does not work any more."""
+    sick = lost_of(host, gpu.uuid)
+    if sick is not None:
+        raise lost_error(gpu.short_label, [sick])
+    if gpu.uuid not in {each.uuid for each in host.gpus}:
+        raise NvmlError(gpu.short_label, "it is gone", "Look at the kernel log.", gpu=gpu.uuid)
 
 
 def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
@@ -156,7 +171,12 @@ def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
 
 
 def _undo(
-    context: Context, before: Sequence[Target], cause: BaseException, done: list[str], beside: HostChange
+    context: Context,
+    before: Sequence[Target],
+    after: Sequence[Target],
+    cause: BaseException,
+    done: list[str],
+    beside: HostChange,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -178,10 +198,12 @@ def _undo(
     with settled("old"):
         if context.record is not None:
             context.record.renew(host.gpus)
-        context.journal.end()
+        sick = end_journal(context.journal, host, before, after)
     if known is not cause:
         return
     problem = "%s; the layout of before is back" % known.problem
+    if sick:
+        problem += " on the GPUs that work, but not on %s" % " and ".join(map(str, sick))
     if isinstance(known, BusyError):
         raise BusyError(known.disturbs, problem, known.cure, steps_done=done) from cause
     refused = isinstance(known, ResetRefusedError)
@@ -204,13 +226,46 @@ def go_back(
 
     Raises BusyError where that would end a holder that `counts`.
     """
-    back = planner.plan(context.observe().gpus, before)
+    host = context.observe()
+    back = planner.plan(host.gpus, working(before, host))
     disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
         raise BusyError(disturbs, problem, "Stop it and run again.")
+    failed: list[NvmlError] = []
     for gpu_plan in back.gpus:
-        run_steps(context, gpu_plan, [])
+        try:
+            run_steps(context, gpu_plan, [])
+        except NvmlError as error:
+            # The other GPUs go back all the same.
+            failed.append(error)
     host = context.session.observe()
-    expect(host, before)
+    for error in failed:
+        sick = next((gpu for gpu in host.gpus if gpu.uuid == error.gpu), None)
+        if sick is not None and (error.code not in FAULTS or len(host.gpus) == 1):
+            raise error
+        if sick is not None:
+            context.session.give_up(sick.uuid, error)
+    if failed:
+        host = context.session.observe()
+    expect(host, working(before, host))
     return host
+
+
+def working(targets: Sequence[Target], host: Host) -> list[Target]:
+    """Return the targets of GPUs that are not lost."""
+    return [target for target in targets if lost_of(host, target.gpu_uuid) is None]
+
+
+def end_journal(journal: Journal, host: Host, before: Sequence[Target], after: Sequence[Target]) -> tuple[LostGpu, ...]:
+    """Remove the journal, except for targets of lost GPUs: the run that finds one working again finishes these.
+
+    Returns the lost GPUs.
+    """
+    lost = {target.gpu_uuid: lost_of(host, target.gpu_uuid) for target in (*before, *after)}
+    left = [[target for target in targets if lost[target.gpu_uuid]] for targets in (before, after)]
+    if any(left):
+        journal.begin(*left)
+    else:
+        journal.end()
+    return tuple(dict.fromkeys(gpu for gpu in lost.values() if gpu is not None))

@@ -10,6 +10,7 @@ that which matches no other GPU, and every one by model, may mean it.
 from __future__ import annotations
 
 import dataclasses
+from typing import Sequence
 
 from ..frozen import frozen
 from ..layout.matching import matches
@@ -56,6 +57,13 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
         entries += [left] if left else []
     texts = tuple("%s %s: %s (%s)" % (gpu.label, gpu.state, warnings[gpu], gpu.problem) for gpu in host.lost)
     return Answering(Layout(tuple(entries)), texts)
+
+
+def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
+    """Return a sentence for each GPU that works no more and did `before`."""
+    known = {(gpu.index, gpu.pci_address if gpu.index is None else None) for gpu in before}
+    found = [gpu for gpu in host.lost if (gpu.index, gpu.pci_address if gpu.index is None else None) not in known]
+    return tuple("%s %s: it worked when the run began (%s)" % (gpu.label, gpu.state, gpu.problem) for gpu in found)
 
 
 def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
-from ..model import Gpu, Host, to_data
+from ..model import Gpu, Host, lost_of, to_data
 from ..nvml.session import Session
 from ..techniques import observers
 
@@ -60,7 +60,7 @@ def plan(options: Namespace) -> int:
     layout = parse_layout(read_layout(options.layout))
     run = predict(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
     _warn(run)
-    cut_off = Journal(options.state_directory).path.exists()
+    cut_off = _is_cut_off(Journal(options.state_directory).read(), run.host)
     if cut_off:
         print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
     if options.json:
@@ -68,6 +68,12 @@ def plan(options: Namespace) -> int:
     else:
         print("\n".join([*run.plan.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
+
+
+def _is_cut_off(entry: Any, host: Host) -> bool:
+    """Return whether a run was interrupted that apply clears up after. What is left on lost GPUs waits for these."""
+    targets = () if entry is None else (*entry.before, *entry.after)
+    return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
 
 
 def apply(options: Namespace) -> int:

@@ -59,6 +59,8 @@ class Session(Calls):
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
         #: The GPUs as they were read last, by UUID.
         self._read: dict[str, Gpu] = {}
+        #: GPUs that count as lost from now on, though they can be read: by UUID the failure of another call.
+        self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
 
@@ -93,6 +95,10 @@ class Session(Calls):
             lost=with_bus(gpus, [gpu for gpu in seen if isinstance(gpu, LostGpu)], self.simulated),
         )
 
+    def give_up(self, gpu: str, error: NvmlError) -> None:
+        """Count the GPU as lost for the rest of the session: it can be read, and does not do what it is told."""
+        self._given_up[gpu] = error
+
     def utilizations(self) -> dict[str, tuple[int, int | None]]:
         """By UUID each GPU's index and the share of the last second in which a kernel ran, in percent; None in MIG mode.
 
@@ -116,6 +122,8 @@ class Session(Calls):
             self._handles[uuid] = handle
             self._indices[uuid] = index
             read = self._read.get(uuid)
+            if uuid in self._given_up:
+                return self._lost(index, handle, self._given_up[uuid])
             if only in (None, uuid) or read is None or read.index != index:
                 with self._about(uuid):
                     self._read[uuid] = self._whole_gpu(index, handle, uuid, telemetry)

@@ -143,3 +143,77 @@ def test_an_optional_figure_makes_a_gpu_sick_only_by_a_code_that_says_so(three, 
     three.gpusim("fail", "--clear")
     fail(three, call, "RESET_REQUIRED")
     assert [gpu["index"] for gpu in three.module("gpu_info")["lost_gpus"]] == [1]
+
+
+# --- a GPU that falls sick in the middle of a change
+
+
+WHOLE = [{"profile": "7g.80gb", "count": 1}]
+
+
+def calls_of(host, gpu, layout):
+    """The number of calls on a GPU in an apply of this layout that succeeds."""
+    host.gpusim("fail", "any", "--gpu", str(gpu), "--nth", "100000", "--code", "UNKNOWN", "--lasting")
+    assert host.module("mig", layout=layout)["changed"]
+    (fault,) = json.loads(host.gpusim("show", "--json"))["faults"]
+    host.gpusim("fail", "--clear")
+    return 100000 - fault["nth"]
+
+
+def seen(host):
+    """The profiles of each GPU that works, by index."""
+    return {gpu["index"]: [i["profile"] for i in gpu["mig"]["instances"]] for gpu in host.module("gpu_info")["gpus"]}
+
+
+@pytest.mark.parametrize("lost", ["fail", "skip"])
+@pytest.mark.parametrize("part", range(8))
+def test_a_gpu_that_falls_sick_in_the_middle_leaves_the_others_old_or_new(three, part, lost):
+    before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
+    assert three.module("mig", layout=before)["changed"]
+    count = calls_of(three, 1, after)
+    assert three.module("mig", layout=before)["changed"]
+    nth = 1 + part * count // 8 + part
+    fail_from = ("--gpu", "1", "--nth", str(nth), "--code", "UNKNOWN", "--lasting")
+    three.gpusim("fail", "any", *fail_from)
+    done = three.module("mig", layout=after, lost=lost)
+    old, new = ["7g.80gb"], ["3g.40gb", "3g.40gb"]
+    if done.get("failed"):
+        assert "gpu 1" in done["msg"] and "does not work" in done["msg"], done
+        assert seen(three) == {0: old, 2: old}, done
+        assert lost == "fail", done
+    else:
+        assert seen(three) == {0: new, 2: new}, done
+        assert any("gpu 1" in text for text in done.get("lost", ())), done
+    # Once it works again, the next run brings all of them to the new layout.
+    three.gpusim("fail", "--clear")
+    again = three.module("mig", layout=after)
+    assert not again.get("failed"), again
+    assert seen(three) == {0: new, 1: new, 2: new}
+
+
+def test_a_gpu_that_can_be_read_and_not_changed_keeps_no_other_from_its_layout(three):
+    before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
+    assert three.module("mig", layout=before)["changed"]
+    fail(three, "nvmlGpuInstanceCreateComputeInstance")
+    fail(three, "nvmlGpuInstanceCreateComputeInstanceWithPlacement")
+    failed = three.module("mig", layout=after)
+    assert failed["failed"] and failed["outcome"] == "old" and "but not on gpu 1" in failed["msg"], failed
+    (healthy_0, healthy_2) = (seen(three)[index] for index in (0, 2))
+    assert healthy_0 == healthy_2 == ["7g.80gb"]
+    done = three.module("mig", layout=after, lost="skip")
+    assert not done.get("failed") and any("gpu 1" in text for text in done["lost"]), done
+    assert [seen(three)[index] for index in (0, 2)] == [["3g.40gb"] * 2] * 2
+    three.gpusim("fail", "--clear")
+    assert not three.module("mig", layout=after).get("failed")
+    assert seen(three) == dict.fromkeys(range(3), ["3g.40gb"] * 2)
+
+
+def test_a_gpu_beside_the_change_that_falls_sick_meanwhile_is_reported(three):
+    layout, other = [dict(HALVES, gpus=[0])], [{"gpus": [0], "sharing": "shared"}]
+    count = calls_of(three, 1, layout)
+    assert three.module("mig", layout=other)["changed"]
+    fail_from = ("--gpu", "1", "--nth", str(count - 5), "--code", "UNKNOWN", "--lasting")
+    three.gpusim("fail", "any", *fail_from)
+    done = three.module("mig", layout=layout)
+    assert done["changed"] and "it worked when the run began" in done["lost"][0], done
+    assert seen(three) == {0: ["3g.40gb"] * 2, 2: []}
