@@ -12,9 +12,9 @@ from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.model import to_data
 from ...module_utils.techniques.forms import parse_layout
-from ..host_results import gpu_info
+from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader
-from ..rightsize.observed import host_of, lost_gpu
+from ..rightsize.observed import host_of
 from .device_plugin import CONFIG_LABEL
 from .mapping import map_node
 from .model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping

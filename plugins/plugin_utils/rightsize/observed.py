@@ -22,7 +22,6 @@ from ...module_utils.model import (
     GpuInstanceProfile,
     Holder,
     Host,
-    LostGpu,
     Mig,
     NvLink,
     Placement,
@@ -91,12 +90,6 @@ def host_of(host: str, state: Mapping[str, Any]) -> Host:
             host, "its state is no result of openfleet.gpu.gpu_info (%r)" % error, "Give what the module returned."
         ) from None
     return mark(seen, holders)
-
-
-def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
-    """Return a GPU that gpu_info reports as not working, from a checked row of its lost_gpus."""
-    known = {name: row.get(name) for name in ("uuid", "pci_address", "name", "call", "code", "code_name")}
-    return LostGpu(row.get("index"), row.get("problem") or "", **known)
 
 
 def _gpu(data: Mapping[str, Any]) -> Gpu:

@@ -23,10 +23,11 @@ from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
+from ..host_results import lost_gpu
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Shape, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
-from .observed import NO_LAYOUT, HostToday, lost_gpu, model_of
+from .observed import NO_LAYOUT, HostToday, model_of
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
