@@ -223,6 +223,8 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
+    #: Why its compute mode cannot be set; None where nothing says so.
+    compute_mode_fixed: str | None = field(default=None, metadata=INTERNAL)
     #: Settings by name that the observers of techniques read; a setting that was not looked at is missing.
     settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
     #: For a change of MIG mode, which wants the whole GPU free.

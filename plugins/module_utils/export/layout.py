@@ -58,10 +58,12 @@ def exported(
 
 def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
     """What a layout says of this GPU, without a number and selectors."""
-    sharing = _SHARINGS.get(gpu.compute_mode or "")
+    # A GPU without compute modes is in the default one.
+    mode = gpu.compute_mode or ("default" if gpu.compute_mode_fixed else None)
+    sharing = _SHARINGS.get(mode or "")
     parts = export_parts(FORMS, gpu, seen)
-    if sharing is None or any(form.compute_mode != gpu.compute_mode for form, _part in parts):
-        words = [gpu.compute_mode or "not told", *(form.describe(part) for form, part in parts)]
+    if sharing is None or any(form.compute_mode != mode for form, _part in parts):
+        words = [mode or "not told", *(form.describe(part) for form, part in parts)]
         left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, ", ".join(words)))
         return None
     if parts:

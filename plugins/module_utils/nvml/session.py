@@ -30,6 +30,10 @@ from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
 from .pci import with_bus
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
+#: NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
+_VGPU_GUEST = 2
+#: The device by which programs in the Windows Subsystem for Linux reach GPUs.
+WSL_DEVICE = "/dev/dxg"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 #: Longs of a bitmap of NUMA nodes: Linux has 1024 at most (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
@@ -182,6 +186,7 @@ class Session(Calls):
             if architecture is None
             else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
             compute_capability=None if capability is None else "%d.%d" % tuple(capability),
+            compute_mode_fixed=None if mig.enabled else self._compute_mode_fixed(handle, compute_mode),
             compute_mode=None if mig.enabled or compute_mode is None else _COMPUTE_MODES.get(compute_mode),
             persistence_mode=None if persistence is None else bool(persistence),
             numa_node=self._numa_node(handle, address),
@@ -189,6 +194,16 @@ class Session(Calls):
             processes=processes,
             telemetry=self._telemetry(handle) if telemetry else None,
         )
+
+    def _compute_mode_fixed(self, handle: Any, mode: int | None) -> str | None:
+        """Return why the compute mode cannot be set, as far as that shows without setting it."""
+        if mode is None:
+            return "the driver reports no compute mode for it"
+        if self._told("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
+            return "it is a virtual GPU of a guest, which has the default mode alone"
+        if not self.simulated and os.path.exists(WSL_DEVICE):  # noqa: PTH110
+            return "in the Windows Subsystem for Linux it belongs to Windows"
+        return None
 
     def _numa_node(self, handle: Any, address: str) -> int | None:
         # The kernel knows where the card is plugged in; where /sys is hidden, NVML has the node whose memory is nearest.
