@@ -31,8 +31,10 @@ def exported(
     pin_placements: bool = False,
     select_by: str = "index",
     seen: Seen | None = None,
+    whole: bool = True,
 ) -> Exported:
     """The layout of these GPUs; GPUs that are alike share an entry. `select_by` is index, uuid or pci.
+    Without `whole` the host has other GPUs too, and no entry names all.
 
     Applied to the same GPUs, with what is `seen` beside them, it changes nothing, except what `left_out` names.
     """
@@ -48,7 +50,7 @@ def exported(
         entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, seen, left_out)
         if entry is not None:
             alike.setdefault(entry, []).append(gpu)
-    every = not left_out and len(alike) == 1 and select_by == "index"
+    every = whole and not left_out and len(alike) == 1 and select_by == "index"
     entries = []
     for number, (entry, members) in enumerate(alike.items()):
         selectors = (Selector("all"),) if every else tuple(_selector(gpu, select_by) for gpu in members)

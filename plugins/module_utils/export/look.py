@@ -26,5 +26,5 @@ def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> 
         host = session.observe()
     if host.lost and not host.gpus:
         raise lost_error("this host", host.lost, ". A layout without its GPUs would not be the current one")
-    export = exported(host.gpus, pin_placements, select_by, seen)
+    export = exported(host.gpus, pin_placements, select_by, seen, whole=not host.lost)
     return dataclasses.replace(export, left_out=(*export.left_out, *map(str, host.lost)))
