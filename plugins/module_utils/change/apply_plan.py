@@ -10,16 +10,17 @@ journal finishes what the run before it could not: see recovery.
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ..busy import can_be_ended, make_way
 from ..disturbance import Disturbance
-from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError
 from ..frozen import frozen
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
 from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
-from ..nvml.calls import FAULTS, lost_error
+from ..nvml.calls import IN_USE, lost_error
+from ..nvml.calls import UNKNOWN as UNKNOWN_CODE
 from ..nvml.reset import Reset, reset_gpu
 from ..nvml.session import Session
 from ..ownership import Ownership, Record
@@ -222,34 +223,47 @@ def is_known(holder: Holder | Process) -> bool:
 def go_back(
     context: Context, before: Sequence[Target], counts: Callable[[Holder | Process], bool] = lambda holder: True
 ) -> Host:
-    """Back to the layout of before, by a plan made from what is there now.
+    """Restore the layout before the run by a plan from the current one, and return the host.
 
-    Raises BusyError where that would end a holder that `counts`.
+    A GPU that cannot be restored keeps no other from it: it counts as lost from then on. Raises BusyError where a holder that
+    `counts` would end; NvmlError and PlanError where a GPU is in use, or none is left.
     """
     host = context.observe()
-    back = planner.plan(host.gpus, working(before, host))
-    disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
+    plans: list[GpuPlan] = []
+    failed: dict[str, NvmlError | PlanError] = {}
+    for target in working(before, host):
+        try:
+            plans += planner.plan(host.gpus, [target]).gpus
+        except PlanError as error:
+            failed[target.gpu_uuid] = error
+    disturbs = [disturbance for disturbance in Plan(tuple(plans)).disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
         raise BusyError(disturbs, problem, "Stop it and run again.")
-    failed: list[NvmlError] = []
-    for gpu_plan in back.gpus:
+    for gpu_plan in plans:
         try:
             run_steps(context, gpu_plan, [])
         except NvmlError as error:
-            # The other GPUs go back all the same.
-            failed.append(error)
+            failed[gpu_plan.gpu.uuid] = error
     host = context.session.observe()
-    for error in failed:
-        sick = next((gpu for gpu in host.gpus if gpu.uuid == error.gpu), None)
-        if sick is not None and (error.code not in FAULTS or len(host.gpus) == 1):
-            raise error
-        if sick is not None:
-            context.session.give_up(sick.uuid, error)
     if failed:
+        _give_up(context.session, host, failed)
         host = context.session.observe()
     expect(host, working(before, host))
     return host
+
+
+def _give_up(session: Session, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
+    """Count these GPUs as lost. Raises the failure of one that is in use or gone, and where no GPU is left."""
+    seen = {gpu.uuid for gpu in host.gpus}
+    for uuid, error in failed.items():
+        if lost_of(host, uuid) is not None:
+            continue
+        if isinstance(error, PlanError):
+            error = NvmlError(error.where, error.problem, error.cure, call="plan", code=UNKNOWN_CODE, gpu=uuid)
+        if uuid not in seen or error.code in (None, IN_USE) or not seen - set(failed):
+            raise failed[uuid]
+        session.give_up(uuid, error)
 
 
 def working(targets: Sequence[Target], host: Host) -> list[Target]:

@@ -35,8 +35,6 @@ _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 _OF_HOST = (UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
 # Codes that are about a GPU as a whole, whichever call returns them.
 _OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
-#: Codes by which a call for a GPU failed, rather than was refused for a reason that the caller can mend.
-FAULTS = (*_OF_GPU, 10, 14, 17, 20, UNKNOWN)
 
 _CURES = {
     NO_PERMISSION: "Run as root (become: true).",
