@@ -246,6 +246,11 @@ def go_back(
         except NvmlError as error:
             failed[gpu_plan.gpu.uuid] = error
     host = context.session.observe()
+    for target in working(before, host):
+        try:
+            planner.plan(host.gpus, [target])
+        except PlanError as error:
+            failed.setdefault(target.gpu_uuid, error)
     if failed:
         _give_up(context.session, host, failed)
         host = context.session.observe()
