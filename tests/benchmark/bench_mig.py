@@ -26,7 +26,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 TRANSITIONS = 10_000
-#: Transitions whose every NVML call is made to fail and to die; about ten seconds for each on one core.
 FIGURES = (
     "mig_transitions",
     "mig_destroyed_over_optimum",
@@ -41,9 +40,10 @@ FIGURES = (
     "mig_fault_cases",
     "mig_fault_bad_endings",
 )
+#: Transitions whose every NVML call is made to fail and to die; half a minute for each on one core.
 FAULT_TRANSITIONS = 10
-#: Cases of a sick GPU for each transition, of its calls and codes.
-SICK_CASES = 200
+#: For each transition, cases in which one GPU of three is sick; a third of a second for each.
+SICK_CASES = 40
 ROOT_ONLY = "partitioning needs root, also on the simulator"
 #: Two layouts of eight H100 that have no instance in common.
 RELAYOUTS = (
