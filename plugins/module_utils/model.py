@@ -205,13 +205,14 @@ class Setting:
 class Gpu:
     """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it.
 
-    `memory_total_bytes` is None for a GPU without memory of its own (GB10, Thor), which has no figure in NVML.
+    `pci_address` is None for a GPU that is not on a PCI bus, `memory_total_bytes` for one without memory of its own (GB10, Thor),
+    which has no figure in NVML.
     """
 
     index: int
     uuid: str
     name: str
-    pci_address: str
+    pci_address: str | None
     memory_total_bytes: int | None
     mig: Mig = Mig()
     serial: str | None = None

@@ -113,7 +113,7 @@ gpus:
       description: NVML's name of the model.
       type: str
     pci_address:
-      description: PCI address as sysfs writes it.
+      description: PCI address as sysfs writes it; null for a GPU that is not on a PCI bus.
       type: str
       sample: "0000:3b:00.0"
     serial:

@@ -197,7 +197,7 @@ def _described(gpu: Gpu) -> list[str]:
     state = ", ".join([state, *filter(None, (observer.describe(gpu) for observer in observers.OBSERVERS))])
     if gpu.mig.pending != gpu.mig.enabled:
         state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
-    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address, state)]
+    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address or "no PCI address", state)]
     for instance in gpu.mig.instances:
         for compute in instance.compute_instances:
             part = "" if len(instance.compute_instances) == 1 else " %dc" % compute.compute_slices

@@ -75,4 +75,7 @@ def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
 
 
 def _selector(gpu: Gpu, by: str) -> Selector:
-    return Selector(by, {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci_address}[by])
+    if by == "pci" and gpu.pci_address:
+        return Selector(by, gpu.pci_address)
+    # A GPU that is not on a PCI bus has a UUID at least.
+    return Selector(by, gpu.index) if by == "index" else Selector("uuid", gpu.uuid)

@@ -57,11 +57,12 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
     known = {(gpu.pci_address or "").lower() for gpu in (*gpus, *lost)}
     missing = [address for address in expected_gpus() if address not in known]
     unplaced = [gpu for gpu in lost if gpu.pci_address is None]
-    if len(missing) == len(unplaced) == 1:
+    elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
+    if len(missing) == len(unplaced) == 1 and not elsewhere:
         # The only GPU without an address is the one at the only address without a GPU.
         placed = dataclasses.replace(unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or _uuid(missing[0]))
         return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
-    if len(missing) <= len(unplaced):
+    if len(missing) <= len(unplaced) + len(elsewhere):
         return tuple(lost)
     problem = "it is on the PCI bus, and the driver does not count it"
     return (*lost, *(LostGpu(None, problem, uuid=_uuid(address), pci_address=address) for address in missing))

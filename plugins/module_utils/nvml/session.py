@@ -150,13 +150,14 @@ class Session(Calls):
                     identity[name] = self._call(call, handle)
         earlier = next((gpu for gpu in self._read.values() if gpu.index == index), None)
         uuid, pci, name = (identity.get(each) for each in ("uuid", "pci", "name"))
+        address = pci and _pci_address(pci)
         if earlier is not None and uuid in (None, earlier.uuid):
-            uuid, name = earlier.uuid, earlier.name
+            uuid, name, address = earlier.uuid, earlier.name, earlier.pci_address
         return LostGpu(
             index,
             error.problem,
             uuid=uuid,
-            pci_address=earlier.pci_address if pci is None and earlier is not None else pci and _pci_address(pci),
+            pci_address=address,
             name=name,
             call=error.call,
             code=error.code,
@@ -164,7 +165,7 @@ class Session(Calls):
         )
 
     def _whole_gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
-        pci = self._call("nvmlDeviceGetPciInfo", handle)
+        pci = self._optional("nvmlDeviceGetPciInfo", handle)
         memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
         architecture = self._told("nvmlDeviceGetArchitecture", handle)
         capability = self._told("nvmlDeviceGetCudaComputeCapability", handle)
@@ -172,8 +173,8 @@ class Session(Calls):
         persistence = self._told("nvmlDeviceGetPersistenceMode", handle)
         name = self._call("nvmlDeviceGetName", handle)
         processes = self._processes(handle)
-        mig = self._mig(handle, (name, pci.pciDeviceId), processes)
-        address = _pci_address(pci)
+        mig = self._mig(handle, (name, 0 if pci is None else pci.pciDeviceId), processes)
+        address = None if pci is None else _pci_address(pci)
         return Gpu(
             index=index,
             uuid=uuid,
@@ -205,11 +206,11 @@ class Session(Calls):
             return "in the Windows Subsystem for Linux it belongs to Windows"
         return None
 
-    def _numa_node(self, handle: Any, address: str) -> int | None:
+    def _numa_node(self, handle: Any, address: str | None) -> int | None:
         # The kernel knows where the card is plugged in; where /sys is hidden, NVML has the node whose memory is nearest.
         # nvmlDeviceGetNumaNodeId is about GPUs that are NUMA nodes themselves (beside a Grace CPU).
         try:
-            node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+            node = int(Path("/sys/bus/pci/devices", address or "none", "numa_node").read_text())
             return node if node >= 0 else None
         except (OSError, ValueError):
             words = self._told(

@@ -84,3 +84,12 @@ def test_where_no_driver_tells_it_beforehand_the_run_goes_back_and_says_what_to_
     failed = host.module("layout", layout=[{"gpus": "all", "sharing": "exclusive"}])
     assert failed["failed"] and failed["outcome"] == "old" and "sharing: shared" in failed["cure"], failed
     assert modes(host) == ["default", "default"]
+
+
+def test_a_gpu_that_is_on_no_pci_bus_can_be_shared(host):
+    host.create([{"model": "L40S-48GB", "count": 1}])
+    host.gpusim("fail", "nvmlDeviceGetPciInfo", "--gpu", "0", "--code", "NOT_SUPPORTED", "--lasting")
+    (gpu,) = host.module("gpu_info")["gpus"]
+    assert gpu["pci_address"] is None
+    assert host.module("layout", layout=[{"gpus": "all", "sharing": "exclusive"}])["changed"]
+    assert modes(host) == ["exclusive_process"]
