@@ -21,7 +21,7 @@ from ..plugin_utils.audit.options import OptionError, access, holidays, prices, 
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, NotifyError, tell
 from ..plugin_utils.controller_action import ControllerAction
-from ..plugin_utils.host_results import gpu_info_of_all
+from ..plugin_utils.host_results import gpu_info_of_all, lost_notes
 from ..plugin_utils.plain import plain
 
 display = Display()
@@ -46,7 +46,7 @@ class ActionModule(ControllerAction):
             hosts=hosts_of(states, pods_by_host),
             hosts_asked=args["hosts_asked"],
             refused=[*no_answers, *refused],
-            notes=unknown,
+            notes=[*unknown, *lost_notes(states)],
             prices=prices(args["prices"]),
             currency=args["currency"],
             thresholds=thresholds(args["thresholds"]),

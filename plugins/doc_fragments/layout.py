@@ -45,7 +45,8 @@ options:
     default: 60
   lost:
     description: >-
-      What to do where the layout names a GPU that is lost (fallen off the bus, XID 79). V(fail) stops before anything changes.
+      What to do if the layout names a GPU that is lost (off the bus, or an NVML call for it fails). V(fail) stops before a
+      change.
       V(skip) leaves it out with a warning and changes the host's other GPUs; an entry that divides something between its
       GPUs (C(vgpu), or C(mps) with C(daemon_per=entry)) is left out whole. Where the layout does not name it, a warning is all.
     type: str

@@ -203,13 +203,17 @@ class Setting:
 
 @frozen
 class Gpu:
-    """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it."""
+    """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it.
+
+    `pci_address` is None for a GPU that is not on a PCI bus, `memory_total_bytes` for one without memory of its own (GB10, Thor),
+    which has no figure in NVML.
+    """
 
     index: int
     uuid: str
     name: str
-    pci_address: str
-    memory_total_bytes: int
+    pci_address: str | None
+    memory_total_bytes: int | None
     mig: Mig = Mig()
     serial: str | None = None
     architecture: str | None = None
@@ -220,6 +224,8 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
+    #: Why its compute mode cannot be set; None where nothing says so.
+    compute_mode_fixed: str | None = field(default=None, metadata=INTERNAL)
     #: Settings by name that the observers of techniques read; a setting that was not looked at is missing.
     settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
     #: For a change of MIG mode, which wants the whole GPU free.
@@ -242,15 +248,48 @@ class Gpu:
 
 @frozen
 class LostGpu:
-    """A GPU that the driver counts and that answers only GPU_IS_LOST (XID 79). Nothing but its index is known."""
+    """A GPU that cannot be used: an NVML call for it fails, or it is on the PCI bus and the driver does not count it.
 
-    index: int
+    `call`, `code` and `code_name` are those of the failure. The identity is None as far as the GPU does not answer.
+    `index` is None for a GPU that the driver does not count.
+    """
+
+    index: int | None
     problem: str
+    uuid: str | None = None
+    pci_address: str | None = None
+    name: str | None = None
+    call: str | None = None
+    code: int | None = None
+    code_name: str | None = None
+
+    #: NVML's codes of a GPU that fell off the bus (XID 79), and of one that this user or container may not read.
+    OFF_THE_BUS, DENIED = 15, 4
+
+    @property
+    def label(self) -> str:
+        """Return how messages name this GPU: by its index and UUID, or its PCI address where it has none."""
+        identity = self.uuid or self.pci_address
+        if self.index is None:
+            return "the GPU at %s" % identity
+        return "gpu %d (%s)" % (self.index, identity) if identity else "gpu %d" % self.index
+
+    @property
+    def state(self) -> str:
+        """Return what is wrong with it as a predicate."""
+        if self.index is None:
+            return "is missing"
+        if self.code == self.DENIED:
+            return "cannot be read"
+        return "is lost" if self.code in (None, self.OFF_THE_BUS) else "does not work"
+
+    def __str__(self) -> str:
+        return "%s %s: %s" % (self.label, self.state, self.problem)
 
 
 @frozen
 class Host:
-    """All that one NVML session saw on a host. GPUs are in index order; lost ones are not among `gpus`."""
+    """All that one NVML session saw on a host. GPUs are in index order; those that do not work are in `lost` alone."""
 
     driver_version: str
     nvml_version: str
@@ -258,6 +297,14 @@ class Host:
     simulated: bool
     gpus: tuple[Gpu, ...]
     lost: tuple[LostGpu, ...] = ()
+
+
+def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
+    """Return the lost GPU that has this UUID, or may have it; None where the GPU works, or is gone."""
+    if any(gpu.uuid == gpu_uuid for gpu in host.gpus):
+        return None
+    candidates = [gpu for gpu in host.lost if gpu.uuid in (None, gpu_uuid)]
+    return max(candidates, key=lambda gpu: gpu.uuid is not None, default=None)
 
 
 def to_data(value: Any) -> Any:

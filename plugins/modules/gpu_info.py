@@ -113,7 +113,7 @@ gpus:
       description: NVML's name of the model.
       type: str
     pci_address:
-      description: PCI address as sysfs writes it.
+      description: PCI address as sysfs writes it; null for a GPU that is not on a PCI bus.
       type: str
       sample: "0000:3b:00.0"
     serial:
@@ -128,7 +128,7 @@ gpus:
       type: str
       sample: "9.0"
     memory_total_bytes:
-      description: Framebuffer in all.
+      description: Framebuffer in all; null for a GPU without memory of its own (GB10, Thor), for which NVML has no figure.
       type: int
     compute_mode:
       description: V(default), V(exclusive_process) or V(prohibited); null with MIG on.
@@ -247,11 +247,37 @@ gpus:
               elements: dict
 lost_gpus:
   description: >-
-    GPUs that have fallen off the bus (XID 79): the driver counts them, and answers nothing about them. Not in RV(gpus). Each has
-    C(index) and C(problem), NVML's words.
+    GPUs that do not work, which are not in RV(gpus). An NVML call for each of them fails, or it is on the PCI bus and the driver
+    does not count it.
   returned: always
   type: list
   elements: dict
+  contains:
+    index:
+      description: NVML's index; null for a GPU that the driver does not count.
+      type: int
+    problem:
+      description: What is wrong, with NVML's words.
+      type: str
+      sample: "nvmlDeviceGetMemoryInfo failed: Unknown Error (NVML code 999)"
+    uuid:
+      description: The GPU's UUID; null where the GPU does not answer it.
+      type: str
+    pci_address:
+      description: PCI address as sysfs writes it; null where it is unknown.
+      type: str
+    name:
+      description: NVML's name of the model; null where the GPU does not answer it.
+      type: str
+    call:
+      description: The NVML call that failed.
+      type: str
+    code:
+      description: NVML's return code.
+      type: int
+    code_name:
+      description: NVML's name of the code.
+      type: str
 mps_daemons:
   description: >-
     The MPS control daemons of this collection that run here, with what each one answers and its clients, as the module

@@ -137,7 +137,7 @@ pynvml_sha256:
   returned: in check mode, when a driver is present
   type: str
 lost:
-  description: A sentence for each GPU of the host that is lost (fallen off the bus), also given as a warning.
+  description: A sentence for each GPU of the host that does not work (lost), also given as a warning.
   returned: when a GPU is lost
   type: list
   elements: str

@@ -10,6 +10,7 @@ import re
 from typing import Any, Mapping
 
 from ..module_utils.errors import FleetError
+from ..module_utils.model import LostGpu
 from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, shown, text
 
 #: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
@@ -95,7 +96,19 @@ _GPU_INFO = {
     "gpus!": [_GPU, _GPUS],
     "mps_daemons": [_DAEMON, 1024],
     "vgpu_tenants": [_TENANT, 1024],
-    "lost_gpus": [{"index!": "small", "problem": "text"}, _GPUS],
+    "lost_gpus": [
+        {
+            "index": "small",
+            "problem": "text",
+            "uuid": "gpu_uuid",
+            "pci_address": "pci_address",
+            "name": "model",
+            "call": "name",
+            "code": "small",
+            "code_name": "name",
+        },
+        _GPUS,
+    ],
 }
 
 _CHANGED_GPU = {
@@ -192,6 +205,21 @@ def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = Fals
         for one, given in ((row, sent), *parts):
             _name_the_rest(one, given, row["uuid"])
     return read
+
+
+def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
+    """Return a GPU that gpu_info reports as not working, from a checked row of its lost_gpus."""
+    known = {name: row.get(name) for name in ("uuid", "pci_address", "name", "call", "code", "code_name")}
+    return LostGpu(row.get("index"), row.get("problem") or "", **known)
+
+
+def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each GPU that does not work, of checked results of gpu_info by host."""
+    return [
+        "%s: %s" % (host, lost_gpu(row))
+        for host, result in sorted(results.items())
+        for row in result.get("lost_gpus") or ()
+    ]
 
 
 def gpu_info_of_all(

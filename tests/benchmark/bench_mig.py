@@ -4,7 +4,7 @@
 
 SEED chooses the random transitions, SIZE the GPUs of the fleet that is planned at once; CASES=FILE takes transitions
 from a file instead and prints the outcome of each on standard error. FAULTS is the number of transitions in the sweep
-of faults.
+of faults, once in any call, and on one GPU of three from any call on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 TRANSITIONS = 10_000
-#: Transitions whose every NVML call is made to fail and to die; about ten seconds for each on one core.
 FIGURES = (
     "mig_transitions",
     "mig_destroyed_over_optimum",
@@ -41,7 +40,10 @@ FIGURES = (
     "mig_fault_cases",
     "mig_fault_bad_endings",
 )
+#: Transitions whose every NVML call is made to fail and to die; half a minute for each on one core.
 FAULT_TRANSITIONS = 10
+#: For each transition, cases in which one GPU of three is sick; a third of a second for each.
+SICK_CASES = 40
 ROOT_ONLY = "partitioning needs root, also on the simulator"
 #: Two layouts of eight H100 that have no instance in common.
 RELAYOUTS = (
@@ -136,7 +138,9 @@ def _sweep(folder, library, transition):
     """Return how many runs with a fault there were, and those that ended badly."""
     from fault_sweep import Sweep
 
-    endings = list(Sweep(folder, library).transition(*transition))
+    sweep = Sweep(folder, library)
+    model, have, _busy, want = transition
+    endings = [*sweep.transition(*transition), *sweep.sick_gpu(model, have, want, most=SICK_CASES)]
     return len(endings), [str(ending) for ending in endings if ending.wrong]
 
 

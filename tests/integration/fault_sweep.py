@@ -27,6 +27,19 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import J
 sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
 
 ACTIONS = ("UNKNOWN", "kill", "kill-inside", "kill-after")
+#: Codes that calls for a sick GPU return.
+SICK = (
+    "UNKNOWN",
+    "GPU_IS_LOST",
+    "IRQ_ISSUE",
+    "INSUFFICIENT_POWER",
+    "RESET_REQUIRED",
+    "TIMEOUT",
+    "NO_PERMISSION",
+    "NOT_FOUND",
+)
+#: More calls than any run makes.
+_NEVER = 1_000_000
 
 
 class Ending(NamedTuple):
@@ -82,6 +95,71 @@ class Sweep:
             self.control.fail(call, nth, action)
             yield Ending(call, nth, action, self._judge(lambda: self._apply(new), before, after, held))
 
+    def sick_gpu(
+        self, model: str, have: list[tuple[str, int]], want: list[str], most: int | None = None
+    ) -> Iterator[Ending]:
+        """Sweep a change of three GPUs from `have` to `want` in which GPU 1 falls sick, or one call for it fails.
+
+        GPU 1 fails from its nth call on, with any code of SICK; or all calls of one function for it do. `most` samples them.
+        """
+        self.host.create([{"model": model, "count": 3}])
+        old = self._layout([{"profile": name, "placement": start} for name, start in have])
+        new = self._layout([{"profile": name} for name in want])
+        status, said = self._fork(lambda: self._converge(old, "fail"))
+        assert status == 0, said
+        snapshot, owned = (self.host.folder / "state").read_bytes(), self._owned()
+        before = self._seen()["gpus"]
+        self.control.clear_calls()
+        self.control.fail_on("any", 1, _NEVER, True, "UNKNOWN")
+        status, said = self._fork(lambda: self._converge(new, "fail"))
+        (counter,) = self.control.dump()["faults"]
+        calls = sorted(call for call in self.control.dump()["calls"] if not call.startswith(("nvmlInit", "nvmlSystem")))
+        self.control.clear_failures()
+        if status != 0:
+            return
+        after = self._seen()["gpus"]
+        faults = [("any", nth, code) for nth in range(1, _NEVER - counter["nth"] + 1) for code in SICK]
+        faults += [(call, 1, code) for call in calls for code in SICK]
+        if most is not None and most < len(faults):
+            faults = random.Random(len(faults)).sample(faults, most)
+        for number, (call, nth, code) in enumerate(faults):
+            self._restore(snapshot, owned)
+            self.control.fail_on(call, 1, nth, True, code)
+            lost = ("fail", "skip")[number % 2]
+            yield Ending(call, nth, "%s %s" % (code, lost), self._judge_sick(new, lost, before, after))
+
+    def _judge_sick(self, new: Any, lost: str, before: Any, after: Any) -> str:
+        status, said = self._fork(lambda: self._converge(new, lost))
+        self.control.clear_failures()
+        seen = self._fork(_read)[1]["gpus"]
+        expected = {0: [after], 1: [before]}.get(status, [])
+        if [seen[0], seen[2]] not in [[each[0], each[2]] for each in expected]:
+            return "status %d, and the healthy GPUs have %s: %s" % (status, [seen[0], seen[2]], said)
+        if status == 1 and "gpu 1" not in said:
+            return "the failure does not name the GPU: %s" % said
+        if status == 1 and lost == "skip" and ("GPU_IS_LOST" in said or "does not work" in said):
+            return "a GPU that may be left out failed the run: %s" % said
+        if status == 0 and seen[1] != after[1] and not any("gpu 1" in text for text in said):
+            return "nothing says that gpu 1 was left out"
+        status, said = self._fork(lambda: self._converge(new, "fail"))
+        if status != 0 or self._fork(_read)[1]["gpus"] != after:
+            return "the run after the repair did not reach the new layout: %s" % said
+        if (Path(self.directory) / "journal.json").exists():
+            return "a journal is left after the repair"
+        return ""
+
+    def _layout(self, instances: list[dict[str, Any]]) -> Any:
+        return [{"gpus": "all", "sharing": "mig", "mig": instances}]
+
+    def _converge(self, layout: Any, lost: str) -> list[str]:
+        from ansible_collections.openfleet.gpu.plugins.module_utils.change.converge import Request, converge
+        from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
+
+        return list(converge(Request(parse_layout(layout), self.directory, "fail", lost=lost), 0).warnings)
+
+    def _owned(self) -> str:
+        return (Path(self.directory) / "owned.json").read_text()
+
     def _judge(self, run: Callable[[], Any], before: Any, after: Any, held: set[tuple[int, int]]) -> str:
         status, said = self._fork(run)
         # Where the run took another path, its fault waits still, and would meet those who look.
@@ -106,11 +184,13 @@ class Sweep:
             return "a process lost its instance"
         return ""
 
-    def _restore(self, snapshot: bytes) -> None:
+    def _restore(self, snapshot: bytes, owned: str | None = None) -> None:
         # In place: this process and its forks have the file mapped.
         with (self.host.folder / "state").open("r+b") as file:
             file.write(snapshot)
         Journal(self.directory).end()
+        if owned is not None:
+            (Path(self.directory) / "owned.json").write_text(owned)
 
     def _attach(self, busy: set[int]) -> set[tuple[int, int]]:
         """Give instances of GPU 0 a process (this one); return (GPU, placement start) of each."""

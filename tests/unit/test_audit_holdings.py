@@ -15,6 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
     HostState,
     Price,
     holdings,
+    hosts_of,
     is_held,
     price_of,
     runs_processes,
@@ -22,6 +23,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Answer, Sample
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds, judge
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_results import lost_notes
 
 HOUR = 3600.0
 USE = {"memory": Stat(HOUR, 1.0, max=1e9), "busy": Stat(HOUR, 1.0, max=0.5)}
@@ -50,6 +53,20 @@ def instance(number, profile, **more):
 
 PROCESS = {"kind": "process", "who": "pid 4711 (python3)", "watches": False}
 WATCHER = {"kind": "device_handle", "who": "pid 5 (nv-hostengine)", "watches": True}
+
+
+def test_a_gpu_that_does_not_work_is_lost_by_the_word_of_its_host():
+    sick = {"index": 1, "uuid": "GPU-2", "name": "NVIDIA H100 80GB HBM3", "problem": "Unknown Error", "code": 999}
+    unnamed = {"index": 2, "problem": "Unknown Error", "code": 999}
+    states = {"a": {"gpus": [gpu()], "lost_gpus": [sick, unnamed]}}
+    past = history(Record(subject("GPU-2", mig_instance="1", mig_profile="3g.40gb")), Record(subject()))
+    found = holdings(past, hosts_of(states))
+    assert [(str(one.subject), one.lost) for one in found] == [("a gpu 0", False), ("a gpu 1", True)]
+    assert judge(found[1], Thresholds()).word == "unhealthy"
+    assert lost_notes(states) == [
+        "a: gpu 1 (GPU-2) does not work: Unknown Error",
+        "a: gpu 2 does not work: Unknown Error",
+    ]
 
 
 def test_a_host_alone_says_who_holds_what_and_that_history_is_missing():

@@ -12,8 +12,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.lost_gpus import FAIL, POLICIES, SKIP, answering
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, LostGpu
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, LostGpu, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.request import Request
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.request import answer as kubernetes
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 MPS = {"name": "inference", "clients": 2, "active_thread_percentage": 50}
@@ -89,3 +91,45 @@ def test_an_entry_of_nothing_but_lost_gpus_is_not_applied(host):
     found = answering(parse_layout([entry([2]), entry([0], "exclusive")]), host, SKIP)
     assert sorted(named(found.layout, host)) == [0]
     assert found.warnings == ("gpu 2 is lost: gpu_layout[0] is not applied (GPU is lost)",)
+
+
+@pytest.fixture(name="sick")
+def of_four_gpus_two_do_not_work(host):
+    known = LostGpu(2, "Unknown Error", UUID % 2, "0000:12:00.0", "NVIDIA L40S", "nvmlDeviceGetName", 999, "Unknown")
+    missing = LostGpu(None, "the driver does not count it", pci_address="0000:f1:00.0")
+    return dataclasses.replace(host, lost=(known, missing))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "named"),
+    [
+        ([2], "gpu 2 (%s) does not work: Unknown Error" % (UUID % 2)),
+        ([UUID % 2], "gpu 2 (%s) does not work: Unknown Error" % (UUID % 2)),
+        (["0000:12:00.0"], "gpu 2 (%s) does not work: Unknown Error" % (UUID % 2)),
+        (["0000:f1:00.0"], "the GPU at 0000:f1:00.0 is missing: the driver does not count it"),
+        ([7], "the GPU at 0000:f1:00.0 is missing: the driver does not count it"),
+        ([UUID % 9], "the GPU at 0000:f1:00.0 is missing: the driver does not count it"),
+    ],
+    ids=["index", "uuid", "pci", "pci of a missing one", "unknown index", "unknown uuid"],
+)
+def test_a_selector_means_the_gpu_whose_name_it_matches(sick, gpus, named):
+    with pytest.raises(NvmlError) as error:
+        answering(parse_layout([entry(gpus)]), sick, FAIL)
+    assert error.value.problem == named
+
+
+def test_a_model_that_is_another_one_is_not_meant(sick):
+    only_known = dataclasses.replace(sick, lost=sick.lost[:1])
+    layout = parse_layout([entry({"model": "H100*"})])
+    assert answering(layout, only_known, FAIL).layout == layout
+    found = answering(parse_layout([entry("all")]), sick, SKIP)
+    assert sorted(named(found.layout, sick)) == [0, 1, 3] and len(found.warnings) == 2
+
+
+def test_a_controller_plans_around_them_by_what_gpu_info_reports(sick):
+    state = {"driver_present": True, "gpus": [to_data(gpu) for gpu in sick.gpus], "lost_gpus": to_data(sick.lost)}
+    state["gpus"][0]["memory_total_bytes"] = None
+    refused = kubernetes(Request([entry("all", "exclusive")], "nvidia_device_plugin", state))
+    assert "gpu 2 (%s) does not work" % (UUID % 2) in refused["problems"][0], refused
+    planned = kubernetes(Request([entry("all", "exclusive")], "nvidia_device_plugin", state, lost=SKIP))
+    assert not planned["problems"] and planned["resources"] == {"nvidia.com/gpu": 3}

@@ -87,6 +87,22 @@ def test_a_gpu_without_time_slices_hides_none_behind_it():
     assert seen(NvidiaSmi("Short", None, "Medium")) == [("short", None), (None, none), ("medium", None)]
 
 
+def test_a_first_gpu_without_time_slices_hides_none_behind_it():
+    none = "Failed to get compute policies for GPU 0 : Not Supported"
+    assert seen(NvidiaSmi(None, "Short", "Medium")) == [(None, none), ("short", None), ("medium", None)]
+
+
+def test_a_sick_gpu_that_ends_the_list_hides_no_other():
+    smi = NvidiaSmi("Short", "Long", "Medium")
+
+    def beside_a_sick_gpu(command, **options):
+        if "-i" in command:
+            return smi(command, **options)
+        return done("Unable to determine the device handle for GPU0000:65:00.0: Unknown Error\n", 255)
+
+    assert seen(beside_a_sick_gpu) == [("short", None), ("long", None), ("medium", None)]
+
+
 def test_without_nvidia_smi_the_reason_is_told():
     assert seen(absent) == [(None, "nvidia-smi is not installed")] * 3
 

@@ -153,7 +153,7 @@ class _Change:
                 if not reason:
                     return gpu, ""
                 reasons.append("GPU %d %s" % (gpu.index, reason))
-        reasons += ["GPU %d is lost" % gpu.index for gpu in host.lost if self._request.gpu in (None, gpu.index)]
+        reasons += [str(gpu) for gpu in host.lost if self._request.gpu in (None, gpu.index)]
         return None, "; ".join(reasons) or "there is no GPU %s" % self._request.gpu
 
     def _instances(self, gpu: Gpu) -> tuple[Target | None, str]:

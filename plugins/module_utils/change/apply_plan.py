@@ -10,15 +10,17 @@ journal finishes what the run before it could not: see recovery.
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ..busy import can_be_ended, make_way
 from ..disturbance import Disturbance
-from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError
 from ..frozen import frozen
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
-from ..model import Holder, Host, Process
+from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
+from ..nvml.calls import IN_USE, lost_error
+from ..nvml.calls import UNKNOWN as UNKNOWN_CODE
 from ..nvml.reset import Reset, reset_gpu
 from ..nvml.session import Session
 from ..ownership import Ownership, Record
@@ -79,10 +81,12 @@ def apply(
                 _make_way(gpu_plan, context.look, context.clear)
             run_steps(context, gpu_plan, done)
         host = context.session.observe()
+        for gpu_plan in changed:
+            _require(host, gpu_plan.gpu)
         expect(host, after, ownership)
         beside.start(host, done)
     except BaseException as error:
-        _undo(context, before, error, done, beside)
+        _undo(context, before, after, error, done, beside)
         raise
     with settled("new"):
         if context.record is not None:
@@ -115,10 +119,22 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
         return
 
     def in_the_way() -> Sequence[Disturbance]:
-        now = [gpu for gpu in look(gpu_plan.gpu.uuid).gpus if gpu.uuid == gpu_plan.gpu.uuid]
-        return DIVIDER.disturbed(now[0], gpu_plan.steps) if now else ()
+        host = look(gpu_plan.gpu.uuid)
+        # The processes on a GPU that cannot be read are unknown.
+        _require(host, gpu_plan.gpu)
+        now = next(gpu for gpu in host.gpus if gpu.uuid == gpu_plan.gpu.uuid)
+        return DIVIDER.disturbed(now, gpu_plan.steps)
 
     make_way(in_the_way, clear)
+
+
+def _require(host: Host, gpu: Gpu) -> None:
+    """Raise NvmlError if the GPU does not work any more."""
+    sick = lost_of(host, gpu.uuid)
+    if sick is not None:
+        raise lost_error(gpu.short_label, [sick])
+    if gpu.uuid not in {each.uuid for each in host.gpus}:
+        raise NvmlError(gpu.short_label, "it is gone", "Look at the kernel log.", gpu=gpu.uuid)
 
 
 def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
@@ -156,7 +172,12 @@ def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
 
 
 def _undo(
-    context: Context, before: Sequence[Target], cause: BaseException, done: list[str], beside: HostChange
+    context: Context,
+    before: Sequence[Target],
+    after: Sequence[Target],
+    cause: BaseException,
+    done: list[str],
+    beside: HostChange,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -178,10 +199,12 @@ def _undo(
     with settled("old"):
         if context.record is not None:
             context.record.renew(host.gpus)
-        context.journal.end()
+        sick = end_journal(context.journal, host, before, after)
     if known is not cause:
         return
     problem = "%s; the layout of before is back" % known.problem
+    if sick:
+        problem += " on the GPUs that work, but not on %s" % " and ".join(map(str, sick))
     if isinstance(known, BusyError):
         raise BusyError(known.disturbs, problem, known.cure, steps_done=done) from cause
     refused = isinstance(known, ResetRefusedError)
@@ -200,17 +223,68 @@ def is_known(holder: Holder | Process) -> bool:
 def go_back(
     context: Context, before: Sequence[Target], counts: Callable[[Holder | Process], bool] = lambda holder: True
 ) -> Host:
-    """Back to the layout of before, by a plan made from what is there now.
+    """Restore the layout before the run by a plan from the current one, and return the host.
 
-    Raises BusyError where that would end a holder that `counts`.
+    A GPU that cannot be restored keeps no other from it: it counts as lost from then on. Raises BusyError where a holder that
+    `counts` would end; NvmlError and PlanError where a GPU is in use, or none is left.
     """
-    back = planner.plan(context.observe().gpus, before)
-    disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
+    host = context.observe()
+    plans: list[GpuPlan] = []
+    failed: dict[str, NvmlError | PlanError] = {}
+    for target in working(before, host):
+        try:
+            plans += planner.plan(host.gpus, [target]).gpus
+        except PlanError as error:
+            failed[target.gpu_uuid] = error
+    disturbs = [disturbance for disturbance in Plan(tuple(plans)).disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
         raise BusyError(disturbs, problem, "Stop it and run again.")
-    for gpu_plan in back.gpus:
-        run_steps(context, gpu_plan, [])
+    for gpu_plan in plans:
+        try:
+            run_steps(context, gpu_plan, [])
+        except NvmlError as error:
+            failed[gpu_plan.gpu.uuid] = error
     host = context.session.observe()
-    expect(host, before)
+    for target in working(before, host):
+        try:
+            planner.plan(host.gpus, [target])
+        except PlanError as error:
+            failed.setdefault(target.gpu_uuid, error)
+    if failed:
+        _give_up(context.session, host, failed)
+        host = context.session.observe()
+    expect(host, working(before, host))
     return host
+
+
+def _give_up(session: Session, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
+    """Count these GPUs as lost. Raises the failure of one that is in use or gone, and where no GPU is left."""
+    seen = {gpu.uuid for gpu in host.gpus}
+    for uuid, error in failed.items():
+        if lost_of(host, uuid) is not None:
+            continue
+        if isinstance(error, PlanError):
+            error = NvmlError(error.where, error.problem, error.cure, call="plan", code=UNKNOWN_CODE, gpu=uuid)
+        if uuid not in seen or error.code in (None, IN_USE) or not seen - set(failed):
+            raise failed[uuid]
+        session.give_up(uuid, error)
+
+
+def working(targets: Sequence[Target], host: Host) -> list[Target]:
+    """Return the targets of GPUs that are not lost."""
+    return [target for target in targets if lost_of(host, target.gpu_uuid) is None]
+
+
+def end_journal(journal: Journal, host: Host, before: Sequence[Target], after: Sequence[Target]) -> tuple[LostGpu, ...]:
+    """Remove the journal, except for targets of lost GPUs: the run that finds one working again finishes these.
+
+    Returns the lost GPUs.
+    """
+    lost = {target.gpu_uuid: lost_of(host, target.gpu_uuid) for target in (*before, *after)}
+    left = [[target for target in targets if lost[target.gpu_uuid]] for targets in (before, after)]
+    if any(left):
+        journal.begin(*left)
+    else:
+        journal.end()
+    return tuple(dict.fromkeys(gpu for gpu in lost.values() if gpu is not None))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..errors import NvmlError, PlanError
 from ..frozen import frozen
 from ..gpu_plan import Target
 from ..model import Gpu
+from ..nvml.calls import NO_PERMISSION, NOT_SUPPORTED
 from ..nvml.session import Session
 from ..plan_parts import GpuPart, GpuStep
 
 KEY = "gpu"
+_CURE = "Choose a sharing that keeps the default mode (sharing: shared), or set the mode on the host of this guest."
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
 
@@ -29,12 +32,24 @@ class SetComputeMode(GpuStep):
 
 
 def plan(gpu: Gpu, target: Target) -> GpuPart:
-    """Return the step to the compute mode of the target. With MIG on the mode belongs to the instances."""
+    """Return the step to the compute mode of the target. With MIG on the mode belongs to the instances.
+
+    Raises PlanError if the mode cannot be set, as far as that shows beforehand (`Gpu.compute_mode_fixed`).
+    """
     # A GPU goes into MIG mode in the default mode. One that comes out of it is set, for its mode could not be read.
     now = None if gpu.mig.enabled else gpu.compute_mode
     wanted = target.compute_mode
     if target.mig_enabled:
         wanted = None if now is None else DEFAULT
+    if wanted == DEFAULT and gpu.compute_mode_fixed and now is None and not gpu.mig.enabled:
+        # A GPU without compute modes is in the default one.
+        wanted = None
+    if wanted not in (None, now) and gpu.compute_mode_fixed:
+        raise PlanError(
+            "%s on %s" % (target.where, gpu.label),
+            "its compute mode cannot be set to %s: %s" % (wanted, gpu.compute_mode_fixed),
+            _CURE,
+        )
     steps = () if wanted in (None, now) else (SetComputeMode(wanted),)
     return GpuPart(
         steps, _words(gpu.mig.enabled, gpu.compute_mode), _words(target.mig_enabled, wanted or gpu.compute_mode)
@@ -43,7 +58,13 @@ def plan(gpu: Gpu, target: Target) -> GpuPart:
 
 def apply(session: Session, gpu_uuid: str, step: SetComputeMode) -> None:
     """Carry out a step. Raises NvmlError."""
-    session.set_compute_mode(gpu_uuid, step.mode)
+    try:
+        session.set_compute_mode(gpu_uuid, step.mode)
+    except NvmlError as error:
+        if error.code in (NOT_SUPPORTED, NO_PERMISSION):
+            # No driver tells beforehand, except where `plan` refuses.
+            error.cure = _CURE
+        raise
 
 
 def _words(mig_enabled: bool, mode: str | None) -> str:

@@ -25,7 +25,7 @@ from ..services import Change, Clear, Look, Pids, Service, merged
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
 from ..transaction import Journal, locked
 from . import lost_gpus
-from .lost_gpus import answering
+from .lost_gpus import answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot
 from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 
@@ -138,12 +138,14 @@ class _Attempts:
         self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
+        #: How many GPUs were lost when the plan was made.
+        self.lost = 0
 
     def attempt(self, session: Session) -> Run:
         if self.owed is None:
             self.owed = self.follow_up.due()
         try:
-            run = self._attempt(session)
+            run = self._without_new_sick(session)
         except ApplyError as error:
             if error.outcome == "old" and error.steps_done:
                 # What was taken away and brought back are new devices. Where their listeners cannot be told, the mark
@@ -155,6 +157,17 @@ class _Attempts:
             # The boot creates the devices again, and what lists them starts after it.
             return run
         return dataclasses.replace(run, followed=self._follow(session))
+
+    def _without_new_sick(self, session: Session) -> Run:
+        """Attempt it, and where GPUs fall sick meanwhile that may be left out, attempt it again without them."""
+        while True:
+            try:
+                return self._attempt(session)
+            except ApplyError as error:
+                may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
+                # The number grows each time, so this ends.
+                if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
+                    raise
 
     def _attempt(self, session: Session) -> Run:
         own: Pids = {}
@@ -173,6 +186,8 @@ class _Attempts:
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, self.request.layout, session.private)
         host = look(session, services)
+        lost = host.lost
+        self.lost = len(lost)
         ownership = Ownership(self.request.unlisted, self.record.read())
         there = answering(self.request.layout, host, self.request.lost)
         asked = PlanRequest(self.request.parts, self.request.saved)
@@ -198,12 +213,14 @@ class _Attempts:
             host = apply(context, plan, ownership, _changes(services, plan, look_again, clear))
         for technique in SETTINGS:
             if technique.observer in session.observers:
-                technique.record(self.request.directory, host.gpus)
+                # The setting of a lost GPU is unknown: the next run reads it again.
+                technique.record(self.request.directory, host.gpus, [gpu.uuid for gpu in host.lost if gpu.uuid])
         if GPUS in self.request.parts:
             # What stood there already and is named by the layout is adopted too.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
-        return Run(plan, host, self.recovered, tuple(self.ended), warnings=there.warnings)
+        warnings = (*there.warnings, *newly_lost(lost, host))
+        return Run(plan, host, self.recovered, tuple(self.ended), warnings=warnings)
 
     def _leave_pending(self, session: Session, plan: Plan) -> None:
         """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
@@ -220,7 +237,9 @@ class _Attempts:
             default = (None, technique.default)
             coming = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
             if coming:
-                technique.record(self.request.directory, host.gpus, coming)
+                technique.record(
+                    self.request.directory, host.gpus, coming.union(gpu.uuid for gpu in host.lost if gpu.uuid)
+                )
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
         from ..terminate import end_holders

@@ -1,22 +1,22 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan around GPUs that are lost: the driver counts them, and answers nothing about them but GPU_IS_LOST.
+"""Plan around GPUs that do not work: an NVML call for them fails, or the driver does not count them (`Host.lost`).
 
-Of a lost GPU only the index is known. So a selector names it by index or `all`; one by UUID, PCI address or model that
-matches no other GPU, and every one by model, may mean it.
+A selector names such a GPU by what is known of it. Where its UUID, PCI address, model or index is not known, a selector by
+that which matches no other GPU, and every one by model, may mean it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Sequence
 
-from ..errors import NvmlError
 from ..frozen import frozen
 from ..layout.matching import matches
 from ..layout.types import Entry, Layout, Selector
 from ..model import Host, LostGpu
-from ..nvml.calls import GPU_IS_LOST
+from ..nvml.calls import lost_error
 from ..techniques.forms import FORMS
 
 #: What to do about an entry that names a lost GPU: fail before anything changes, or leave the GPU out.
@@ -32,14 +32,14 @@ class Answering:
 
 
 def answering(layout: Layout, host: Host, policy: str) -> Answering:
-    """Return the layout for the GPUs that answer.
+    """Return the layout for the GPUs that work.
 
     An entry that divides something between its GPUs (tenants, an MPS daemon for all of them) is left out whole: its GPUs stay
     as they are. Raises NvmlError where the policy is FAIL and an entry names a lost GPU.
     """
     if not host.lost:
         return Answering(layout)
-    entries, warnings = [], {gpu.index: "the layout does not name it" for gpu in host.lost}
+    entries, warnings = [], dict.fromkeys(host.lost, "the layout does not name it")
     for entry in layout.entries:
         lost = {position: _lost(selector, host) for position, selector in enumerate(entry.selectors)}
         named = {position: gpus for position, gpus in lost.items() if gpus}
@@ -48,41 +48,43 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
             continue
         if policy == FAIL:
             position, gpus = next(iter(named.items()))
-            failure = NvmlError(
-                "%s.gpus[%d]" % (entry.where, position),
-                "%s %s lost: %s" % (" and ".join("gpu %d" % gpu.index for gpu in gpus), _are(gpus), gpus[0].problem),
-                "If a reset or power cycle does not bring it back, check its power cable, seating and riser. To change the "
-                "other GPUs meanwhile, set gpu_layout_lost: skip.",
-                code=GPU_IS_LOST,
-                gpu=str(gpus[0].index),
-            )
-            failure.code_name = "GpuIsLost"
-            raise failure
+            raise lost_error("%s.gpus[%d]" % (entry.where, position), gpus)
         left = _without_lost(entry, host)
         for gpu in (gpu for gpus in named.values() for gpu in gpus):
-            warnings[gpu.index] = (
+            warnings[gpu] = (
                 "%s is applied to its other GPUs" % entry.where if left else "%s is not applied" % entry.where
             )
         entries += [left] if left else []
-    texts = tuple("gpu %d is lost: %s (%s)" % (gpu.index, warnings[gpu.index], gpu.problem) for gpu in host.lost)
+    texts = tuple("%s %s: %s (%s)" % (gpu.label, gpu.state, warnings[gpu], gpu.problem) for gpu in host.lost)
     return Answering(Layout(tuple(entries)), texts)
 
 
-def _are(gpus: tuple[LostGpu, ...]) -> str:
-    return "is" if len(gpus) == 1 else "are"
+def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
+    """Return a sentence for each GPU that works no more and did `before`."""
+    known = {(gpu.index, gpu.pci_address if gpu.index is None else None) for gpu in before}
+    found = [gpu for gpu in host.lost if (gpu.index, gpu.pci_address if gpu.index is None else None) not in known]
+    return tuple("%s %s: it worked when the run began (%s)" % (gpu.label, gpu.state, gpu.problem) for gpu in found)
 
 
 def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
-    """The lost GPUs that the selector names, or may name."""
-    if selector.kind == "index":
-        return tuple(gpu for gpu in host.lost if gpu.index == selector.value)
-    if selector.kind in ("uuid", "pci") and any(matches(selector, gpu) for gpu in host.gpus):
+    """Return the lost GPUs that the selector names, or may name."""
+    known = {"index": "index", "uuid": "uuid", "pci": "pci_address", "model": "name"}
+    # Each of these names one GPU.
+    single = selector.kind in ("index", "uuid", "pci")
+    if single and any(matches(selector, gpu) for gpu in host.gpus):
         return ()
-    return host.lost
+    named = [
+        gpu
+        for gpu in host.lost
+        if selector.kind not in known or (getattr(gpu, known[selector.kind]) is not None and matches(selector, gpu))
+    ]
+    if selector.kind not in known or (single and named):
+        return tuple(named)
+    return tuple(gpu for gpu in host.lost if gpu in named or getattr(gpu, known[selector.kind]) is None)
 
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
-    """The entry for the GPUs that answer; None where it cannot be had in part, or has no other GPU."""
+    """Return the entry for the GPUs that work; None where it cannot be had in part, or has no other GPU."""
     divided = any(form.key == entry.sharing and form.divides(entry.part) for form in FORMS)
     if divided:
         return None

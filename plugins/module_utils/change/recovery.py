@@ -12,13 +12,13 @@ from .. import durable
 from ..busy import can_be_ended
 from ..errors import ApplyError, BusyError, FleetError, attempt_all
 from ..gpu_plan import Plan, Target
-from ..model import Gpu, Host
+from ..model import Gpu, Host, lost_of
 from ..nvml.session import Session
 from ..services import Service
 from ..techniques.observers import OBSERVERS
 from ..transaction import Entry, Journal
 from . import planner
-from .apply_plan import Context, expect, go_back, run_steps, settled
+from .apply_plan import Context, end_journal, expect, go_back, run_steps, settled, working
 
 
 def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
@@ -34,8 +34,13 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     if entry is None:
         return None
     _observe_settings(context.session, journal, entry)
-    gpus = context.observe().gpus
+    host = context.observe()
+    gpus = host.gpus
     there = {gpu.uuid for gpu in gpus}
+    named = {target.gpu_uuid for target in (*entry.before, *entry.after)}
+    if named and not named & there and not entry.beside and any(lost_of(host, uuid) for uuid in named):
+        # It is about lost GPUs alone, and waits for them.
+        return None
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
     changed = [service for service in services if service.key in entry.beside]
@@ -62,7 +67,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
             record.renew(host.gpus)
         elif record is not None:
             record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
-        journal.end()
+        end_journal(journal, host, entry.before, entry.after)
     return outcome
 
 
@@ -92,6 +97,7 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
     for gpu_plan in on.gpus:
         run_steps(context, gpu_plan, [])
     host = context.session.observe()
+    after = working(after, host)
     expect(host, after)
     return host, _reached(host.gpus, after)
 

@@ -22,6 +22,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders.find import find_holders, gpus
+from ..model import LostGpu, to_data
 from ..nvml.session import Session
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
@@ -83,13 +84,15 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
     except DriverAbsentError as error:
-        return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], _TENANTS: []}
+        absent = {"driver_present": False, "driver_absent_reason": str(error)}
+        return dict(absent, gpus=[], lost_gpus=[], **{_TENANTS: []})
     seen = find_holders(host, sockets=sockets)
     with _unchanged(directory):
         pass
     return {
         "driver_present": True,
         "gpus": [_gpu(gpu) for gpu in gpus(host, seen)],
+        "lost_gpus": to_data(host.lost),
         _TENANTS: [_tenant(tenant) for tenant in tenants],
     }
 
@@ -168,6 +171,8 @@ def _tenant(tenant: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     if not answer["driver_present"]:
         yield answer["driver_absent_reason"]
+    for lost in answer["lost_gpus"]:
+        yield str(LostGpu(**lost))
     for gpu in answer["gpus"]:
         label = "gpu %d  %s  %s" % (gpu["index"], gpu["name"], gpu["uuid"])
         yield from _of_place(label, gpu["holders"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
-from ..model import Gpu, Host, to_data
+from ..model import Gpu, Host, lost_of, to_data
 from ..nvml.session import Session
 from ..techniques import observers
 
@@ -42,7 +42,7 @@ def show(options: Namespace) -> int:
     for gpu in host.gpus:
         print("\n".join(_described(gpu)))
     for lost in host.lost:
-        print("gpu %d  lost: %s" % (lost.index, lost.problem))
+        print("%s  %s: %s" % (lost.label, lost.state.replace("is ", ""), lost.problem))
     for service in services:
         for line in service.describe(host):
             print(line)
@@ -60,7 +60,7 @@ def plan(options: Namespace) -> int:
     layout = parse_layout(read_layout(options.layout))
     run = predict(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
     _warn(run)
-    cut_off = Journal(options.state_directory).path.exists()
+    cut_off = _is_cut_off(Journal(options.state_directory).read(), run.host)
     if cut_off:
         print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
     if options.json:
@@ -68,6 +68,12 @@ def plan(options: Namespace) -> int:
     else:
         print("\n".join([*run.plan.lines(), *run.reboots, *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
+
+
+def _is_cut_off(entry: Any, host: Host) -> bool:
+    """Return whether a run was interrupted that apply clears up after. What is left on lost GPUs waits for these."""
+    targets = () if entry is None else (*entry.before, *entry.after)
+    return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
 
 
 def apply(options: Namespace) -> int:
@@ -196,7 +202,7 @@ def _described(gpu: Gpu) -> list[str]:
     state = ", ".join([state, *filter(None, (observer.describe(gpu) for observer in observers.OBSERVERS))])
     if gpu.mig.pending != gpu.mig.enabled:
         state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
-    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address, state)]
+    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address or "no PCI address", state)]
     for instance in gpu.mig.instances:
         for compute in instance.compute_instances:
             part = "" if len(instance.compute_instances) == 1 else " %dc" % compute.compute_slices

@@ -31,8 +31,10 @@ def exported(
     pin_placements: bool = False,
     select_by: str = "index",
     seen: Seen | None = None,
+    whole: bool = True,
 ) -> Exported:
     """The layout of these GPUs; GPUs that are alike share an entry. `select_by` is index, uuid or pci.
+    Without `whole` the host has other GPUs too, and no entry names all.
 
     Applied to the same GPUs, with what is `seen` beside them, it changes nothing, except what `left_out` names.
     """
@@ -48,7 +50,7 @@ def exported(
         entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, seen, left_out)
         if entry is not None:
             alike.setdefault(entry, []).append(gpu)
-    every = not left_out and len(alike) == 1 and select_by == "index"
+    every = whole and not left_out and len(alike) == 1 and select_by == "index"
     entries = []
     for number, (entry, members) in enumerate(alike.items()):
         selectors = (Selector("all"),) if every else tuple(_selector(gpu, select_by) for gpu in members)
@@ -58,10 +60,12 @@ def exported(
 
 def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
     """What a layout says of this GPU, without a number and selectors."""
-    sharing = _SHARINGS.get(gpu.compute_mode or "")
+    # A GPU without compute modes is in the default one.
+    mode = gpu.compute_mode or ("default" if gpu.compute_mode_fixed else None)
+    sharing = _SHARINGS.get(mode or "")
     parts = export_parts(FORMS, gpu, seen)
-    if sharing is None or any(form.compute_mode != gpu.compute_mode for form, _part in parts):
-        words = [gpu.compute_mode or "not told", *(form.describe(part) for form, part in parts)]
+    if sharing is None or any(form.compute_mode != mode for form, _part in parts):
+        words = [mode or "not told", *(form.describe(part) for form, part in parts)]
         left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, ", ".join(words)))
         return None
     if parts:
@@ -71,4 +75,7 @@ def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
 
 
 def _selector(gpu: Gpu, by: str) -> Selector:
-    return Selector(by, {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci_address}[by])
+    if by == "pci" and gpu.pci_address:
+        return Selector(by, gpu.pci_address)
+    # A GPU that is not on a PCI bus has a UUID at least.
+    return Selector(by, gpu.index) if by == "index" else Selector("uuid", gpu.uuid)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..nvml.calls import lost_error
 from ..nvml.session import Session
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
@@ -17,12 +18,13 @@ SELECT_BY = ("index", "uuid", "pci")
 
 
 def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
-    """Return the layout of what is there. Raises NvmlError."""
+    """Return the layout of the current state. Raises NvmlError, also where the host has GPUs and none of them works."""
     with Session() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()
-    found = exported(host.gpus, pin_placements, select_by, seen)
-    lost = tuple("gpu %d is lost: %s" % (gpu.index, gpu.problem) for gpu in host.lost)
-    return dataclasses.replace(found, left_out=(*found.left_out, *lost))
+    if host.lost and not host.gpus:
+        raise lost_error("this host", host.lost, ". A layout without its GPUs would not be the current one")
+    export = exported(host.gpus, pin_placements, select_by, seen, whole=not host.lost)
+    return dataclasses.replace(export, left_out=(*export.left_out, *map(str, host.lost)))

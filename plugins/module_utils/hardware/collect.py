@@ -40,5 +40,5 @@ def _read(progress: Callable[[str], None], root: str) -> dict[str, Any]:
     progress("nvidia-smi")
     smi = read_nvidia_smi()
     progress("files of the kernel")
-    files = read_host([gpu["pci_address"] for gpu in nvml["facts"]["gpus"]], root)
+    files = read_host([gpu["pci_address"] for gpu in nvml["facts"]["gpus"] if gpu["pci_address"]], root)
     return {"schema": SCHEMA, "made": made, "root": os.geteuid() == 0, "nvml": nvml, "nvidia_smi": smi, "files": files}

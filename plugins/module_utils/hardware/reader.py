@@ -63,9 +63,9 @@ class HardwareReader(MigReader):
 
     def _facts(self) -> dict[str, Any]:
         """Return what the module gpu_info reports, without processes; a GPU that fails is named under problems."""
-        silent: dict[int, NvmlError] = {}
+        self.denied_is_lost = True
         try:
-            seen = self.observe(telemetry=True, silent=silent)
+            seen = self.observe(telemetry=True)
         except NvmlError as error:
             return {"gpus": [], "lost": [], "problems": [_problem(error)]}
         data = to_data(seen)
@@ -81,7 +81,10 @@ class HardwareReader(MigReader):
                 }
                 for instance in gpu["mig"]["instances"]
             ]
-        return dict(data, problems=[_problem(error) for error in silent.values()])
+        off_the_bus = [gpu for gpu in seen.lost if gpu.state == "is lost"]
+        others = [gpu for gpu in seen.lost if gpu not in off_the_bus]
+        problems = [{"text": str(gpu), "code_name": gpu.code_name} for gpu in others]
+        return dict(data, lost=to_data(off_the_bus), problems=problems)
 
     def _process_name(self) -> bool:
         return bool(self._nvml.nvmlSystemGetProcessName(os.getpid()))

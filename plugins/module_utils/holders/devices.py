@@ -125,7 +125,9 @@ class Devices:
         if not gpus.is_dir():
             # No kernel side, as with simulated GPUs: there the nodes, if there are any, follow the index.
             return gpu.index
-        found = re.search(r"^Device Minor:\s*(\d+)", _read(gpus / gpu.pci_address / "information"), re.MULTILINE)
+        found = re.search(
+            r"^Device Minor:\s*(\d+)", _read(gpus / (gpu.pci_address or "none") / "information"), re.MULTILINE
+        )
         return int(found.group(1)) if found else None
 
     def _major(self, name: str) -> int | None:

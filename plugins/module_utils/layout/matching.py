@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Sequence
 
 from ..errors import SelectorError
-from ..model import Gpu
+from ..model import Gpu, LostGpu
 from .types import Selector
 
 
@@ -45,15 +45,16 @@ def _octal_hint(selector: Selector) -> str:
     return " YAML reads 0%o as %d: write indices without leading zeros." % (selector.value, selector.value)
 
 
-def matches(selector: Selector, gpu: Gpu) -> bool:
-    """Whether the selector names the GPU."""
+def matches(selector: Selector, gpu: Gpu | LostGpu) -> bool:
+    """Return whether the selector names the GPU, of which the part that the selector is about is known."""
     if selector.kind == "all":
         return True
     if selector.kind == "index":
         return gpu.index == selector.value
     if selector.kind == "uuid":
-        return gpu.uuid.lower() == str(selector.value).lower()
+        return (gpu.uuid or "").lower() == str(selector.value).lower()
     if selector.kind == "pci":
-        return gpu.pci_address.lower() == selector.value
-    name = gpu.name[len("NVIDIA ") :] if gpu.name.startswith("NVIDIA ") else gpu.name
+        return (gpu.pci_address or "").lower() == selector.value
+    name = gpu.name or ""
+    name = name[len("NVIDIA ") :] if name.startswith("NVIDIA ") else name
     return fnmatchcase(name, str(selector.value))

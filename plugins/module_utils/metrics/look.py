@@ -11,11 +11,12 @@ import time
 from typing import Any, Callable, Sequence, TypeVar
 
 from ..change import planner
-from ..errors import ApplyError, FleetError, NvmlError
+from ..errors import ApplyError, FleetError
 from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Holder, Host
+from ..nvml.calls import lost_error
 from ..nvml.session import Session
 from ..ownership import Ownership, Record
 from ..services import Service, merged
@@ -43,7 +44,6 @@ class _HostReading:
     def at(self, read: Callable[[], Layout]) -> Snapshot:
         layout = self._attempt(read)
         observers = self._attempt(lambda: observers_for(layout, self._directory))
-        silent: dict[int, NvmlError] = {}
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
             if busy is not None:
@@ -51,16 +51,16 @@ class _HostReading:
                 return Snapshot(time.time(), changing=busy)
             session = held.enter_context(Session())
             session.observers = observers or ()
-            host, private = session.observe(silent=silent), session.private
-        # Lost GPUs are no failure of this look: monitoring has an alert for them.
-        self._problems += silent.values()
+            host, private = session.observe(), session.private
+        # GPUs off the bus are no failure of this look: monitoring has an alert for them.
+        self._problems += [lost_error("this host", [gpu]) for gpu in host.lost if gpu.state != "is lost"]
         services = [each for each in (each.service(private) for each in SERVING) if self._succeeds(each.observe)]
         holders = _holders(host, services)
         services = [each for each in services if self._succeeds(functools.partial(each.observe_on, host.gpus))]
         busy = self._attempt(self._changing)
         standing: tuple[Standing, ...] = ()
         if layout is not None and busy is None:
-            standing = self._standing(layout, mark(host, holders), services, bool(silent or host.lost))
+            standing = self._standing(layout, mark(host, holders), services, bool(host.lost))
         return Snapshot(
             time.time(),
             host.gpus,

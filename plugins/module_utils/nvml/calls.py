@@ -14,9 +14,10 @@ import stat
 import sys
 import types
 from pathlib import Path
-from typing import Any, Iterator, TypeVar
+from typing import Any, Iterator, Sequence, TypeVar
 
 from ..errors import DriverAbsentError, NvmlError
+from ..model import LostGpu
 
 #: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
@@ -26,16 +27,22 @@ INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 #: Return codes that are answers rather than faults (nvml.h, nvmlReturn_t).
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
-INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
-GPU_IS_LOST, UNKNOWN = 15, 999
+UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 1, 2, 9, 12
+INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 8, 11, 15, 18, 999
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
+
+# Codes that are about the driver or its library, also where a call for one GPU returns them.
+_OF_HOST = (UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
+# Codes that are about a GPU as a whole, whichever call returns them.
+_OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
 
 _CURES = {
     NO_PERMISSION: "Run as root (become: true).",
     IN_USE: "Something still uses it; see gpu_info for the processes.",
     RESET_REQUIRED: "Reset the GPU or reboot the host.",
+    INSUFFICIENT_POWER: "Connect the power cables of the card.",
     GPU_IS_LOST: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
-    18: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
+    VERSION_MISMATCH: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
 }
 
 #: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
@@ -129,6 +136,8 @@ class Calls:
         self._handles: dict[str, Any] = {}
         #: NVML's index of each UUID that was seen, for messages.
         self._indices: dict[str, int] = {}
+        #: The GPU that calls are about which do not name one: its UUID, or its index where that is all there is.
+        self._gpu: str | None = None
 
     def __enter__(self: Started) -> Started:
         try:
@@ -181,16 +190,30 @@ class Calls:
             if error.value in _ABSENT or error.value in also:
                 return None
             raise self._error(call, error, None) from error
-
-    def _told(self, call: str, *args: Any) -> Any:
-        """The call's result, or None for any reason: for what is nice to know, and no reason to fail."""
-        try:
-            return self._optional(call, *args)
-        except NvmlError:
-            return None
         except UnicodeDecodeError as error:
             # nvidia-ml-py takes any text for UTF-8, and users choose what their programs are called.
-            return error.object.decode(errors="replace")
+            return _decoded(error)
+
+    @contextlib.contextmanager
+    def _about(self, gpu: str) -> Iterator[None]:
+        """Let calls meanwhile be about this GPU, also those on its instances: their errors name it."""
+        before, self._gpu = self._gpu, gpu
+        try:
+            yield
+        finally:
+            self._gpu = before
+
+    def _told(self, call: str, *args: Any) -> Any:
+        """Return the call's result, or None if it fails: for optional figures.
+
+        Raises NvmlError where the code says that the GPU as a whole is at fault.
+        """
+        try:
+            return self._optional(call, *args)
+        except NvmlError as error:
+            if error.gpu is not None and error.code in _OF_GPU and call.startswith("nvmlDevice"):
+                raise
+            return None
 
     def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
         function = getattr(self._nvml, call, None)
@@ -206,6 +229,8 @@ class Calls:
             return function(*args)
         except self._nvml.NVMLError as error:
             raise self._error(call, error, gpu) from error
+        except UnicodeDecodeError as error:
+            return _decoded(error)
 
     def _label(self, gpu: str | None) -> str:
         """How messages name the GPU: people know its index, and only the UUID stays the same."""
@@ -214,6 +239,7 @@ class Calls:
         return "gpu %s" % gpu if gpu else "this host"
 
     def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
+        gpu = None if error.value in _OF_HOST else gpu or self._gpu
         failure = NvmlError(
             self._label(gpu),
             "%s failed: %s (NVML code %d)" % (call, error, error.value),
@@ -224,6 +250,35 @@ class Calls:
         )
         failure.code_name = _code_name(error)
         return failure
+
+
+def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError:
+    """Return the error that names these GPUs, with what to do. `done` is what became of the others."""
+    first = gpus[0]
+    # The code of a GPU about which nothing else is known.
+    code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
+    cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
+    if code in (None, GPU_IS_LOST):
+        cures = ["If a reset or power cycle does not bring it back, check its power cable, seating and riser."]
+    elif code in _CURES:
+        cures = [_CURES[code]]
+    if first.index is None:
+        cures.append("If it is not for this driver, bind it to another one (vfio-pci).")
+    cures.append("To change the other GPUs meanwhile, set gpu_layout_lost: skip.")
+    failure = NvmlError(
+        where,
+        " and ".join(map(str, gpus)) + done,
+        " ".join(cures),
+        call=first.call,
+        code=code,
+        gpu=first.uuid or (first.pci_address if first.index is None else str(first.index)),
+    )
+    failure.code_name = first.code_name or ("GpuIsLost" if code == GPU_IS_LOST else None)
+    return failure
+
+
+def _decoded(error: UnicodeDecodeError) -> str:
+    return error.object.decode(errors="replace")
 
 
 def _code_name(error: Any) -> str:

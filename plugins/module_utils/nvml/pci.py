@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
+from typing import Sequence
+
+from ..model import Gpu, LostGpu
 
 DEVICES = "/sys/bus/pci/devices"
+#: The NVIDIA driver's own file of a GPU, with its UUID.
+_INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
 _NVIDIA = "0x10de"
 #: PCI base class 03 is a display controller; data-centre GPUs are 0302 (3D controller).
 _DISPLAY = "0x03"
@@ -22,6 +29,54 @@ def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
         if attributes["vendor"] == _NVIDIA and attributes["class"].startswith(_DISPLAY):
             found.append({"address": device.name, "device_id": attributes["device"][2:]})
     return found
+
+
+def expected_gpus(devices: str = DEVICES) -> list[str]:
+    """Return the addresses of the NVIDIA GPUs that the driver should count, in order.
+
+    These are bound to the driver nvidia or to none. A GPU of another driver (vfio-pci, nouveau) is not the driver's, and
+    neither is a virtual function, or the display adapter of the boot without a driver: it may be too old for this one.
+    """
+    expected = []
+    for gpu in nvidia_gpus(devices):
+        device = Path(devices, gpu["address"])
+        driver = os.path.basename(os.path.realpath(device / "driver")) if (device / "driver").exists() else ""  # noqa: PTH119
+        is_spare_display = not driver and _read(device / "boot_vga") == "1"
+        if driver in ("nvidia", "") and not (device / "physfn").exists() and not is_spare_display:
+            expected.append(gpu["address"])
+    return expected
+
+
+def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> tuple[LostGpu, ...]:
+    """Return the lost GPUs with those that the driver does not count, and the address of one that does not tell it.
+
+    The bus of a machine says nothing of simulated GPUs, unless something covers it (gpusim kernel-files).
+    """
+    if simulated and not os.path.ismount(DEVICES):
+        return tuple(lost)
+    known = {(gpu.pci_address or "").lower() for gpu in (*gpus, *lost)}
+    missing = [address for address in expected_gpus() if address not in known]
+    unplaced = [gpu for gpu in lost if gpu.pci_address is None]
+    elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
+    if len(missing) == len(unplaced) == 1 and not elsewhere:
+        # The only GPU without an address is the one at the only address without a GPU.
+        placed = dataclasses.replace(unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or _uuid(missing[0]))
+        return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
+    if len(missing) <= len(unplaced) + len(elsewhere):
+        return tuple(lost)
+    problem = "it is on the PCI bus, and the driver does not count it"
+    return (*lost, *(LostGpu(None, problem, uuid=_uuid(address), pci_address=address) for address in missing))
+
+
+def _uuid(address: str) -> str | None:
+    """Return the UUID that the driver's file has for the GPU at this address; None where it has none."""
+    try:
+        lines = Path(_INFORMATION % address).read_text().splitlines()
+    except OSError:
+        return None
+    uuids = [line.partition(":")[2].strip() for line in lines if line.startswith("GPU UUID")]
+    # The driver writes question marks until it has initialised the GPU.
+    return uuids[0] if uuids and uuids[0].startswith("GPU-") and "?" not in uuids[0] else None
 
 
 def _read(path: Path) -> str:

@@ -26,9 +26,14 @@ from ..model import (
     Telemetry,
 )
 from ..printable import printable
-from .calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
+from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
+from .pci import with_bus
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
+#: NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
+_VGPU_GUEST = 2
+#: The device by which programs in the Windows Subsystem for Linux reach GPUs.
+WSL_DEVICE = "/dev/dxg"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 #: Longs of a bitmap of NUMA nodes: Linux has 1024 at most (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
@@ -52,9 +57,14 @@ class Session(Calls):
         super().__init__()
         #: What is read besides, each time that GPUs are observed.
         self.observers: Sequence[Observer] = ()
+        #: Whether NO_PERMISSION for a GPU is about that GPU (a container without its device node). To other users than root
+        #: it is about them, for all GPUs.
+        self.denied_is_lost = os.geteuid() == 0
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
         #: The GPUs as they were read last, by UUID.
         self._read: dict[str, Gpu] = {}
+        #: GPUs that count as lost from now on, though they can be read: by UUID the failure of another call.
+        self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
 
@@ -68,17 +78,16 @@ class Session(Calls):
         """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
-    def observe(
-        self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None, only: str | None = None
-    ) -> Host:
-        """Everything that planning needs; with `telemetry` also what the GPUs are doing just now.
+    def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
+        """Read everything that planning needs; with `telemetry` also what the GPUs are doing just now.
 
-        Lost GPUs are apart from the others. Raises NvmlError for a GPU that fails otherwise; with `silent` it is left out, and
-        the error is noted there by index. With `only` (a UUID) this GPU is read; the others are as the session read them last.
+        A GPU of which a call fails is among `lost` with the failure, as is one on the PCI bus that the driver does not count.
+        Raises NvmlError for failures that are about the host. With `only` (a UUID) this GPU is read; the others are as the
+        session read them last.
         """
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
-        found = [self._answering(index, telemetry, silent, only) for index in range(self._call("nvmlDeviceGetCount"))]
-        gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+        seen = [self._answering(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
+        gpus = tuple(gpu for gpu in seen if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
         return Host(
@@ -87,8 +96,12 @@ class Session(Calls):
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
             gpus=gpus,
-            lost=tuple(gpu for gpu in found if isinstance(gpu, LostGpu)),
+            lost=with_bus(gpus, [gpu for gpu in seen if isinstance(gpu, LostGpu)], self.simulated),
         )
+
+    def give_up(self, gpu: str, error: NvmlError) -> None:
+        """Count the GPU as lost for the rest of the session: it can be read, and does not do what it is told."""
+        self._given_up[gpu] = error
 
     def utilizations(self) -> dict[str, tuple[int, int | None]]:
         """By UUID each GPU's index and the share of the last second in which a kernel ran, in percent; None in MIG mode.
@@ -104,49 +117,77 @@ class Session(Calls):
                 found[uuid] = (index, None if rates is None else int(rates.gpu))
         return found
 
-    def _answering(
-        self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None, only: str | None
-    ) -> Gpu | LostGpu | None:
+    def _answering(self, index: int, telemetry: bool, only: str | None) -> Gpu | LostGpu:
+        handle = None
         try:
-            handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
-            uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
+            with self._about(str(index)):
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                uuid = self._call("nvmlDeviceGetUUID", handle)
             self._handles[uuid] = handle
             self._indices[uuid] = index
             read = self._read.get(uuid)
+            if uuid in self._given_up:
+                return self._lost(index, handle, self._given_up[uuid])
             if only in (None, uuid) or read is None or read.index != index:
-                self._read[uuid] = self._gpu(index, handle, uuid, telemetry)
+                with self._about(uuid):
+                    self._read[uuid] = self._whole_gpu(index, handle, uuid, telemetry)
             return self._read[uuid]
         except NvmlError as error:
-            if error.code == GPU_IS_LOST:
-                return LostGpu(index, error.problem)
-            if silent is None:
+            if error.gpu is None or (error.code == NO_PERMISSION and not self.denied_is_lost):
                 raise
-            silent[index] = error
-            return None
+            return self._lost(index, handle, error)
 
-    def _gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
-        pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
-        memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
+    def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
+        """Return the GPU with what it still answers about itself, or answered earlier in this session."""
+        identity: dict[str, Any] = {}
+        if handle is not None:
+            for name, call in (
+                ("uuid", "nvmlDeviceGetUUID"),
+                ("pci", "nvmlDeviceGetPciInfo"),
+                ("name", "nvmlDeviceGetName"),
+            ):
+                with contextlib.suppress(NvmlError):
+                    identity[name] = self._call(call, handle)
+        earlier = next((gpu for gpu in self._read.values() if gpu.index == index), None)
+        uuid, pci, name = (identity.get(each) for each in ("uuid", "pci", "name"))
+        address = pci and _pci_address(pci)
+        if earlier is not None and uuid in (None, earlier.uuid):
+            uuid, name, address = earlier.uuid, earlier.name, earlier.pci_address
+        return LostGpu(
+            index,
+            error.problem,
+            uuid=uuid,
+            pci_address=address,
+            name=name,
+            call=error.call,
+            code=error.code,
+            code_name=error.code_name,
+        )
+
+    def _whole_gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
+        pci = self._optional("nvmlDeviceGetPciInfo", handle)
+        memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
         architecture = self._told("nvmlDeviceGetArchitecture", handle)
         capability = self._told("nvmlDeviceGetCudaComputeCapability", handle)
         compute_mode = self._optional("nvmlDeviceGetComputeMode", handle)
         persistence = self._told("nvmlDeviceGetPersistenceMode", handle)
-        name = self._call("nvmlDeviceGetName", handle, gpu=uuid)
+        name = self._call("nvmlDeviceGetName", handle)
         processes = self._processes(handle)
-        mig = self._mig(handle, uuid, (name, pci.pciDeviceId), processes)
-        address = _pci_address(pci)
+        mig = self._mig(handle, (name, 0 if pci is None else pci.pciDeviceId), processes)
+        address = None if pci is None else _pci_address(pci)
         return Gpu(
             index=index,
             uuid=uuid,
             name=name,
             pci_address=address,
-            memory_total_bytes=memory_total_bytes,
+            memory_total_bytes=None if memory is None else memory.total,
             mig=mig,
             serial=self._told("nvmlDeviceGetSerial", handle),
             architecture=None
             if architecture is None
             else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
             compute_capability=None if capability is None else "%d.%d" % tuple(capability),
+            compute_mode_fixed=None if mig.enabled else self._compute_mode_fixed(handle, compute_mode),
             compute_mode=None if mig.enabled or compute_mode is None else _COMPUTE_MODES.get(compute_mode),
             persistence_mode=None if persistence is None else bool(persistence),
             numa_node=self._numa_node(handle, address),
@@ -155,11 +196,21 @@ class Session(Calls):
             telemetry=self._telemetry(handle) if telemetry else None,
         )
 
-    def _numa_node(self, handle: Any, address: str) -> int | None:
+    def _compute_mode_fixed(self, handle: Any, mode: int | None) -> str | None:
+        """Return why the compute mode cannot be set, as far as that shows without setting it."""
+        if mode is None:
+            return "the driver reports no compute mode for it"
+        if self._told("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
+            return "it is a virtual GPU of a guest, which has the default mode alone"
+        if not self.simulated and os.path.exists(WSL_DEVICE):  # noqa: PTH110
+            return "in the Windows Subsystem for Linux it belongs to Windows"
+        return None
+
+    def _numa_node(self, handle: Any, address: str | None) -> int | None:
         # The kernel knows where the card is plugged in; where /sys is hidden, NVML has the node whose memory is nearest.
         # nvmlDeviceGetNumaNodeId is about GPUs that are NUMA nodes themselves (beside a Grace CPU).
         try:
-            node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+            node = int(Path("/sys/bus/pci/devices", address or "none", "numa_node").read_text())
             return node if node >= 0 else None
         except (OSError, ValueError):
             words = self._told(
@@ -227,7 +278,7 @@ class Session(Calls):
 
     # ------------------------------------------------------------------ reading MIG
 
-    def _mig(self, handle: Any, uuid: str, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
+    def _mig(self, handle: Any, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
         modes = self._optional("nvmlDeviceGetMigMode", handle)
         if modes is None:
             return Mig()
@@ -235,7 +286,7 @@ class Session(Calls):
         # GPUs of one model and one host have the same profiles; on an 8-GPU host this saves most of the calls.
         profiles = self._profiles.get(model) or self._gpu_instance_profiles(handle)
         self._profiles[model] = profiles
-        instances = self._gpu_instances(handle, uuid, profiles, processes) if enabled else ()
+        instances = self._gpu_instances(handle, profiles, processes) if enabled else ()
         return Mig(True, enabled, pending, profiles, instances)
 
     def _gpu_instance_profiles(self, handle: Any) -> tuple[GpuInstanceProfile, ...]:
@@ -266,7 +317,7 @@ class Session(Calls):
         return tuple(profiles)
 
     def _gpu_instances(
-        self, handle: Any, uuid: str, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
+        self, handle: Any, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
     ) -> tuple[GpuInstance, ...]:
         mig_uuids = self._mig_uuids(handle)
         instances = []
@@ -274,7 +325,7 @@ class Session(Calls):
             for found in self._list(
                 self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id
             ):
-                info = self._call("nvmlGpuInstanceGetInfo", found, gpu=uuid)
+                info = self._call("nvmlGpuInstanceGetInfo", found)
                 inside = tuple(p for p in processes if p.kind == UNKNOWN or p.gpu_instance_id == info.id)
                 compute, places = self._compute_instances(found, info.id, mig_uuids, inside)
                 placement = Placement(info.placement.start, info.placement.size)
@@ -367,7 +418,8 @@ class Session(Calls):
     ) -> None:
         """Create a compute instance in the GPU instance of that profile that starts there; `start` pins it within."""
         instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
-        profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
+        with self._about(gpu):
+            profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
         if profile is None:
             raise NvmlError(
                 self._label(gpu),
@@ -398,11 +450,12 @@ class Session(Calls):
         return self._call("nvmlDeviceGetGpuInstanceById", self._handle(gpu), gpu_instance_id, gpu=gpu)
 
     def _gpu_instance_at(self, gpu: str, profile_id: int, start: int) -> Any:
-        for found in self._list(
-            self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
-        ):
-            if self._call("nvmlGpuInstanceGetInfo", found, gpu=gpu).placement.start == start:
-                return found
+        with self._about(gpu):
+            for found in self._list(
+                self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
+            ):
+                if self._call("nvmlGpuInstanceGetInfo", found).placement.start == start:
+                    return found
         raise NvmlError(
             self._label(gpu), "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )

@@ -39,6 +39,8 @@ class HostState:
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     #: By UID, those of its pods that hold GPUs and that the API server knows.
     pods: Mapping[str, Pod] = field(default_factory=dict)
+    #: GPUs that do not work.
+    lost: Sequence[Mapping[str, Any]] = ()
 
 
 def hosts_of(
@@ -46,7 +48,12 @@ def hosts_of(
 ) -> dict[str, HostState]:
     """Return by host what an audit uses of the results of gpu_info, with the pods of each host by UID."""
     return {
-        host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or (), pods=(pods or {}).get(host) or {})
+        host: HostState(
+            state.get("gpus") or (),
+            state.get("vgpu_tenants") or (),
+            pods=(pods or {}).get(host) or {},
+            lost=state.get("lost_gpus") or (),
+        )
         for host, state in states.items()
     }
 
@@ -112,6 +119,14 @@ def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
 def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
     """Put a host's own word beside its history; gives the keys of what is there now."""
     there: set[Key] = set()
+    for gpu in state.lost:
+        # Without a UUID it has no history that could be told from another one's: the report names it in a note.
+        if gpu.get("uuid"):
+            index = "" if gpu.get("index") is None else str(gpu["index"])
+            whole = Subject("gpu", host, gpu["uuid"], gpu_index=index, model=gpu.get("name") or "", vendor="nvidia")
+            key = (host, whole.gpu_uuid, "", "")
+            there.add(key)
+            found[key] = replace(_with_state(found.get(key), whole, {}, {}), lost=True)
     for gpu in state.gpus:
         whole = Subject(
             "gpu",

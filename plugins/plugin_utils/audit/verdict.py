@@ -87,7 +87,7 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
 def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple[str, str, float]:
     """(word, reason, the share of the price that is wasted)."""
     if holding.lost:
-        return "unhealthy", "The driver has lost the GPU.", 1.0
+        return "unhealthy", "The driver has lost the GPU, or calls for it fail.", 1.0
     hard = sorted((code for code, kind in holding.xid.items() if kind in _HARD_CLASSES), key=lambda code: code.zfill(4))
     if hard:
         return "unhealthy", "XID %s in the window." % ", ".join(hard), 0.0

@@ -41,7 +41,7 @@ def _smi_gpu(gpu: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Check
     index = gpu["index"]
     yield compared(_SMI, index, "name", gpu["name"], other["name"])
     yield compared(_SMI, index, "PCI address", gpu["pci_address"], _address(other["pci_address"]))
-    yield compared(_SMI, index, "memory in MiB", gpu["memory_total_bytes"] >> 20, _first_number(other["memory_total"]))
+    yield compared(_SMI, index, "memory in MiB", _mib(gpu["memory_total_bytes"]), _first_number(other["memory_total"]))
     yield compared(_SMI, index, "serial number", gpu["serial"], _or_none(other["serial"]))
     mig = gpu["mig"]
     yield compared(_SMI, index, "MIG mode", mig["enabled"] if mig["capable"] else None, _switch(other["mig_current"]))
@@ -194,6 +194,10 @@ def _address(text: str | None) -> str | None:
     """Return a PCI address as sysfs writes it: NVML has a domain of eight digits."""
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text or "")
     return "%s:%s:%s.%s" % tuple(part.lower() for part in match.groups()) if match else text
+
+
+def _mib(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else size_bytes >> 20
 
 
 def _first_number(text: str | None) -> int | None:

@@ -233,7 +233,11 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
         )
         found.append(refusal(group, problem))
     limit = part.pinned_memory_limit_bytes
-    smallest = min(each.gpu.memory_total_bytes for each in group) // part.clients
+    sizes = [each.gpu.memory_total_bytes for each in group if each.gpu.memory_total_bytes]
+    if len(sizes) < len(group):
+        problem = "the device plugin divides the memory of a GPU, and the driver of this one reports no size"
+        return [*found, refusal(group, problem, "Choose another sharing or backend.")]
+    smallest = min(sizes) // part.clients
     if limit is not None and limit < smallest:
         problem = (
             "the device plugin gives each of %d clients an equal part of the memory (%d MiB), more than the %d MiB"

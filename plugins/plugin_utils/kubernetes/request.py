@@ -10,9 +10,9 @@ from typing import Sequence
 from ...module_utils.assumed import assumed_gpus, gpus_on_the_bus
 from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
-from ...module_utils.model import LostGpu, to_data
+from ...module_utils.model import to_data
 from ...module_utils.techniques.forms import parse_layout
-from ..host_results import gpu_info
+from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader
 from ..rightsize.observed import host_of
 from .device_plugin import CONFIG_LABEL
@@ -72,7 +72,7 @@ def answer(asked: Request) -> dict:
 def _host(name, state):
     """The host that gpu_info told of, lost GPUs included."""
     read = gpu_info(name, state)
-    lost = tuple(LostGpu(row["index"], row.get("problem") or "") for row in read.get("lost_gpus") or ())
+    lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 

@@ -96,6 +96,7 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
         *_refuse_instances(others, plugin),
         *_refuse_tenants(offered, plugin),
         *_refuse_differences(offered, plugin),
+        *_refuse_sizeless(offered, plugin),
     ]
     if refusals:
         return NodeMapping(backend, refusals=tuple(refusals))
@@ -114,7 +115,7 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
     }
     resources = {plugin.number: len(offered) * split}
     if plugin.counts_all:
-        memory_mib = sum(each.gpu.memory_total_bytes // MIB for each in offered)
+        memory_mib = sum((each.gpu.memory_total_bytes or 0) // MIB for each in offered)
         resources[plugin.memory] = int(memory_mib * memory_ratio)
         resources[plugin.cores] = int(100 * len(offered) * sm_ratio)
     requests = [request for group in by_entry(offered) for request in _requests(group, plugin)]
@@ -122,6 +123,15 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
     return NodeMapping(
         backend, resources, {"nodeconfig": [config]}, labels, tuple(requests), left_out, notes=tuple(_notes(offered))
     )
+
+
+def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+    problem = "%s counts the memory of GPUs, and the driver of this one reports no size" % plugin.name
+    return [
+        refusal(group, problem, "Choose another sharing or backend.")
+        for group in by_entry(offered)
+        if any(not each.gpu.memory_total_bytes for each in group)
+    ]
 
 
 def _notes(offered: Sequence[NodeGpu]) -> list[str]:

@@ -109,7 +109,7 @@ def _gpu(data: Mapping[str, Any]) -> Gpu:
         uuid=str(data["uuid"]),
         name=str(data["name"]),
         pci_address=str(data.get("pci_address") or ""),
-        memory_total_bytes=int(data.get("memory_total_bytes") or 0),
+        memory_total_bytes=data.get("memory_total_bytes"),
         mig=mig,
         architecture=data.get("architecture"),
         compute_capability=data.get("compute_capability"),

@@ -23,6 +23,7 @@ from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
+from ..host_results import lost_gpu
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Shape, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
@@ -95,7 +96,10 @@ def _drift(layout: Layout, host: Host) -> str:
 
 def _lost(state: Mapping[str, Any]) -> str:
     lost = state.get("lost_gpus") or ()
-    return "gpu %d of the host is lost, bring it back first" % lost[0]["index"] if lost else ""
+    if not lost:
+        return ""
+    first = lost_gpu(lost[0])
+    return "%s of the host %s, bring it back first" % (first.label, first.state)
 
 
 def _history(found: Finding) -> bool:

@@ -132,6 +132,46 @@ def test_an_xid_error_of_an_instance_is_the_instances(host, start, instance):
     assert (found["uuid"], found["mig_instance"], found["xid"]) == (second["uuid"], second["mig_instance"], "43")
 
 
+SICK = [
+    ("any", "UNKNOWN"),
+    ("any", "IRQ_ISSUE"),
+    ("nvmlDeviceGetHandleByIndex", "UNKNOWN"),
+    ("nvmlDeviceGetTemperature", "RESET_REQUIRED"),
+    ("nvmlDeviceGetMemoryInfo", "UNKNOWN"),
+]
+
+
+@pytest.mark.parametrize(("call", "code"), SICK)
+def test_a_sick_gpu_hides_no_other(host, start, call, code):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    exporter = start()
+    (uuid,) = [found["uuid"] for found in exporter.samples().labels("openfleet_gpu_info", gpu_index="1")]
+    (other,) = [found["uuid"] for found in exporter.samples().labels("openfleet_gpu_info", gpu_index="0")]
+    host.gpusim("fail", call, "--gpu", "1", "--code", code, "--lasting")
+    exporter.wait(lambda: not exporter.samples().of("gpu_memory_used_MiB", uuid=uuid))
+    for _ in range(2):
+        samples = exporter.samples()
+        for name in ("gpu_memory_used_MiB", "gpu_temperature_C", "gpu_power_usage_W"):
+            assert len(samples.of(name, uuid=other)) == 1, (name, call)
+        assert samples.of("openfleet_gpu_lost", uuid=other) == [0.0]
+    if call != "nvmlDeviceGetMemoryInfo":
+        assert samples.of("openfleet_gpu_lost", uuid=uuid) == [1.0]
+    # A new exporter, which has not seen it well, knows the other one too.
+    assert len(start().samples().of("gpu_temperature_C", uuid=other)) == 1
+    host.gpusim("fail", "--clear")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [0.0])
+    exporter.wait(lambda: len(exporter.samples().of("gpu_memory_used_MiB")) == 2)
+
+
+def test_a_gpu_that_never_worked_is_named(host, start):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    host.gpusim("fail", "nvmlDeviceGetTemperature", "--gpu", "0", "--code", "RESET_REQUIRED", "--lasting")
+    host.gpusim("fail", "any", "--gpu", "1", "--code", "UNKNOWN", "--lasting")
+    exporter = start()
+    assert exporter.samples().of("openfleet_gpu_lost", gpu_index="0") == [1.0]
+    assert "GPU 1 cannot be reached: nvmlDeviceGetHandleByIndex" in exporter.log.read_text()
+
+
 def test_a_lost_gpu_ends_nothing(host, start):
     host.create([{"model": "H100-80GB", "count": 2}])
     exporter = start()

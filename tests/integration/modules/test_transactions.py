@@ -38,6 +38,18 @@ def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, s
 
 
 @pytest.mark.host_python
+@pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
+def test_a_gpu_that_is_sick_from_any_call_on_keeps_no_other_from_its_layout(host, library, seed, monkeypatch):
+    """A sample; `make bench BENCH=mig` sweeps every call and code of some transitions."""
+    monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
+    ((model, have, _busy, want),) = random_transitions(seed, 1)
+    most = 120 if THOROUGH else 40
+    endings = list(Sweep(host.folder, library).sick_gpu(model, have, want, most=most))
+    assert len(endings) == most
+    assert [ending for ending in endings if ending.wrong] == []
+
+
+@pytest.mark.host_python
 def test_the_run_after_a_kill_brings_the_old_layout_back_and_goes_on(host):
     host.create(H100)
     host.module("mig", layout=OLD)

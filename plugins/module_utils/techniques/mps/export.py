@@ -28,13 +28,14 @@ def describe(part: Mps) -> str:
     return "MPS daemon %s" % part.name
 
 
-def _part(daemon: MpsDaemon, memory_bytes: int) -> Mps:
+def _part(daemon: MpsDaemon, memory_bytes: int | None) -> Mps:
     limit = daemon.pinned_memory_limit_bytes
+    overbooks_memory = memory_bytes is not None and daemon.clients * (limit or 0) > memory_bytes
     return Mps(
         daemon.name,
         daemon.clients,
         daemon.active_thread_percentage,
         limit,
-        daemon.clients * daemon.active_thread_percentage > 100 or daemon.clients * (limit or 0) > memory_bytes,
+        daemon.clients * daemon.active_thread_percentage > 100 or overbooks_memory,
         DAEMONS[len(daemon.places) > 1],
     )

@@ -282,7 +282,7 @@ def _check(
     where: str,
     gpu: Gpu,
     mps: Mps,
-    memory_bytes: int,
+    memory_bytes: int | None,
     driver_version: str | None,
     slices: tuple[int, int] | None = None,
 ) -> None:
@@ -304,6 +304,12 @@ def _check(
     limit = mps.pinned_memory_limit_bytes
     if limit is None:
         return
+    if memory_bytes is None:
+        raise PlanError(
+            place,
+            "its driver reports no memory size, which pinned_memory_limit is checked against",
+            "Take pinned_memory_limit away.",
+        )
     has = format_size(memory_bytes // MIB * MIB)
     if limit > memory_bytes:
         raise PlanError(

@@ -11,7 +11,7 @@ from typing import Sequence
 from ...command import Run, run_tool
 from ...model import Gpu, Setting
 from .model import SETTING, describe, time_slice_of
-from .nvidia_smi import LIST, ask, read_rows
+from .nvidia_smi import LIST, NOT_INSTALLED, ask, read_rows
 from .record import Record
 
 
@@ -43,8 +43,8 @@ def with_time_slices(gpus: Sequence[Gpu], run: Run = run_tool) -> tuple[Gpu, ...
 def _time_slice(gpu: Gpu, rows: dict[int, str], reason: str, run: Run) -> Setting:
     if gpu.index in rows:
         return Setting(rows[gpu.index])
-    if rows:
-        # The list ends at the first GPU that has none.
+    if reason and reason != NOT_INSTALLED:
+        # The list ends at the first GPU that has none or does not work.
         listed, reason = ask([*LIST, "-i", gpu.uuid], run)
         found = list(read_rows(listed).values())
         if found:

@@ -35,7 +35,7 @@ def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
         return {}
     found = {}
     for gpu in gpus:
-        own = [name for name in names if gpu.pci_address.lower() in name.lower().split("/")]
+        own = [name for name in names if gpu.pci_address and gpu.pci_address.lower() in name.lower().split("/")]
         memory = [name for name in own if name.rpartition("/")[2].startswith("vram")] or own
         if len(memory) == 1:
             found[gpu.uuid] = memory[0]

@@ -54,6 +54,9 @@ def _problem(group: Sequence[VgpuTenant], gpus: Sequence[Gpu | None]) -> str:
     modes = [gpu.label for gpu in gpus if gpu is not None and (gpu.mig.enabled or gpu.compute_mode != "default")]
     if modes:
         return "%s is not in compute mode default" % " and ".join(modes)
+    sizeless = [gpu.label for gpu in gpus if gpu is not None and gpu.memory_total_bytes is None]
+    if sizeless:
+        return "the driver reports no memory size of %s" % " and ".join(sizeless)
     if len({(tenant.policy, tenant.provider == MPS) for tenant in group}) > 1:
         return "they share GPUs, and have not one policy and one provider"
     return ""
@@ -63,7 +66,8 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
     memory = sm = 1.0
     for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
         there = [tenant for tenant in group if uuid in tenant.gpus]
-        memory = max(memory, sum(tenant.memory_bytes for tenant in there) / gpus[uuid].memory_total_bytes)
+        # Without a size they have a problem, and no part.
+        memory = max(memory, sum(tenant.memory_bytes for tenant in there) / (gpus[uuid].memory_total_bytes or 1))
         sm = max(sm, sum(tenant.sm_percent for tenant in there) / 100)
     return Vgpu(
         tuple(_tenant(tenant, gpus, pin) for tenant in group),

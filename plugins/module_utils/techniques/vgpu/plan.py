@@ -197,10 +197,17 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
 def _packed(
     entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], demands: Sequence[Demand], where: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
+    for gpu in gpus:
+        if gpu.memory_total_bytes is None:
+            raise PlanError(
+                "%s.vgpu on %s" % (entry.where, gpu.label),
+                "its driver reports no memory size, which tenants are given parts of",
+                "Choose another sharing for it (exclusive, shared, time_slicing or mps).",
+            )
     bins = [
         Bin(
             gpu.uuid,
-            int(gpu.memory_total_bytes * vgpu.oversubscribe_memory_ratio + _ROUNDING),
+            int((gpu.memory_total_bytes or 0) * vgpu.oversubscribe_memory_ratio + _ROUNDING),
             100 * vgpu.oversubscribe_sm_ratio + _ROUNDING,
             SEATS,
         )
@@ -244,7 +251,9 @@ def _too_large(
         has = "1 GPU" if len(bins) == 1 else "%d GPUs" % len(bins)
         return "%s spans more GPUs than its entry, which has %s" % (tenant, has), "Lower gpus, or name more GPUs."
     sizes = ", ".join(
-        "%s on gpu %d" % (size(gpu.memory_total_bytes), gpu.index) for gpu in gpus if misfit.pin in (None, gpu.uuid)
+        "%s on gpu %d" % (size(gpu.memory_total_bytes or 0), gpu.index)
+        for gpu in gpus
+        if misfit.pin in (None, gpu.uuid)
     )
     times = "" if memory_ratio == 1 else ", times %g by oversubscribe.memory" % memory_ratio
     return (

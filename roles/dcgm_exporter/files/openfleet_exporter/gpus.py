@@ -19,6 +19,13 @@ GONE = (
     nvml.NVML_ERROR_DRIVER_NOT_LOADED,
     nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
+#: The GPU as a whole is at fault, whichever call says so.
+FAULTS = (
+    nvml.NVML_ERROR_INSUFFICIENT_POWER,
+    nvml.NVML_ERROR_IRQ_ISSUE,
+    nvml.NVML_ERROR_GPU_IS_LOST,
+    nvml.NVML_ERROR_RESET_REQUIRED,
+)
 
 
 class NvmlGoneError(Exception):
@@ -99,6 +106,8 @@ class Gpus:
         self.record = record
         self.lock = threading.Lock()
         self.known: Dict[str, Dict[str, str]] = self._read()
+        #: Why GPUs have no handle or UUID, by index, as it was logged.
+        self.unreachable: Dict[int, str] = {}
 
     def scan(self) -> List[Gpu]:
         """All GPUs by index, the lost ones among them. Raises NvmlGoneError, and nvml.NVMLError if NVML cannot count them."""
@@ -123,12 +132,21 @@ class Gpus:
         return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.entity.uuid))
 
     def _gpu(self, index: int) -> Optional[Gpu]:
-        """The GPU with this index, or None if it cannot be had."""
-        handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
-        uuid = handle is not None and ask(nvml.nvmlDeviceGetUUID, handle)
-        if not uuid or is_lost(handle):
+        """Return the GPU with this index, a lost one without a handle; None if it has no UUID."""
+        try:
+            call = "nvmlDeviceGetHandleByIndex"
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            call = "nvmlDeviceGetUUID"
+            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError as error:
+            if error.value in GONE:
+                raise NvmlGoneError(str(error)) from error
+            self._log(index, "%s failed: %s (NVML code %d)" % (call, error, error.value))
             return None
-        uuid, model = text(uuid), text(ask(nvml.nvmlDeviceGetName, handle) or "")
+        self.unreachable.pop(index, None)
+        model = text(ask(nvml.nvmlDeviceGetName, handle) or "")
+        if is_lost(handle):
+            return Gpu(Entity(uuid, uuid, str(index), model or self.known.get(uuid, {}).get("model", "")), None, index)
         gpu = Gpu(Entity(uuid, uuid, str(index), model), handle, index)
         pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
         if pci is not None:
@@ -140,6 +158,12 @@ class Gpus:
                 if mig is not None:
                     gpu.mig_devices.append(mig)
         return gpu
+
+    def _log(self, index: int, reason: str) -> None:
+        """Log once why a GPU cannot be reached: one that was never seen has no series that names it."""
+        if self.unreachable.get(index) != reason:
+            self.unreachable[index] = reason
+            print("GPU %d cannot be reached: %s" % (index, reason), flush=True)
 
     def _read(self) -> Dict[str, Dict[str, str]]:
         try:
@@ -176,7 +200,7 @@ def is_lost(handle: Any) -> bool:
     except nvml.NVMLError as error:
         if error.value in GONE:
             raise NvmlGoneError(str(error)) from error
-        return error.value == nvml.NVML_ERROR_GPU_IS_LOST
+        return error.value in FAULTS
     return False
 
 

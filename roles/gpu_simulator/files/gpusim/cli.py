@@ -141,8 +141,10 @@ def _fail(options: argparse.Namespace) -> None:
     elif options.call is None or options.code is None:
         raise FleetError("fail", "CALL or --code is missing", "Write gpusim fail nvmlDeviceSetMigMode --code IN_USE")
     else:
-        function = options.call if options.call.startswith("nvml") else f"nvml{options.call}"
-        control.fail(function, options.nth, options.code if options.code in SIGNALS else options.code.upper())
+        function = options.call if options.call == "any" or options.call.startswith("nvml") else f"nvml{options.call}"
+        gpu = WHOLE if options.gpu is None else target.find_gpu(control.dump(), options.gpu)
+        action = options.code if options.code in SIGNALS else options.code.upper()
+        control.fail_on(function, gpu, options.nth, options.lasting, action)
 
 
 def _set(options: argparse.Namespace) -> None:
@@ -258,12 +260,26 @@ def _parser() -> argparse.ArgumentParser:
 
     command("reboot", _reboot, "drop what a restart of the host drops")
 
-    child = command("fail", _fail, "let one coming call of an NVML function fail, or its caller die or stop in it")
-    child.add_argument("call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml")
+    child = command(
+        "fail", _fail, "make calls of an NVML function fail, once or until cleared, or end or stop the caller"
+    )
+    child.add_argument(
+        "call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml; any, with --gpu"
+    )
     child.add_argument("--nth", type=int, default=1, metavar="N", help="which call from now, the next by default")
+    child.add_argument(
+        "--gpu",
+        metavar="GPU",
+        help="only calls on this GPU: its handles, instances and MIG devices; default: all calls",
+    )
+    child.add_argument(
+        "--lasting",
+        action="store_true",
+        help="fail that call and each after it, in all versions of the function, until --clear",
+    )
     codes = f"IN_USE or another NVML error, or one of {', '.join(SIGNALS)}"
     child.add_argument("--code", metavar="CODE", help=codes)
-    child.add_argument("--clear", action="store_true", help="forget all faults that still wait")
+    child.add_argument("--clear", action="store_true", help="remove all faults, those that last too")
 
     child = command("set", _set, "change a switch of a GPU, what is wrong with it, or a switch of the host")
     words = (

@@ -118,6 +118,10 @@ class Control:
     def fail(self, function: str, nth: int, action: str) -> None:
         self._call("gpusimFail", function.encode(), ctypes.c_uint(nth), action.encode())
 
+    def fail_on(self, function: str, gpu: int, nth: int, lasting: bool, action: str) -> None:
+        """Arm a fault for the nth call on one GPU (WHOLE: of all calls), and with `lasting` for each call after it."""
+        self._call("gpusimFailOn", function.encode(), gpu, ctypes.c_uint(nth), int(lasting), action.encode())
+
     def clear_failures(self) -> None:
         self._call("gpusimFailClear")
 

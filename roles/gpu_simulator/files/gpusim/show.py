@@ -28,7 +28,16 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield "waiting faults"
         for fault in state["faults"]:
-            yield f"  {fault['function']}: {fault['action']}, on call {fault['nth']} from now"
+            yield f"  {_fault(fault)}"
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    call = "any call" if fault["function"] == "any" else fault["function"]
+    place = f" on GPU {fault['gpu']}" if "gpu" in fault else ""
+    when = f"on call {fault['nth']} from now"
+    if fault.get("lasting"):
+        when = "each time until it is cleared" if fault["nth"] == 1 else f"{when} and each after it until it is cleared"
+    return f"{call}{place}: {fault['action']}, {when}"
 
 
 def _gpu(gpu: dict[str, Any]) -> Iterator[str]:

@@ -12,6 +12,10 @@
 
 static _Atomic int initializations;
 
+/* The call that this thread is in, and the signal that a fault of its GPU has for it. */
+static _Thread_local function_t current;
+static _Thread_local int signal_on_return;
+
 void call_set_initialized(int by)
 {
 	atomic_fetch_add(&initializations, by);
@@ -25,11 +29,12 @@ bool call_is_initialized(void)
 call_t call_enter_uninitialized(function_t function)
 {
 	call_t call = { NVML_SUCCESS, false };
+	current = function;
 	traffic_t *traffic = state_traffic();
 	if (!traffic)
 		return call;
 	atomic_fetch_add_explicit(&traffic->calls[function], 1, memory_order_relaxed);
-	switch (fault_strikes(traffic, function, &call.result)) {
+	switch (fault_strikes(traffic, function, UNKNOWN, true, &call.result)) {
 	case ACTION_KILL:
 		raise(SIGKILL);
 		break;
@@ -57,10 +62,38 @@ call_t call_enter(function_t function)
 	return call_enter_uninitialized(function);
 }
 
+nvmlReturn_t call_concerns(int gpu)
+{
+	nvmlReturn_t result = NVML_SUCCESS;
+	traffic_t *faults = state_faults();
+	switch (faults ? fault_strikes(faults, current, gpu, state_is_writable(), &result) : ACTION_NONE) {
+	case ACTION_KILL:
+		signal_on_return = SIGKILL;
+		return NVML_ERROR_UNKNOWN;
+	case ACTION_STOP:
+		signal_on_return = SIGSTOP;
+		return NVML_ERROR_UNKNOWN;
+	case ACTION_KILL_AFTER:
+		signal_on_return = SIGKILL;
+		return NVML_SUCCESS;
+	case ACTION_KILL_INSIDE:
+		state_die_inside = true;
+		return NVML_SUCCESS;
+	case ACTION_NONE:
+	case ACTION_RESULT:
+		break;
+	}
+	return result;
+}
+
 void call_leave(call_t *call)
 {
 	if (call->die_on_return || state_die_inside)
 		raise(SIGKILL);
+	int number = signal_on_return;
+	signal_on_return = 0;
+	if (number)
+		raise(number);
 }
 
 nvmlReturn_t call_unsupported(function_t function)

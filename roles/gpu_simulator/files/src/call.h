@@ -23,6 +23,10 @@ call_t call_enter(function_t function);
 call_t call_enter_uninitialized(function_t function);
 void call_leave(call_t *call);
 
+/* The call is about this GPU: lets a fault strike that was armed for it. Only between state_read or state_begin and their
+ * end. What ends or stops the process does so as the call is left, when no lock is held. */
+nvmlReturn_t call_concerns(int gpu);
+
 /* Body of the functions that this library does not implement. */
 nvmlReturn_t call_unsupported(function_t function);
 

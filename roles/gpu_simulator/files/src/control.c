@@ -362,7 +362,7 @@ static int start_traffic(void)
 	return result;
 }
 
-int gpusimFail(const char *function, unsigned nth, const char *action)
+static int arm(const char *function, int gpu_index, unsigned nth, bool lasts, const char *action)
 {
 	int result = start_traffic(), number = function ? function_by_name(function) : -1;
 	int32_t code;
@@ -370,13 +370,32 @@ int gpusimFail(const char *function, unsigned nth, const char *action)
 		return result;
 	if (number < 0)
 		return fail(NVML_ERROR_NOT_FOUND, "%s is no NVML function", function ? function : "nothing");
+	if (number == FAULT_ANY && gpu_index == UNKNOWN)
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "any call can fail on one GPU only: name the GPU");
 	if (nth < 1 || nth > INT32_MAX)
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "calls are counted from 1");
 	if (!action || !fault_action_by_name(action, &code))
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no NVML error, nor kill, kill-inside, kill-after or stop", action ? action : "nothing");
-	if (!fault_arm(state_traffic(), number, nth, code))
+	if (!fault_arm(state_traffic(), number, gpu_index, nth, lasts, code))
 		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d faults wait already", MAX_FAULTS);
 	return NVML_SUCCESS;
+}
+
+int gpusimFail(const char *function, unsigned nth, const char *action)
+{
+	return arm(function, UNKNOWN, nth, false, action);
+}
+
+int gpusimFailOn(const char *function, int gpu_index, unsigned nth, int lasting, const char *action)
+{
+	int result = start(), count = 0;
+	if (result == NVML_SUCCESS) {
+		host_t *host READING = state_read();
+		count = host ? host->gpu_count : 0;
+	}
+	if (result == NVML_SUCCESS && (gpu_index < UNKNOWN || gpu_index >= count))
+		result = fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, count);
+	return result == NVML_SUCCESS ? arm(function, gpu_index, nth, lasting != 0, action) : result;
 }
 
 int gpusimFailClear(void)

@@ -35,7 +35,10 @@ static nvmlReturn_t give_handle(nvmlDevice_t *out, nvmlDevice_t handle)
 
 static nvmlReturn_t give_gpu(nvmlDevice_t *out, const host_t *host, int index)
 {
-	return host->gpus[index].lost ? NVML_ERROR_GPU_IS_LOST : give_handle(out, handle_of_gpu(index));
+	if (host->gpus[index].lost)
+		return NVML_ERROR_GPU_IS_LOST;
+	nvmlReturn_t fault = call_concerns(index);
+	return fault == NVML_SUCCESS ? give_handle(out, handle_of_gpu(index)) : fault;
 }
 
 /* A search by UUID or serial number that found nothing. nvml.h: GPU_IS_LOST "if any GPU has fallen off the bus", which may be
@@ -101,12 +104,14 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 		if (on.gpu->lost)
 			continue;
 		if (strcasecmp(on.gpu->uuid, uuid) == 0)
-			return give_handle(out, handle_of_gpu(i));
+			return give_gpu(out, host, i);
 		for (int n = 0; mig_device_at(on.gpu, n, &on.gi_id, &on.ci_id); n++) {
 			on.gi = &on.gpu->gis[on.gi_id];
 			on.ci = &on.gi->cis[on.ci_id];
-			if (strcasecmp(on.ci->uuid, uuid) == 0)
-				return give_handle(out, handle_of_mig_device(&on));
+			if (strcasecmp(on.ci->uuid, uuid) == 0) {
+				nvmlReturn_t fault = call_concerns(i);
+				return fault == NVML_SUCCESS ? give_handle(out, handle_of_mig_device(&on)) : fault;
+			}
 		}
 	}
 	return not_found(host);
@@ -120,7 +125,7 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (int i = 0; i < host->gpu_count; i++)
 		if (!host->gpus[i].lost && strcmp(host->gpus[i].serial, serial) == 0)
-			return give_handle(out, handle_of_gpu(i));
+			return give_gpu(out, host, i);
 	return not_found(host);
 }
 
@@ -219,11 +224,11 @@ nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->fan_idle_percent > 0 ? 1 : 0);
 }
 
-/* 0: none, bare metal. */
+/* nvmlGpuVirtualizationMode_t; 0: none, bare metal. */
 nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned *mode)
 {
 	QUERY_GPU(nvmlDeviceGetVirtualizationMode);
-	return give(mode, 0);
+	return give(mode, on.gpu->virtualization_mode);
 }
 
 /* NVML_BUS_TYPE_PCIE, modules too: in /proc/driver/nvidia/gpus/ADDRESS/information an H100 of a DGX has the bus type PCIe. */

@@ -253,7 +253,14 @@ static void faults(FILE *out, traffic_t *traffic)
 		int32_t function = atomic_load(&fault->function);
 		if (function <= 0)
 			continue;
-		fprintf(out, "%s{\"function\": \"%s\", \"nth\": %d, \"action\": ", comma, function_name(function - 1), (int)fault->remaining);
+		fprintf(out, "%s{\"function\": \"%s\", ", comma, function_name(function - 1));
+		if (fault->gpu != UNKNOWN)
+			fprintf(out, "\"gpu\": %d, ", (int)fault->gpu);
+		int32_t remaining = atomic_load(&fault->remaining);
+		fprintf(out, "\"nth\": %d, ", remaining < 1 ? 1 : (int)remaining);
+		if (fault->lasts)
+			fputs("\"lasting\": 1, ", out);
+		fputs("\"action\": ", out);
 		char words[32];
 		string(out, fault_action_name(fault->action, words));
 		fputc('}', out);

@@ -21,12 +21,12 @@ int function_by_name(const char *name)
 	for (int i = 0; i < F_COUNT; i++)
 		if (strcmp(NAMES[i], name) == 0)
 			return i;
-	return -1;
+	return strcmp(name, "any") == 0 ? FAULT_ANY : -1;
 }
 
-const char *function_name(function_t function)
+const char *function_name(int function)
 {
-	return NAMES[function];
+	return function == FAULT_ANY ? "any" : NAMES[function];
 }
 
 static const struct { int32_t action; const char *name; } ACTIONS[] = {
@@ -67,19 +67,43 @@ const char *fault_action_name(int32_t action, char words[32])
 	return words;
 }
 
-action_t fault_strikes(traffic_t *traffic, function_t function, nvmlReturn_t *result)
+/* A fault that lasts and names a function without its version (nvmlDeviceGetCount) strikes its versions too: clients
+ * choose one. Versions end in _v2, or in V where the version is in a structure. */
+static bool is_version_of(const char *plain, const char *name)
+{
+	size_t length = strlen(plain);
+	if (strncmp(plain, name, length) != 0)
+		return false;
+	const char *rest = name + length;
+	return !*rest || strcmp(rest, "V") == 0 || (strncmp(rest, "_v", 2) == 0 && rest[2] >= '0' && rest[2] <= '9');
+}
+
+static bool concerns(const fault_t *fault, int32_t number, function_t function, int gpu)
+{
+	if (number <= 0 || fault->gpu != gpu)
+		return false;
+	if (number == FAULT_ANY + 1 || number == (int32_t)function + 1)
+		return true;
+	return fault->lasts && is_version_of(NAMES[number - 1], NAMES[function]);
+}
+
+action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool writable, nvmlReturn_t *result)
 {
 	if (atomic_load_explicit(&traffic->armed, memory_order_relaxed) == 0)
 		return ACTION_NONE;
 	for (int i = 0; i < MAX_FAULTS; i++) {
 		fault_t *fault = &traffic->faults[i];
-		if (atomic_load(&fault->function) != (int32_t)function + 1)
+		if (!concerns(fault, atomic_load(&fault->function), function, gpu))
 			continue;
-		/* Exactly one of all callers sees it fall from 1 to 0. */
-		if (atomic_fetch_sub(&fault->remaining, 1) != 1)
+		/* Exactly one of all callers sees it fall from 1 to 0. One that lasts strikes from there on. */
+		int32_t left = atomic_load(&fault->remaining);
+		if (writable && !(fault->lasts && left <= 0))
+			left = atomic_fetch_sub(&fault->remaining, 1);
+		if (fault->lasts ? left > 1 : !writable || left != 1)
 			continue;
 		int32_t action = fault->action;
-		atomic_store(&fault->function, 0);
+		if (!fault->lasts)
+			atomic_store(&fault->function, 0);
 		if (action < ACTION_NONE)
 			return action;
 		*result = action;
@@ -88,7 +112,7 @@ action_t fault_strikes(traffic_t *traffic, function_t function, nvmlReturn_t *re
 	return ACTION_NONE;
 }
 
-bool fault_arm(traffic_t *traffic, function_t function, int32_t nth, int32_t action)
+bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action)
 {
 	for (int i = 0; i < MAX_FAULTS; i++) {
 		fault_t *fault = &traffic->faults[i];
@@ -97,6 +121,8 @@ bool fault_arm(traffic_t *traffic, function_t function, int32_t nth, int32_t act
 		if (!atomic_compare_exchange_strong(&fault->function, &unused, -1))
 			continue;
 		fault->action = action;
+		fault->gpu = gpu;
+		fault->lasts = lasts;
 		atomic_store(&fault->remaining, nth);
 		atomic_store(&fault->function, (int32_t)function + 1);
 		atomic_store(&traffic->armed, 1);

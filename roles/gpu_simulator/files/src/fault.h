@@ -19,20 +19,21 @@ typedef enum {
 	ACTION_STOP = -5,
 } action_t;
 
-/* Number of a function by name, or -1. */
+/* Number of a function by name (FAULT_ANY: "any"), or -1. */
 int function_by_name(const char *name);
-const char *function_name(function_t function);
+const char *function_name(int function);
 
 /* The words of the control interface: "kill", "kill-inside", "kill-after", "stop", an NVML error's name
  * with or without its prefix, or its number. False: none of them. */
 bool fault_action_by_name(const char *name, int32_t *action);
 const char *fault_action_name(int32_t action, char words[32]);
 
-/* Counts a call of `function` down; ACTION_RESULT sets *result. */
-action_t fault_strikes(traffic_t *traffic, function_t function, nvmlReturn_t *result);
+/* Counts a call of `function` down, on this GPU or (UNKNOWN) whatever it is about; ACTION_RESULT sets *result. In a file
+ * that may only be read nothing is counted: there faults strike that last and have begun, and no others. */
+action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool writable, nvmlReturn_t *result);
 
-/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. */
-bool fault_arm(traffic_t *traffic, function_t function, int32_t nth, int32_t action);
+/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `lasts`: the nth call and each after it. */
+bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action);
 void fault_clear(traffic_t *traffic);
 
 #endif

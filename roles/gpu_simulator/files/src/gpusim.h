@@ -108,6 +108,9 @@ const char *gpusimMessage(void);
  *   held_by_kernel                  boolean, default 0: another module of the kernel has the GPU open, as nvidia_drm does for
  *                                   a display, so that it is in use without a process; a reboot ends that
  *   timeslicing                     boolean, default 1: the compute policy "timeslice" can be read and set
+ *   memory_info                     boolean, default 1; 0: nvmlDeviceGetMemoryInfo is NOT_SUPPORTED
+ *   compute_mode_fixed              boolean, default 0; 1: nvmlDeviceSetComputeMode is NOT_SUPPORTED
+ *   virtualization_mode             nvmlGpuVirtualizationMode_t, default 0; 2 (a guest of vGPU) fixes the compute mode too
  *   max_mig_devices                 default: placement_units, at most compute_slices
  *   compute_slices, placement_units mandatory when mig_capable
  *
@@ -151,7 +154,8 @@ int gpusimCreate(const char *configuration);
  *                                   memory_bytes
  *   events                          the last ones, oldest first: number (from 0), xid, gpu, gpu_instance,
  *                                   compute_instance (null: none)
- *   faults                          waiting: function, nth (calls until it strikes), action
+ *   faults                          waiting: function (or "any"), gpu (of a fault for one GPU), nth (calls until it strikes),
+ *                                   lasting (1, of a fault that strikes from then on), action
  *   calls                           {function: number of calls}, those that were called
  * A load is null or: pattern, age_seconds, period_seconds or interval_seconds and samples, what
  * it does now (utilization_percent, memory_mib, power_mw, null: follows), its high and low values.
@@ -169,7 +173,7 @@ int gpusimWait(uint32_t *seen, unsigned timeout_ms);
 
 /*
  * Changes one switch. gpu >= 0: passthrough, reset_refused, held_by_kernel, timeslicing, mig_survives_reboot, profiles_without_mig,
- * mig_needs_reset, temperature_idle_c, power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version,
+ * mig_needs_reset, memory_info, compute_mode_fixed, virtualization_mode, temperature_idle_c, power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version,
  * cuda_version, digest.
  *
  * What is wrong with a GPU is set so too, and what a GPU has not, is NOT_SUPPORTED:
@@ -264,6 +268,15 @@ int gpusimReboot(void);
  * the driver hung, and goes on with the call at SIGCONT.
  */
 int gpusimFail(const char *function, unsigned nth, const char *action);
+
+/*
+ * The same for calls on one GPU (-1: all calls): those on its handle, on its instances and MIG devices, and those that ask for
+ * the handle by index, UUID, PCI address or serial number. `function` "any" is every call on that GPU.
+ * lasting 1: the nth call and each after it, until gpusimFailClear; a name without a version ("nvmlDeviceGetMemoryInfo")
+ * then stands for all versions of the function. Faults that last strike in clients too that may only read the state file. A reboot clears no fault.
+ * A process that "stop" stopped in a call on a GPU gets UNKNOWN from the call when it continues.
+ */
+int gpusimFailOn(const char *function, int gpu, unsigned nth, int lasting, const char *action);
 int gpusimFailClear(void);
 
 /* Sets the counts of nvml* calls (shown by gpusimDump, all processes together) to zero. */

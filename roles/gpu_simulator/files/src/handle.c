@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "call.h"
+
 typedef enum { KIND_GPU, KIND_MIG_DEVICE, KIND_GI, KIND_CI } kind_t;
 
 struct handle {
@@ -84,6 +86,9 @@ static nvmlReturn_t resolve(host_t *host, const struct handle *handle, target_t 
 	/* nvml.h has GPU_IS_LOST among the results of every question about a device, its name included. */
 	if (host->gpus[handle->gpu].lost)
 		return NVML_ERROR_GPU_IS_LOST;
+	nvmlReturn_t fault = call_concerns(handle->gpu);
+	if (fault != NVML_SUCCESS)
+		return fault;
 	*target = (target_t){ .gpu = &host->gpus[handle->gpu], .gpu_index = handle->gpu, .gi_id = -1, .ci_id = -1 };
 	if (handle->kind == KIND_GPU)
 		return NVML_SUCCESS;

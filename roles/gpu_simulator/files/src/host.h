@@ -115,6 +115,7 @@ typedef struct {
 	int64_t temperature_margins, temperature_memory_idle_c, temperature_memory_max_c, module_id;
 	int64_t fan_idle_percent, display;
 	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough, reset_refused, held_by_kernel, timeslicing;
+	int64_t memory_info, compute_mode_fixed, virtualization_mode;
 	int64_t max_mig_devices, compute_slices, placement_units;
 	int32_t nvlink_peers[MAX_LINKS];
 	int32_t gi_profile_count, ci_profile_count;

@@ -95,6 +95,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 	AGGREGATE;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!on.gpu->memory_info)
+		return NVML_ERROR_NOT_SUPPORTED;
 	/* The first version has no word for what is reserved and counts it as used (nvml.h). */
 	framebuffer_t memory = telemetry_framebuffer(host, &on);
 	*out = (nvmlMemory_t){ memory.total, memory.free, memory.used + memory.reserved };
@@ -109,6 +111,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *ou
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (out->version != STRUCT_VERSION(nvmlMemory_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (!on.gpu->memory_info)
+		return NVML_ERROR_NOT_SUPPORTED;
 	framebuffer_t memory = telemetry_framebuffer(host, &on);
 	*out = (nvmlMemory_v2_t){ out->version, memory.total, memory.reserved, memory.free, memory.used };
 	return NVML_SUCCESS;

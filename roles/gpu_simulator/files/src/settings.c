@@ -34,6 +34,9 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	CHANGE(nvmlDeviceSetComputeMode);
 	if (mode > COMPUTE_EXCLUSIVE_PROCESS)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	/* A guest of vGPU has compute mode Default alone. Which of its results nvml.h means for it, no source says. */
+	if (on.gpu->compute_mode_fixed || on.gpu->virtualization_mode == VIRTUALIZATION_VGPU)
+		return NVML_ERROR_NOT_SUPPORTED;
 	/* EXCLUSIVE_THREAD went away with CUDA 8. */
 	if (mode == COMPUTE_EXCLUSIVE_THREAD || (!on.ci && on.gpu->mig_current))
 		return NVML_ERROR_NOT_SUPPORTED;

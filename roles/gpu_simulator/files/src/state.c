@@ -230,6 +230,16 @@ traffic_t *state_traffic(void)
 	return atomic_load(&map.traffic);
 }
 
+traffic_t *state_faults(void)
+{
+	return map.file ? &map.file->traffic : NULL;
+}
+
+bool state_is_writable(void)
+{
+	return map.writable;
+}
+
 static host_t *enter(int how)
 {
 	pthread_mutex_lock(&mutex);

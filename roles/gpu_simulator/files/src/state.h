@@ -22,10 +22,15 @@ enum { STATE_SCHEMA = 9, MAX_FAULTS = 16 };
 /* Faults and counts change with every call and must not cost a transaction: they live beside the
  * two copies and are touched by single atomic operations only. */
 typedef struct {
-	_Atomic int32_t function;	/* 0: free; else function + 1, written last when arming */
+	_Atomic int32_t function;	/* 0: free; else function + 1 (FAULT_ANY + 1: all), written last when arming */
 	_Atomic int32_t remaining;	/* calls until it strikes */
+	int32_t lasts;			/* it strikes in each call after that too, until it is cleared */
 	int32_t action;			/* action_t, or a return code */
+	int32_t gpu;			/* whose calls count; UNKNOWN: all calls of the function */
 } fault_t;
+
+/* In place of a function: every call on the GPU. */
+enum { FAULT_ANY = F_COUNT };
 
 typedef struct {
 	fault_t faults[MAX_FAULTS];
@@ -43,6 +48,10 @@ const char *state_path(void);
 
 /* Faults and counts of the mapped file; NULL when none is mapped, or it may only be read. */
 traffic_t *state_traffic(void);
+
+/* The same also where the file may only be read, for faults that last. Only between state_read or state_begin and their end. */
+traffic_t *state_faults(void);
+bool state_is_writable(void);
 
 /* Between these, the calling thread sees one consistent state. NULL when no file is mapped. */
 host_t *state_read(void);

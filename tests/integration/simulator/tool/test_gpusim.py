@@ -284,6 +284,29 @@ def test_the_caller_dies(h100, as_root, code):
     assert h100.nvml("result = N.nvmlDeviceGetPersistenceMode(gpu)") == (1 if code == "kill-after" else 0)
 
 
+def test_calls_on_one_gpu_fail_until_the_faults_are_cleared(h100):
+    h100.gpusim("fail", "DeviceGetMemoryInfo", "--gpu", 0, "--code", "unknown", "--lasting")
+    h100.gpusim("fail", "any", "--gpu", h100.state()["gpus"][1]["uuid"], "--code", 11, "--lasting")
+    shown = h100.gpusim("show")
+    assert "nvmlDeviceGetMemoryInfo on GPU 0: UNKNOWN, each time until it is cleared" in shown
+    assert "any call on GPU 1: IRQ_ISSUE, each time until it is cleared" in shown
+    codes = """
+        result = []
+        for i in range(2):
+            try:
+                result.append(N.nvmlDeviceGetMemoryInfo(N.nvmlDeviceGetHandleByIndex(i)) and 0)
+            except N.NVMLError as error:
+                result.append(error.value)
+    """
+    assert h100.nvml(codes) == [999, 11]
+    h100.gpusim("fail", "--clear")
+    assert h100.nvml(codes) == [0, 0]
+    h100.gpusim("fail", "any", "--gpu", 1, "--nth", 7, "--code", 11, "--lasting")
+    assert "IRQ_ISSUE, on call 7 from now and each after it until it is cleared" in h100.gpusim("show")
+    h100.gpusim("fail", "--clear")
+    assert "name the GPU" in h100.refused("fail", "any", "--code", "UNKNOWN", "--lasting")
+
+
 def test_faults_can_be_forgotten_and_must_make_sense(h100):
     h100.gpusim("fail", "nvmlDeviceGetName", "--code", "kill")
     h100.gpusim("fail", "--clear")

@@ -1,0 +1,86 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""GPUs on the PCI bus that the driver does not count. The bus is a folder mounted over that of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from command_host import PYTHON, build_command
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
+
+MOUNT = 'mount --bind "$0" /sys/bus/pci/devices && exec "$@"'
+MISSING = "0000:f1:00.0"
+EMPTY = "host\ndriver_version 580.65.06\ncuda_version 13000\n"
+
+
+@pytest.fixture(name="bus")
+def of_the_host(host, tmp_path):
+    """The bus with the host's GPUs and one more; a function that adds others."""
+    host.create([{"model": "H100-80GB", "count": 2}])
+    folder = tmp_path / "devices"
+
+    def add(address):
+        device = folder / address
+        device.mkdir(parents=True)
+        for name, text in {"vendor": "0x10de", "class": "0x030200", "device": "0x2330"}.items():
+            (device / name).write_text(text + "\n")
+
+    for gpu in host.module("gpu_info")["gpus"]:
+        add(gpu["pci_address"])
+    add(MISSING)
+    return folder
+
+
+@pytest.fixture(name="command")
+def of_the_terminal(host, bus, tmp_path):
+    path = build_command(tmp_path / "gpu-layout")
+
+    def run(*words):
+        more = ["--state-directory", str(host.folder / "state.d")] if words[0] in ("plan", "apply") else []
+        return host.run(
+            ["unshare", "--mount", "sh", "-c", MOUNT, str(bus), PYTHON, str(path), *words, *more], check=False
+        )
+
+    return run
+
+
+def lose_all(host):
+    """The driver counts no GPU any more."""
+    code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).gpusimCreate(sys.argv[2].encode()))"
+    host.run([sys.executable, "-c", code, str(host.library / "libnvidia-ml.so.1"), EMPTY])
+    assert not host.module("gpu_info")["gpus"]
+
+
+def test_a_gpu_that_the_driver_does_not_count_is_named(host, command, tmp_path):
+    text = "the GPU at %s is missing" % MISSING
+    assert "the GPU at %s  missing: " % MISSING in command("show").stdout
+    exported = command("export", "--json")
+    assert [entry["gpus"] for entry in json.loads(exported.stdout)["gpu_layout"]] == [[0, 1]]
+    assert text in exported.stderr
+    layout = tmp_path / "layout.json"
+    for gpus, status in (([0], 0), ("all", 1), ([2], 1), ([MISSING], 1)):
+        layout.write_text(json.dumps([{"gpus": gpus, "sharing": "exclusive"}]))
+        planned = command("plan", "--layout", str(layout))
+        assert planned.returncode == status and text in planned.stderr, planned
+    layout.write_text(json.dumps([{"gpus": "all", "sharing": "exclusive"}]))
+    done = command("apply", "--layout", str(layout), "--lost", "skip")
+    assert done.returncode == 0 and text in done.stderr, done
+    assert [gpu["compute_mode"] for gpu in host.module("gpu_info")["gpus"]] == ["exclusive_process"] * 2
+
+
+def test_a_host_whose_driver_counts_none_is_no_host_without_gpus(host, bus, command, tmp_path):
+    lose_all(host)
+    addresses = sorted(path.name for path in bus.iterdir())
+    exported = command("export")
+    assert exported.returncode == 1 and "gpu_layout" not in exported.stdout, exported
+    assert all(address in exported.stderr for address in addresses), exported.stderr
+    layout = tmp_path / "layout.json"
+    layout.write_text("[]")
+    for words in (("show",), ("plan", "--layout", str(layout))):
+        done = command(*words)
+        assert done.returncode == 0 and all(address in done.stdout + done.stderr for address in addresses), done

@@ -1,0 +1,219 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs on a host on which calls to one GPU fail, with any code and in any call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_host import CommandHost, build_command
+
+HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
+CODES = {"UNKNOWN": 999, "IRQ_ISSUE": 11, "INSUFFICIENT_POWER": 8, "RESET_REQUIRED": 16, "GPU_IS_LOST": 15}
+#: Calls without which a GPU cannot be planned, with those on its instances.
+CALLS = (
+    "any",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetComputeRunningProcesses",
+)
+CALLS_OF_MIG = (
+    "nvmlDeviceGetGpuInstances",
+    "nvmlGpuInstanceGetInfo",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlGpuInstanceGetComputeInstances",
+    "nvmlComputeInstanceGetInfo",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+)
+
+
+@pytest.fixture(name="three")
+def three_gpus(host):
+    return host.create([{"model": "H100-80GB", "count": 3}])
+
+
+def fail(host, call, code="UNKNOWN", gpu=1):
+    host.gpusim("fail", call, "--gpu", str(gpu), "--code", code, "--lasting")
+
+
+def instances(host):
+    """The number of MIG instances of each GPU that works, by index."""
+    return {gpu["index"]: len(gpu["mig"]["instances"]) for gpu in host.module("gpu_info")["gpus"]}
+
+
+@pytest.mark.host_python
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_sick_gpu_is_named_and_blocks_no_other(three, call, code):
+    fail(three, call, code)
+    (sick,) = three.module("gpu_info")["lost_gpus"]
+    assert (sick["index"], sick["code"]) == (1, CODES[code]), sick
+    assert "(NVML code %d)" % CODES[code] in sick["problem"], sick
+    done = three.module("mig", layout=[dict(HALVES, gpus=[0]), dict(HALVES, gpus=[2])])
+    assert done["changed"] and "the layout does not name it" in done["lost"][0], done
+    assert done["lost"][0].startswith("gpu 1"), done
+    assert instances(three) == {0: 2, 2: 2}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_MIG)
+def test_a_failure_in_an_instance_makes_its_gpu_sick(three, call):
+    three.module("mig", layout=[dict(HALVES, gpus="all")])
+    uuid = three.module("gpu_info")["gpus"][1]["uuid"]
+    fail(three, call)
+    (sick,) = three.module("gpu_info")["lost_gpus"]
+    assert (sick["index"], sick["uuid"], sick["code"]) == (1, uuid, 999)
+    layout = [{"gpus": [0, 2], "sharing": "shared"}]
+    assert three.module("mig", layout=layout)["changed"]
+    assert instances(three) == {0: 0, 2: 0}
+
+
+@pytest.mark.host_python
+def test_an_entry_that_names_it_fails_by_name_or_leaves_it_out(three):
+    uuid = three.module("gpu_info")["gpus"][1]["uuid"]
+    fail(three, "nvmlDeviceGetMemoryInfo")
+    layout = [dict(HALVES, gpus="all")]
+    failed = three.module("mig", layout=layout)
+    text = "gpu 1 (%s) does not work: nvmlDeviceGetMemoryInfo failed: Unknown Error (NVML code 999)" % uuid
+    assert failed["failed"] and text in failed["msg"] and "gpu_layout_lost: skip" in failed["msg"], failed
+    assert failed["nvml"] == {
+        "call": "nvmlDeviceGetMemoryInfo",
+        "code": 999,
+        "code_name": "Unknown",
+        "gpu": uuid,
+    }
+    assert instances(three) == {0: 0, 2: 0}
+    done = three.module("mig", layout=layout, lost="skip")
+    assert done["lost"] == [
+        "gpu 1 (%s) does not work: gpu_layout[0] is applied to its other GPUs (%s)" % (uuid, text.partition(": ")[2])
+    ]
+    assert instances(three) == {0: 2, 2: 2}
+
+
+def test_a_sick_gpu_whose_name_is_known_is_matched_exactly(host):
+    """By UUID, PCI address and model: no entry is refused for what it might mean."""
+    host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
+    fail(host, "nvmlDeviceGetMigMode")
+    (sick,) = host.module("gpu_info")["lost_gpus"]
+    assert sick["name"] == "NVIDIA L40S" and sick["pci_address"]
+    assert host.module("mig", layout=[dict(HALVES, gpus={"model": "H100*"})])["changed"]
+    for gpus in ([sick["uuid"]], [sick["pci_address"]], {"model": "L40S"}):
+        failed = host.module("mig", layout=[{"gpus": gpus, "sharing": "shared"}])
+        assert "gpu 1 (%s) does not work" % sick["uuid"] in failed["msg"], failed
+    gone = host.module("mig", layout=[{"gpus": ["GPU-00000000-1111-2222-3333-444444444444"], "sharing": "shared"}])
+    assert "no GPU of this host matches" in gone["msg"], gone
+
+
+@pytest.fixture(name="command")
+def of_the_terminal(three, tmp_path):
+    return CommandHost(three, build_command(tmp_path / "gpu-layout"))
+
+
+def test_the_command_names_it_and_continues(three, command):
+    fail(three, "any")
+    assert "gpu 1  does not work: " in command("show").stdout
+    (told,) = json.loads(command("show", "--json").stdout)["lost"]
+    assert (told["index"], told["code"], told["code_name"]) == (1, 999, "Unknown")
+    all_gpus = command.layout([dict(HALVES, gpus="all")])
+    assert "gpu 1 does not work" in command("plan", "--layout", all_gpus, status=1).stderr
+    command("apply", "--layout", all_gpus, "--lost", "skip")
+    assert instances(three) == {0: 2, 2: 2}
+    assert "gpu 1 does not work" in command("export").stderr
+
+
+def test_a_failure_of_a_call_that_is_about_the_host_stays_one(three):
+    for code in ("LIB_RM_VERSION_MISMATCH", "DRIVER_NOT_LOADED"):
+        fail(three, "nvmlDeviceGetHandleByIndex", code)
+        failed = three.module("mig", layout=[dict(HALVES, gpus=[0])], lost="skip")
+        assert failed["failed"] and "this host" in failed["msg"], failed
+        three.gpusim("fail", "--clear")
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetSerial"])
+def test_an_optional_figure_makes_a_gpu_sick_only_by_a_code_that_says_so(three, call):
+    fail(three, call)
+    seen = three.module("gpu_info")
+    assert not seen["lost_gpus"] and len(seen["gpus"]) == 3
+    three.gpusim("fail", "--clear")
+    fail(three, call, "RESET_REQUIRED")
+    assert [gpu["index"] for gpu in three.module("gpu_info")["lost_gpus"]] == [1]
+
+
+# --- a GPU that falls sick in the middle of a change
+
+
+WHOLE = [{"profile": "7g.80gb", "count": 1}]
+
+
+def calls_of(host, gpu, layout):
+    """The number of calls on a GPU in an apply of this layout that succeeds."""
+    host.gpusim("fail", "any", "--gpu", str(gpu), "--nth", "100000", "--code", "UNKNOWN", "--lasting")
+    assert host.module("mig", layout=layout)["changed"]
+    (fault,) = json.loads(host.gpusim("show", "--json"))["faults"]
+    host.gpusim("fail", "--clear")
+    return 100000 - fault["nth"]
+
+
+def seen(host):
+    """The profiles of each GPU that works, by index."""
+    return {gpu["index"]: [i["profile"] for i in gpu["mig"]["instances"]] for gpu in host.module("gpu_info")["gpus"]}
+
+
+@pytest.mark.parametrize("lost", ["fail", "skip"])
+@pytest.mark.parametrize("part", range(8))
+def test_a_gpu_that_falls_sick_in_the_middle_leaves_the_others_old_or_new(three, part, lost):
+    before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
+    assert three.module("mig", layout=before)["changed"]
+    count = calls_of(three, 1, after)
+    assert three.module("mig", layout=before)["changed"]
+    nth = 1 + part * count // 8 + part
+    fail_from = ("--gpu", "1", "--nth", str(nth), "--code", "UNKNOWN", "--lasting")
+    three.gpusim("fail", "any", *fail_from)
+    done = three.module("mig", layout=after, lost=lost)
+    old, new = ["7g.80gb"], ["3g.40gb", "3g.40gb"]
+    if done.get("failed"):
+        assert "gpu 1" in done["msg"] and "does not work" in done["msg"], done
+        assert seen(three) == {0: old, 2: old}, done
+        assert lost == "fail", done
+    else:
+        assert seen(three) == {0: new, 2: new}, done
+        assert any("gpu 1" in text for text in done.get("lost", ())), done
+    # Once it works again, the next run brings all of them to the new layout.
+    three.gpusim("fail", "--clear")
+    again = three.module("mig", layout=after)
+    assert not again.get("failed"), again
+    assert seen(three) == {0: new, 1: new, 2: new}
+
+
+def test_a_gpu_that_can_be_read_and_not_changed_keeps_no_other_from_its_layout(three):
+    before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
+    assert three.module("mig", layout=before)["changed"]
+    fail(three, "nvmlGpuInstanceCreateComputeInstance")
+    fail(three, "nvmlGpuInstanceCreateComputeInstanceWithPlacement")
+    failed = three.module("mig", layout=after)
+    assert failed["failed"] and failed["outcome"] == "old" and "but not on gpu 1" in failed["msg"], failed
+    (healthy_0, healthy_2) = (seen(three)[index] for index in (0, 2))
+    assert healthy_0 == healthy_2 == ["7g.80gb"]
+    done = three.module("mig", layout=after, lost="skip")
+    assert not done.get("failed") and any("gpu 1" in text for text in done["lost"]), done
+    assert [seen(three)[index] for index in (0, 2)] == [["3g.40gb"] * 2] * 2
+    three.gpusim("fail", "--clear")
+    assert not three.module("mig", layout=after).get("failed")
+    assert seen(three) == dict.fromkeys(range(3), ["3g.40gb"] * 2)
+
+
+def test_a_gpu_beside_the_change_that_falls_sick_meanwhile_is_reported(three):
+    layout, other = [dict(HALVES, gpus=[0])], [{"gpus": [0], "sharing": "shared"}]
+    count = calls_of(three, 1, layout)
+    assert three.module("mig", layout=other)["changed"]
+    fail_from = ("--gpu", "1", "--nth", str(count - 5), "--code", "UNKNOWN", "--lasting")
+    three.gpusim("fail", "any", *fail_from)
+    done = three.module("mig", layout=layout)
+    assert done["changed"] and "it worked when the run began" in done["lost"][0], done
+    assert seen(three) == {0: ["3g.40gb"] * 2, 2: []}
