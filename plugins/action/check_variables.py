@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from ansible.errors import AnsibleError
@@ -42,7 +43,12 @@ class ActionModule(ControllerAction):
         problems += check.check({name: value for name, value in values.items() if name not in empty})
         problems += self._differing(set(checked), values, variables)
         # What stands in place of a missing variable is told with it.
-        unknown = [each for each in check.unknown(names, own) if each.name not in misspelt.values()]
+        unknown = [
+            # Another variable that is made of it shows that the inventory has it for itself.
+            replace(each, error=False) if each.by_words and _is_read(each.name, variables) else each
+            for each in check.unknown(names, own)
+            if each.name not in misspelt.values()
+        ]
         told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
         host = variables["inventory_hostname"]
         result = {"changed": False, "warnings": ["%s: %s" % (host, each) for each in unknown if not each.error]}
@@ -86,6 +92,17 @@ class ActionModule(ControllerAction):
                 cure = "site.yml uses one value for all hosts. Set it in group_vars/%s.yml." % group
                 problems.append(Problem(name, "value differs from host %s" % first, cure))
         return problems
+
+
+def _is_read(name: str, variables: Mapping[str, Any]) -> bool:
+    """Return whether the template of another variable has the name as a word."""
+    word = re.compile(r"\b%s\b" % re.escape(name))
+    for other, value in variables.items():
+        if other not in (name, "vars") and isinstance(value, (str, list, dict)):
+            text = str(value)
+            if "{{" in text and word.search(text):
+                return True
+    return False
 
 
 def _asks_host(value: Any, variables: Mapping[str, Any]) -> bool:
