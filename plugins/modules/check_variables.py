@@ -15,8 +15,8 @@ description:
   - Checks each variable of the roles and playbooks named that the inventory sets, its type, its choices, its bounds and its form.
     C(docs/variables.md) lists all variables.
   - Checks the names of all variables of the host. A name that begins like the collection's names and resembles one of them is an
-    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like them is a warning.
-    C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are left out.
+    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like them is a
+    warning. C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are left out.
   - A value that is made of facts is left to the role that gathers them.
   - The playbooks of the collection run it in their first play. It reaches no host.
 author:
