@@ -21,6 +21,9 @@ from ..errors import FleetError
 #: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
+# Folders of unit files, of drop-ins and of quadlets.
+_UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
+
 #: A difference is shown of files that every user of the host may read, and of no secret.
 _ALL_READ = 0o004
 
@@ -38,6 +41,8 @@ class Installation:
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
+        # Whether systemd has to read its unit files again.
+        self._units_changed = False
 
     def mark(self, relative: str) -> bool:
         """Write this file ahead of the first change; `finish` removes it. Return whether an earlier run left it behind.
@@ -45,7 +50,9 @@ class Installation:
         That run was interrupted: its files may all be as wanted, and its units not started.
         """
         self._mark = self.path(relative)
-        return self._mark.exists()
+        interrupted = self._mark.exists()
+        self._units_changed |= interrupted
+        return interrupted
 
     def finish(self) -> None:
         """Remove the mark."""
@@ -111,6 +118,10 @@ class Installation:
             # Others can read it, whatever the umask is.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
+            self._note_unit(path)
+
+    def _note_unit(self, path: Path) -> None:
+        self._units_changed |= str(path.relative_to(self.root)).startswith(_UNIT_FOLDERS)
 
     def make(self, folder: Path) -> list[str]:
         """Make the directory, which every user may read; return those that were not there, outermost first."""
@@ -131,6 +142,7 @@ class Installation:
             self._differ(path, path.read_bytes(), b"")
         if self.doing("remove %s" % path):
             path.unlink()
+            self._note_unit(path)
         return True
 
     def prune(self, folder: Path, said: bool = True) -> None:
@@ -142,9 +154,15 @@ class Installation:
                 folder.rmdir()
 
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
-        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`."""
-        if not self.is_host or self.check:
+        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`.
+
+        A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48). So `daemon-reload` is left out if
+        no unit file changed, and `enable` and `disable`, which reload by themselves, are told not to.
+        """
+        if not self.is_host or self.check or (arguments[0] == "daemon-reload" and not self._units_changed):
             return
+        if arguments[0] in ("enable", "disable"):
+            arguments = (arguments[0], "--no-reload", *arguments[1:])
         self.run("systemctl", *arguments, log_of=log_of)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:

@@ -213,7 +213,7 @@ class ToolkitChange:
 
     def _enable(self, step: Step) -> None:
         self._reload_units()
-        done = self.call(["systemctl", "enable", "--quiet", *step.items])
+        done = self.call(["systemctl", "enable", "--no-reload", "--quiet", *step.items])
         problem = done.stderr.strip() if done.returncode else ""
         if not problem and rules.REFRESH_PATH in step.items:
             started = self.call(["systemctl", "start", rules.REFRESH_PATH])
@@ -221,7 +221,7 @@ class ToolkitChange:
         self._must(problem, ", ".join(step.items), "not enabled", "See journalctl --unit %s." % step.items[0])
 
     def _disable(self, step: Step) -> None:
-        done = self.call(["systemctl", "disable", "--now", "--quiet", *step.items])
+        done = self.call(["systemctl", "disable", "--no-reload", "--now", "--quiet", *step.items])
         problem = done.stderr.strip() if done.returncode else ""
         self._must(problem, ", ".join(step.items), "not disabled", "See journalctl --unit %s." % step.items[0])
 

@@ -87,6 +87,7 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
 
     def call(command):
         called.append(command[1])
+        assert command[1] not in ("enable", "disable") or "--no-reload" in command
         return subprocess.CompletedProcess(command, int(command[1] in failing), "", "it does not answer")
 
     def run(check=False):
@@ -103,6 +104,10 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
     assert run() == ["start the units, which an earlier run did not do"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
+    # No unit file changes, and a reload could detach GPUs from running containers.
+    wanted["layout"] = [{"gpus": [0], "sharing": "exclusive"}]
+    run()
+    assert called == ["enable", "restart"]
     assert layout_boot.UNFINISHED not in installed(tmp_path)
 
 
