@@ -56,6 +56,28 @@ def test_a_layout_is_planned_on_expected_gpus():
     assert found["plan"][0].startswith("gpu 0: enable MIG mode, create 1g.10gb@0")
 
 
+@pytest.mark.parametrize("expected", [[], ["A100-80GB"]])
+def test_pci_addresses_that_are_not_on_the_bus_are_problems_without_a_driver(expected):
+    bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}]
+    layout = [
+        {"gpus": ["0000:1B:00.0", "0000:3b:00.0"], "sharing": "shared"},
+        {"gpus": ["5c:00.0"], "sharing": "exclusive"},
+    ]
+    assert plan_without_driver(layout, expected, bus)["problems"] == [
+        "gpu_layout[0].gpus[1]: this host has no GPU at 0000:3b:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
+        "gpu_layout[1].gpus[0]: this host has no GPU at 0000:5c:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
+    ]
+    # GPUs that come later cannot be compared.
+    assert plan_without_driver(layout, ["A100-80GB"])["problems"] == []
+
+
+def test_a_pci_address_on_the_bus_has_a_plan_without_a_driver():
+    bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}, {"address": "0000:3b:00.0", "device_id": "20b2"}]
+    layout = [{"gpus": ["0000:3b:00.0"], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}]
+    (line,) = plan_without_driver(layout, [], bus)["plan"]
+    assert line.startswith("gpu 1")
+
+
 def test_gpus_on_the_bus_stand_in_for_expected_ones():
     found = plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
     assert found["checked"]

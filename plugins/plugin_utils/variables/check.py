@@ -113,7 +113,7 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
 
 
 def _word_error(name: str) -> tuple[str, bool]:
-    """Return the variables that the name is but for one missing or wrong word, and whether that is certain enough for an error.
+    """Return the variables from which one missing or wrong word tells the name, and whether that is certain enough for an error.
 
     docs/variables.md has the rule. The first is "" where no variable resembles the name, and "a or b" where several do.
     """
