@@ -94,7 +94,7 @@ class ToolkitChange:
                 if observe.is_installed("restorecon"):
                     self.call(["restorecon", str(target)])
         except OSError as error:
-            self._must(str(error), path, "it cannot be written", "Make room for it, as root.")
+            self._must(str(error), path, "it cannot be written", durable.cure_of(error))
         self.units_changed |= path in files.UNITS
 
     def _put_back(self) -> None:
