@@ -20,7 +20,7 @@ FORMER = ".former"
 _SYSTEM = {"etc", "usr", "run"}
 _CURES = {
     errno.EACCES: "Run as root (become: true).",
-    errno.EPERM: "Run as root (become: true). If it runs as root, the file or its directory is immutable: see lsattr, and chattr -i.",
+    errno.EPERM: "Run as root (become: true). If it is root, the file or its directory is immutable: see lsattr, and chattr -i.",
     errno.EROFS: "The file system is read-only: mount it for writing (mount -o remount,rw).",
     errno.ENOSPC: "The file system is full: make room.",
     errno.EDQUOT: "The quota is used up: make room.",

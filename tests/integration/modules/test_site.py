@@ -348,9 +348,11 @@ def test_facts_as_variables_are_refused_by_the_name_of_the_configuration(fleet, 
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check")
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
-    named = f"Set inject_facts_as_vars = False under [defaults] of {file}, the ansible.cfg in use."
+    named = f"Set inject_facts_as_vars = False under [defaults] of {file}, the ansible.cfg in use, or set"
     written = f"No ansible.cfg is in use: write one in {tmp_path}, the directory of this run, with the lines"
     assert (named in said) == with_file and (written in said) == (not with_file)
+    # The unsafe way is last.
+    assert 0 < said.index("ANSIBLE_INJECT_FACT_VARS=False") < said.index("OPENFLEET_GPU_TRUST_FACTS=1")
     assert "TASK [openfleet.gpu.gpu_layout" not in said
 
 

@@ -171,8 +171,8 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
             where,
             "this board has MIG only in the display mode compute, and it is in another one",
             "Set it with NVIDIA's DisplayModeSelector 1.72 or later (https://developer.nvidia.com/displaymodeselector): "
-            "`./displaymodeselector --listgpumodes`, then `./displaymodeselector --gpumode=compute --gpu=N`. Reboot the host and run "
-            "again. The board then drives no display. If it has that mode already, update its VBIOS (nvidia-smi "
+            "`./displaymodeselector --listgpumodes`, then `./displaymodeselector --gpumode=compute --gpu=N`. Reboot the host and "
+            "run again. The board then drives no display. If it has that mode already, update its VBIOS (nvidia-smi "
             "--query-gpu=vbios_version --format=csv).",
         )
     if not gpu.mig.capable:
