@@ -26,7 +26,7 @@ options:
     description: Roles, as V(gpu_layout), and playbooks, as V(site.yml), whose variables are checked.
     type: list
     elements: str
-    required: true
+    default: []
   required:
     description: Variables that the host must have.
     type: list
@@ -37,6 +37,15 @@ options:
     type: list
     elements: str
     default: []
+  collect:
+    description: Return what is wrong as RV(problems), and do not fail.
+    type: bool
+    default: false
+  collected:
+    description:
+      - What this module returned with O(collect=true), by host. They are reported together, each message once with its hosts.
+        The task fails if there is an error. Nothing else is checked.
+    type: dict
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -54,6 +63,17 @@ EXAMPLES = r"""
 - name: Check the variables of the layout and of the driver
   openfleet.gpu.check_variables:
     of: [gpu_layout, nvidia_driver]
+
+- name: Check the variables of many hosts
+  openfleet.gpu.check_variables:
+    of: [gpu_layout]
+    collect: true
+  register: checked
+
+- name: Report what is wrong, each message once
+  openfleet.gpu.check_variables:
+    collected: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'checked'))) }}"
+  run_once: true
 """
 
 RETURN = r"""
@@ -62,4 +82,14 @@ msg:
   returned: failure
   type: str
   sample: 'h100-01: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.'
+problems:
+  description: The same without the host.
+  returned: with O(collect=true)
+  type: list
+  elements: str
+suspicions:
+  description: Names that resemble a variable of the collection, without the host.
+  returned: with O(collect=true)
+  type: list
+  elements: str
 """
