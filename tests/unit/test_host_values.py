@@ -397,3 +397,19 @@ def test_the_filter_says_what_is_wrong():
     )
     with pytest.raises(Exception, match="there is no kind 'path'"):
         host_value("x", "path")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"msg": "Module result deserialization failed: No start of json char found", "module_stdout": "", "rc": 137},
+        {
+            "msg": "MODULE FAILURE\nSee stdout/stderr for the exact error",
+            "module_stderr": "Shared connection to h1 closed.\r\n",
+        },
+    ],
+)
+def test_a_host_that_dies_while_the_module_runs_is_said_to_have_died(result):
+    message = host_results.layout_result({**result, "failed": True})["msg"]
+    assert message.startswith("The host stopped answering while the module ran")
+    assert "run again" in message and "deserialization" not in message and "MODULE" not in message

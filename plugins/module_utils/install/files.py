@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import time
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
 # Folders of unit files, of drop-ins and of quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
+
+# What a unit prints where another run has the host's lock; and the lines in which the last start of a unit says it.
+_OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 #: A difference is shown of files that every user of the host may read, and of no secret.
 _ALL_READ = 0o004
@@ -176,7 +180,9 @@ class Installation:
         if done.returncode:
             if log_of:
                 words = ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", log_of]
-                said += self.call(words).stdout
+                journal = self.call(words).stdout
+                _raise_other_run(journal)
+                said += journal
             raise InstallError(" ".join(command), "it failed with status %d:\n%s" % (done.returncode, said.rstrip()))
         return said
 
@@ -192,6 +198,14 @@ class Installation:
         if texts[0] != texts[1]:
             names = {"before_header": str(path), "after_header": str(path)}
             self.differences.append(dict(names, before=texts[0], after=texts[1]))
+
+
+def _raise_other_run(journal: str) -> None:
+    """Raise InstallError if the last lines of a unit's log say that another run has the host's lock (`transaction.locked`)."""
+    for line in journal.splitlines()[-_LAST_LINES:]:
+        found = _OTHER_RUN.search(line)
+        if found:
+            raise InstallError("this host", found.group(1), "Wait for it and run again.")
 
 
 def _wait_for(lock: Path) -> int:

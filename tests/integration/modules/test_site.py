@@ -66,7 +66,7 @@ def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     assert waves_of(second) == 2
     assert second.stdout.count("changed=0") == 2
     assert modes(report.parent) == private
-    assert "0 created, 0 destroyed, 4 kept; 0 of 2 hosts changed" in " ".join(second.stdout.split())
+    assert "0 created, 0 destroyed, 4 kept; 0 GPUs changed; 0 of 2 hosts changed" in " ".join(second.stdout.split())
     # An inventory without monitoring lacks nothing.
     assert "PLAY [Watch the fleet]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
@@ -108,8 +108,8 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
     # An inventory may have this one for itself.
     assert "three: gpu_layouts: unknown variable, ignored. Did you mean gpu_layout?" in said
     # The group's, so that all hosts have it.
-    assert "one, two, three: gpu_site_waves[0]: a wave of 0 hosts" in said
-    assert 'one, two, three: gpu_site_waves[1]: invalid wave size "many"' in said
+    assert "one, three, two: gpu_site_waves[0]: a wave of 0 hosts" in said
+    assert 'one, three, two: gpu_site_waves[1]: invalid wave size "many"' in said
     assert "Traceback" not in said
     # No host was even looked at.
     assert "TASK [openfleet.gpu.gpu_layout" not in said
@@ -130,8 +130,8 @@ def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(pair, t
     assert (totals["create"], totals["gpus"], totals["hosts_changed"]) == (4, 2, 2)
     assert "2 of 2 hosts would change; 1 without a driver yet, planned from the model catalogue" in said
     assert (
-        "Plan: 4 to create, 0 to destroy, 0 kept, on 2 of 2 hosts (no driver yet, planned from the model catalogue: one)"
-        in said
+        "Plan: 4 to create, 0 to destroy, 0 kept; 2 GPUs to change on 2 of 2 hosts "
+        "(no driver yet, planned from the model catalogue: one)" in said
     )
 
 
@@ -168,7 +168,7 @@ def test_the_summary_needs_no_configuration(host, library, tmp_path, monkeypatch
     run = fleet.play({"one": LAYOUT}, "--check", playbook="openfleet.gpu.site")
     assert run.returncode == 0, run.stdout + run.stderr
     (summary,) = run.stdout.split("GPU FLEET")[1:]
-    assert "Plan: 2 to create, 0 to destroy, 0 kept, on 1 of 1 hosts" in summary
+    assert "Plan: 2 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 1 hosts" in summary
     assert "callback" not in run.stdout + run.stderr
 
 
