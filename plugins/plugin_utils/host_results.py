@@ -137,8 +137,8 @@ _MOST_MESSAGE_LINES = 200
 # Ansible's words for a module that printed no result, in ansible-core before and from 2.19 on.
 _NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
 _DIED = (
-    "The host stopped answering while the module ran, so that it is not known what was changed. Check its power and its kernel "
-    "log (journalctl --boot=-1 --dmesg), then run again. The next run completes or undoes an interrupted change."
+    "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "
+    "run again. A run completes or undoes an interrupted change."
 )
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
 #: Keys that openfleet.gpu.layout returns; its documentation names them. With those that Ansible adds to a task in the background.

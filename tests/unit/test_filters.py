@@ -154,9 +154,9 @@ def test_the_report_adds_up():
         == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 2 GPUs changed; 1 of 3 hosts changed"
     )
     dry = fleet_report({"a": {"gpus": [gpu], "counts": {"create": 3, "gpus_changed": 1}}}, planned=True)["summary"]
-    assert (
-        dry
-        == "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 GPUs would change; 1 of 1 hosts would change"
+    assert dry == (
+        "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 GPUs would change; "
+        "1 of 1 hosts would change"
     )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 

@@ -312,7 +312,11 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
             "and that the account may become root.",
         ),
         ({"module_stderr": "No start of json char found"}, "No start of json char found"),
-        ({"module_stdout": "\n", "module_stderr": "Shared connection to a closed."}, "No start of json char found"),
+        (
+            {"module_stdout": "\n", "module_stderr": "Shared connection to a closed."},
+            "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), "
+            "then run again. A run completes or undoes an interrupted change.",
+        ),
     ],
 )
 def test_what_a_host_says_in_place_of_a_result_is_in_the_message(more, message):

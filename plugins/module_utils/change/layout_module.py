@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Sequence
 
 from .. import busy
@@ -44,6 +45,7 @@ def argspec_of_gpus() -> dict[str, Any]:
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         plan={"type": "dict"},
         leave_pending={"type": "bool", "default": False},
+        mig_manager={"type": "str", "choices": ["refuse", "disable"], "default": "refuse"},
         restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
         # The text of a Python file, of which no log needs a copy.
         pynvml={"type": "str", "no_log": True},
@@ -70,6 +72,13 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         parts=parts,
         lost=params["lost"],
     )
+    policy = params.get("mig_manager")
+    # A layout without entries changes nothing, and so needs nothing.
+    also: tuple[str, ...] = ()
+    if policy and request.layout.entries:
+        from . import mig_manager
+
+        also = mig_manager.plan(policy)
     if check_mode and params.get("pynvml"):
         lend(params["pynvml"])
     try:
@@ -91,12 +100,16 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         msg = "%s Only the form of the layout was checked." % error
         found = {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
         return dict(found, pynvml_missing=True) if error.call == "import" and driver_loaded() else found
+    if also and not check_mode and not done.reboot_required:
+        mig_manager.disable()
+    if also:
+        done = dataclasses.replace(done, followed=(*done.followed, *also))
     plan = done.plan
     told = {
         "changed": done.changed,
         "driver_present": True,
-        "plan": plan.lines(),
-        "plan_lines": plan.lines_data(),
+        "plan": [*plan.lines(), *also],
+        "plan_lines": [*plan.lines_data(), *({"text": line} for line in also)],
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,
