@@ -37,7 +37,7 @@ class ToolTimeout(TimeoutExpired):
     """A tool did not end in time. Its text has the command as it is typed; the one of Python has a list."""
 
     def __str__(self) -> str:
-        return "%s did not end within %.0f s" % (" ".join(self.cmd), self.timeout)
+        return "%s timed out after %.0f s" % (" ".join(self.cmd), self.timeout)
 
 
 #: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is

@@ -96,6 +96,6 @@ def test_a_tool_that_hangs_is_named_as_it_is_typed():
     def hang(command, **_options):
         raise subprocess.TimeoutExpired(command, 10)
 
-    with pytest.raises(subprocess.TimeoutExpired, match=r"^sleep 60 did not end within 0 s$"):
+    with pytest.raises(subprocess.TimeoutExpired, match=r"^sleep 60 timed out after 0 s$"):
         run_tool(["sleep", "60"], timeout_seconds=0.05)
-    assert ask(hang, ["nvidia-cuda-mps-control", "-d"]) == (None, "nvidia-cuda-mps-control -d did not end within 10 s")
+    assert ask(hang, ["nvidia-cuda-mps-control", "-d"]) == (None, "nvidia-cuda-mps-control -d timed out after 10 s")

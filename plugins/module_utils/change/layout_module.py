@@ -18,7 +18,7 @@ from ..ownership import POLICIES
 from ..techniques.forms import parse_layout
 from ..transaction import DIRECTORY
 from . import lost_gpus
-from .converge import Request, converge, predict
+from .converge import Request, Run, converge, predict
 from .pending import RESTARTED
 from .prepare import ALL_PARTS
 from .targets import asked
@@ -72,13 +72,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         parts=parts,
         lost=params["lost"],
     )
-    policy = params.get("mig_manager")
-    # A layout without entries changes nothing, and so needs nothing.
-    also: tuple[str, ...] = ()
-    if policy and request.layout.entries:
-        from . import mig_manager
-
-        also = mig_manager.plan(policy)
+    also = _mig_manager(params, request)
     if check_mode and params.get("pynvml"):
         lend(params["pynvml"])
     try:
@@ -100,10 +94,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         msg = "%s Only the form of the layout was checked." % error
         found = {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
         return dict(found, pynvml_missing=True) if error.call == "import" and driver_loaded() else found
-    if also and not check_mode and not done.reboot_required:
-        mig_manager.disable()
-    if also:
-        done = dataclasses.replace(done, followed=(*done.followed, *also))
+    done = _without_mig_manager(done, also, check_mode)
     plan = done.plan
     told = {
         "changed": done.changed,
@@ -137,6 +128,26 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     if done.recovered:
         told["recovered"] = done.recovered
     return told
+
+
+def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
+    """Return the step that NVIDIA's MIG manager needs. A layout without entries changes nothing, and so needs none."""
+    if "mig_manager" not in params or not request.layout.entries:
+        return ()
+    from . import mig_manager
+
+    return mig_manager.plan(params["mig_manager"])
+
+
+def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> Run:
+    """Carry out the step of `_mig_manager`, and return the run with it. Raises FollowError."""
+    if not also:
+        return done
+    if not check_mode and not done.reboot_required:
+        from . import mig_manager
+
+        mig_manager.disable()
+    return dataclasses.replace(done, followed=(*done.followed, *also))
 
 
 def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
