@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from ansible.errors import AnsibleError
@@ -19,6 +20,8 @@ from ..plugin_utils.variables import check, known
 _OWN = "gpu_site_own_variables"
 #: These mean the same for all hosts of a group, whose first host is asked for them (site.yml).
 _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
+# Hosts that a message names.
+_NAMED = 5
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -29,6 +32,8 @@ class ActionModule(ControllerAction):
         return {"of": known.owners()}
 
     def work(self, args: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        if args["collected"] is not None:
+            return _together(args["collected"])
         names_of = (name for owner in args["of"] for name in known.of_owner(owner))
         checked = dict.fromkeys(name for name in names_of if name not in args["unread"])
         values, problems = self._values(variables, [*checked, *args["required"], _OWN])
@@ -42,14 +47,15 @@ class ActionModule(ControllerAction):
         problems += check.check({name: value for name, value in values.items() if name not in empty})
         problems += self._differing(set(checked), values, variables)
         # What stands in place of a missing variable is told with it.
-        unknown = [each for each in check.unknown(names, own) if each.name not in misspelt.values()]
+        unknown = [
+            # Another variable that is made of it shows that the inventory has it for itself.
+            replace(each, error=False) if each.by_words and _is_read(each.name, variables) else each
+            for each in check.unknown(names, own)
+            if each.name not in misspelt.values()
+        ]
         told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
-        host = variables["inventory_hostname"]
-        result = {"changed": False, "warnings": ["%s: %s" % (host, each) for each in unknown if not each.error]}
-        if told:
-            lines = ["%s: %s" % (host, each) for each in told]
-            result.update(failed=True, msg="\n".join([*lines, "Nothing was changed."]))
-        return result
+        found = {"problems": told, "suspicions": [str(each) for each in unknown if not each.error]}
+        return {"changed": False, **found} if args["collect"] else _together({variables["inventory_hostname"]: found})
 
     def _values(self, variables: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
         """Return those of these variables that the inventory sets, and what is wrong where one cannot be resolved."""
@@ -86,6 +92,45 @@ class ActionModule(ControllerAction):
                 cure = "site.yml uses one value for all hosts. Set it in group_vars/%s.yml." % group
                 problems.append(Problem(name, "value differs from host %s" % first, cure))
         return problems
+
+
+def _together(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the result for what was found on hosts: a line for each message, with the hosts that it is about."""
+    problems, suspicions = (
+        ["%s: %s" % (shortened(hosts), message) for message, hosts in by_message(found, key).items()]
+        for key in ("problems", "suspicions")
+    )
+    result: dict[str, Any] = {"changed": False, "warnings": suspicions}
+    if problems:
+        result.update(failed=True, msg="\n".join([*problems, "Nothing was changed."]))
+    return result
+
+
+def by_message(found: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
+    """Return the hosts by message, in the order of the hosts. A host that was not checked has no result."""
+    hosts: dict[str, list[str]] = {}
+    for host, result in found.items():
+        for message in result.get(key) or ():
+            hosts.setdefault(str(message), []).append(host)
+    return hosts
+
+
+def shortened(hosts: Sequence[str]) -> str:
+    """Return the names of hosts as a list that ends with their number where there are many."""
+    if len(hosts) <= _NAMED:
+        return ", ".join(hosts)
+    return "%s and %d more hosts" % (", ".join(hosts[:_NAMED]), len(hosts) - _NAMED)
+
+
+def _is_read(name: str, variables: Mapping[str, Any]) -> bool:
+    """Return whether the template of another variable has the name as a word."""
+    word = re.compile(r"\b%s\b" % re.escape(name))
+    for other, value in variables.items():
+        if other not in (name, "vars") and isinstance(value, (str, list, dict)):
+            text = str(value)
+            if "{{" in text and word.search(text):
+                return True
+    return False
 
 
 def _asks_host(value: Any, variables: Mapping[str, Any]) -> bool:

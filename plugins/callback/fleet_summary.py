@@ -38,18 +38,21 @@ from ..plugin_utils.host_values import HostValueError, text, without_host
 #: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 
+# Words of a run that changed hosts.
+_APPLIED = ("Applied", "created", "destroyed", "changed")
+
 #: How site.yml begins where it stops a host because of an error that was told before.
 NO_PLAN = ("No plan for ", "no plan (")
 
 
 @dataclass
 class Counts:
-    """One host's instances."""
+    """One host's MIG instances, and its GPUs that change in any way."""
 
     create: int = 0
     destroy: int = 0
     keep: int = 0
-    changed: bool = False
+    changed: int = 0
 
 
 @dataclass
@@ -92,12 +95,15 @@ class Summary:
         if result.get("reboot_required"):
             self.rebooting.add(host)
         create, destroy, keep, changed = (found.get(name) or 0 for name in host_results.COUNTS)
-        new = Counts(create, destroy, keep, changed > 0)
+        new = Counts(create, destroy, keep, changed)
         old = self.counts.get(host)
         if old and not self.check_mode:
             # Applied twice in one run: changes add up, and kept is what stood through both. A plan told twice is one.
             new = Counts(
-                old.create + new.create, old.destroy + new.destroy, min(old.keep, new.keep), old.changed or new.changed
+                old.create + new.create,
+                old.destroy + new.destroy,
+                min(old.keep, new.keep),
+                max(old.changed, new.changed),
             )
         self.counts[host] = new
 
@@ -112,14 +118,14 @@ class Summary:
         counts = self.counts.values()
         if not counts and not self.check_mode:
             return "Applied: nothing, on 0 of %d hosts" % len(self.hosts)
-        text = "Plan: %d to create, %d to destroy" if self.check_mode else "Applied: %d created, %d destroyed"
-        text = (text + ", %d kept, on %d of %d hosts") % (
-            sum(c.create for c in counts),
-            sum(c.destroy for c in counts),
-            sum(c.keep for c in counts),
-            sum(c.changed for c in counts),
-            len(self.hosts),
-        )
+        totals = [sum(getattr(c, name) for c in counts) for name in ("create", "destroy", "keep", "changed")]
+        gpus = "%d GPU%s" % (totals[3], "" if totals[3] == 1 else "s")
+        words = ("Plan", "to create", "to destroy", "to change") if self.check_mode else _APPLIED
+        text = "%s: " % words[0]
+        # Other changes, such as time slicing, have no MIG instances.
+        if any(totals[:3]) or not totals[3]:
+            text += "%d %s, %d %s, %d kept; " % (totals[0], words[1], totals[1], words[2], totals[2])
+        text += "%s %s on %d of %d hosts" % (gpus, words[3], sum(bool(c.changed) for c in counts), len(self.hosts))
         planned = self.unknown.union(self.counts)
         if self.check_mode and not self.hosts <= planned:
             text += ", no plan for %d" % len(self.hosts - planned)

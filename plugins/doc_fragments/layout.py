@@ -115,6 +115,13 @@ options:
         that the layout does not put back, until O(unlisted) is V(remove).
     type: bool
     default: false
+  mig_manager:
+    description:
+      - What to do if C(nvidia-mig-manager.service) is enabled on the host. It would repartition the GPUs at the next boot.
+      - V(refuse) stops before anything changes. V(disable) disables the unit after the layout was applied.
+    type: str
+    choices: [refuse, disable]
+    default: refuse
   restart_services:
     description:
       - Units of systemd that list MIG devices when they start. Where the run made devices come or go, those of them that run
@@ -122,7 +129,7 @@ options:
       - A run that finds this not done by the run before makes up for it. C(docs/after-a-change.md) tells more.
     type: list
     elements: str
-    default: [nvidia-dcgm.service, dcgm-exporter.service]
+    default: [nvidia-dcgm.service, dcgm-exporter.service, nvidia-dcgm-exporter.service]
   pynvml:
     description:
       - In check mode, the text of pynvml.py to use where the host has no pynvml. It stays in the memory of the module, and

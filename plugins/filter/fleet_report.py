@@ -61,11 +61,11 @@ FROM_CATALOGUE = "no NVIDIA driver yet; planned from the model catalogue"
 MOST_WARNINGS = 20
 DONE = (
     "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
-    "{hosts_changed} of {hosts} hosts changed"
+    "{gpus_changed} GPUs changed; {hosts_changed} of {hosts} hosts changed"
 )
 PLANNED = (
     "{gpus} GPUs on {hosts} hosts, {instances} MIG instances now: {create} to create, {destroy} to destroy, {keep} to keep; "
-    "{hosts_changed} of {hosts} hosts would change"
+    "{gpus_changed} GPUs would change; {hosts_changed} of {hosts} hosts would change"
 )
 
 

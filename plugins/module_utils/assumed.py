@@ -24,23 +24,23 @@ def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None 
     return tuple(_gpu(index, model, model.name) for index, model in enumerate(found))
 
 
-def gpus_on_the_bus(device_ids: Sequence[str]) -> tuple[Gpu, ...]:
-    """Like `assumed_gpus`, from PCI device ids (four hex digits); none at all where one is not in the catalogue."""
+def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
+    """Like `assumed_gpus`, from PCI addresses and device ids (four hex digits); none at all if an id is not in the catalogue."""
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards
     }
-    if any(device_id not in boards for device_id in device_ids):
+    if any(device_id not in boards for _address, device_id in devices):
         return ()
-    return tuple(_gpu(index, *boards[device_id]) for index, device_id in enumerate(device_ids))
+    return tuple(_gpu(index, *boards[device_id], address) for index, (address, device_id) in enumerate(devices))
 
 
-def _gpu(index: int, model: catalogue.Model, name: str) -> Gpu:
+def _gpu(index: int, model: catalogue.Model, name: str, pci_address: str = "") -> Gpu:
     profiles = tuple(_profile(model, profile) for profile in model.profiles)
     return Gpu(
         index=index,
         uuid="assumed-%d" % index,
         name=name,
-        pci_address="assumed-%d" % index,
+        pci_address=pci_address or "assumed-%d" % index,
         memory_total_bytes=model.memory_total_mib * MIB,
         mig=Mig(capable=model.mig_capable, profiles=profiles),
         architecture=model.architecture.lower(),

@@ -31,6 +31,15 @@ _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 #: What a command said, with its status; what one raises that does not end, and all that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)
+
+
+class ToolTimeout(TimeoutExpired):
+    """A tool did not end in time. Its text has the command as it is typed; the one of Python has a list."""
+
+    def __str__(self) -> str:
+        return "%s timed out after %.0f s" % (" ".join(self.cmd), self.timeout)
+
+
 #: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is
 #: `run_tool`.
 Run = Callable[..., Done]
@@ -95,7 +104,7 @@ def run_tool(
             pipe.write(input.encode())
         said = _read((process.stdout, process.stderr), deadline)
         if said is None:
-            raise TimeoutExpired(command, timeout_seconds)
+            raise ToolTimeout(command, timeout_seconds)
         process.wait(max(0.0, deadline - time.monotonic()))
     except BaseException:
         with contextlib.suppress(OSError):
@@ -134,7 +143,9 @@ def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, s
     """(output, "") of a tool, or (None, why there is none). Raises FileNotFoundError where it is not installed."""
     try:
         done = run(command, **options)
-    except (TimeoutExpired, PermissionError) as error:
+    except TimeoutExpired as error:
+        return None, str(ToolTimeout(command, error.timeout))
+    except PermissionError as error:
         return None, "%s failed: %s" % (" ".join(command), error)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())

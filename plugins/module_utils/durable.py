@@ -17,10 +17,11 @@ from .errors import ApplyError
 #: Suffix under which a file that another one replaces for a trial is kept; empty if there was none.
 FORMER = ".former"
 
+_SYSTEM = {"etc", "usr", "run"}
 _CURES = {
     errno.EACCES: "Run as root (become: true).",
-    errno.EPERM: "Run as root (become: true); as root, see whether the file is immutable (lsattr).",
-    errno.EROFS: "The file system is read-only: mount it for writing, or set gpu_layout_state_directory to another directory.",
+    errno.EPERM: "Run as root (become: true). If it is root, the file or its directory is immutable: see lsattr, and chattr -i.",
+    errno.EROFS: "The file system is read-only: mount it for writing (mount -o remount,rw).",
     errno.ENOSPC: "The file system is full: make room.",
     errno.EDQUOT: "The quota is used up: make room.",
     errno.ENOTDIR: "A part of that path is a file: move it away.",
@@ -54,12 +55,17 @@ def write_bytes(
                 accept(unfinished(path))
         _sync(path.parent)
     except OSError as error:
-        raise ApplyError(str(path), "it cannot be written: %s" % error, cure_of(error), outcome="old") from error
+        # Paths of the system are the same on every host.
+        cure = cure_of(error, movable=not _SYSTEM.intersection(path.parts))
+        raise ApplyError(str(path), "it cannot be written: %s" % error, cure, outcome="old") from error
 
 
-def cure_of(error: OSError) -> str:
-    """Return how to mend what keeps a file from being read or written."""
-    return _CURES.get(error.errno or 0, "Look at that path on the host, and run again.")
+def cure_of(error: OSError, movable: bool = False) -> str:
+    """Return how to fix what keeps a file from being read or written. `movable`: it is in the state directory of a role."""
+    cure = _CURES.get(error.errno or 0, "Look at that path on the host, and run again.")
+    if movable and error.errno == errno.EROFS:
+        cure = cure[:-1] + ", or set gpu_layout_state_directory to another directory."
+    return cure
 
 
 @contextlib.contextmanager

@@ -59,7 +59,14 @@ class LayoutError(FleetError):
 
 
 class SelectorError(FleetError):
-    """A well-formed selector that does not name GPUs of this host, or names one twice."""
+    """A well-formed selector that does not name GPUs of this host, or names one twice. `more` are further such problems."""
+
+    def __init__(self, where: str, problem: str, cure: str = "", more: Iterable[Problem] = ()) -> None:
+        super().__init__(where, problem, cure)
+        self.problems = (Problem(where, problem, cure), *more)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
 
 
 class PlanError(FleetError):

@@ -76,10 +76,12 @@ class LimitedFolder:
                 systemctl(["daemon-reload"])
                 systemctl(["reload", self.unit])
             return
-        systemctl(["daemon-reload"])
-        systemctl(["enable", *([] if in_use else ["--now"]), self.unit])
+        # A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48), and `enable` makes one by itself.
+        if changed:
+            systemctl(["daemon-reload"])
+        systemctl(["enable", "--no-reload", *([] if in_use else ["--now"]), self.unit])
 
     def unmount(self, root: Path, systemctl: Systemctl) -> None:
         """Unmount it for good. Its unit's file stays. Does nothing where that is not there."""
         if (root / self.unit_path).exists():
-            systemctl(["disable", "--now", self.unit])
+            systemctl(["disable", "--no-reload", "--now", self.unit])

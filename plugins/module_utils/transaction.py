@@ -40,7 +40,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
-            directory, "the lock cannot be taken: %s" % error, durable.cure_of(error), outcome="old"
+            directory, "the lock cannot be taken: %s" % error, durable.cure_of(error, movable=True), outcome="old"
         ) from None
     with file:
         deadline = time.monotonic() + timeout_seconds
@@ -77,7 +77,7 @@ def looking(directory: str) -> Iterator[ApplyError | None]:
         return
     except OSError as error:
         raise ApplyError(
-            directory, "the lock cannot be looked at: %s" % error, durable.cure_of(error), outcome="old"
+            directory, "the lock cannot be looked at: %s" % error, durable.cure_of(error, movable=True), outcome="old"
         ) from None
     with file:
         try:

@@ -15,8 +15,8 @@ description:
   - Checks each variable of the roles and playbooks named that the inventory sets, its type, its choices, its bounds and its form.
     C(docs/variables.md) lists all variables.
   - Checks the names of all variables of the host. A name that begins like the collection's names and resembles one of them is an
-    error, and so is one that differs from one of them by a single typing error; one that only begins like them is a warning.
-    C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are left out.
+    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like them is a
+    warning. C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are left out.
   - A value that is made of facts is left to the role that gathers them.
   - The playbooks of the collection run it in their first play. It reaches no host.
 author:
@@ -26,7 +26,7 @@ options:
     description: Roles, as V(gpu_layout), and playbooks, as V(site.yml), whose variables are checked.
     type: list
     elements: str
-    required: true
+    default: []
   required:
     description: Variables that the host must have.
     type: list
@@ -37,6 +37,15 @@ options:
     type: list
     elements: str
     default: []
+  collect:
+    description: Return what is wrong as RV(problems), and do not fail.
+    type: bool
+    default: false
+  collected:
+    description:
+      - What this module returned with O(collect=true), by host. They are reported together, each message once with its hosts.
+        The task fails if there is an error. Nothing else is checked.
+    type: dict
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -54,6 +63,17 @@ EXAMPLES = r"""
 - name: Check the variables of the layout and of the driver
   openfleet.gpu.check_variables:
     of: [gpu_layout, nvidia_driver]
+
+- name: Check the variables of many hosts
+  openfleet.gpu.check_variables:
+    of: [gpu_layout]
+    collect: true
+  register: checked
+
+- name: Report what is wrong, each message once
+  openfleet.gpu.check_variables:
+    collected: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'checked'))) }}"
+  run_once: true
 """
 
 RETURN = r"""
@@ -62,4 +82,14 @@ msg:
   returned: failure
   type: str
   sample: 'h100-01: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.'
+problems:
+  description: The same without the host.
+  returned: with O(collect=true)
+  type: list
+  elements: str
+suspicions:
+  description: Names that resemble a variable of the collection, without the host.
+  returned: with O(collect=true)
+  type: list
+  elements: str
 """

@@ -147,6 +147,12 @@ _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
 #: Lines of a message: one for each problem of a layout.
 _MOST_MESSAGE_LINES = 200
 #: What Ansible adds where a module did not run to its end, and how much of it is kept.
+# Ansible's words for a module that printed no result, in ansible-core before and from 2.19 on.
+_NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
+_DIED = (
+    "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "
+    "run again. A run completes or undoes an interrupted change."
+)
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
 #: Keys that openfleet.gpu.layout returns; its documentation names them. With those that Ansible adds to a task in the background.
 _LAYOUT_KEYS = (
@@ -364,6 +370,8 @@ def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
 def _message(result: Mapping[str, Any]) -> str:
     message = _lines(result.get("msg") or "the module failed and does not say why").rstrip("\n")
     said = _said_instead(result)
+    if not said and _NO_RESULT.search(message):
+        return _DIED
     if not said or said in message:
         return message
     first = " ".join(message.split()).rstrip(".")

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import systemd
-from ansible_collections.openfleet.gpu.plugins.module_utils.command import program, run_to_end, run_tool, search_path
+from ansible_collections.openfleet.gpu.plugins.module_utils.command import (
+    ask,
+    program,
+    run_to_end,
+    run_tool,
+    search_path,
+)
 
 RUNNERS = pytest.mark.parametrize("run", [run_tool, run_to_end])
 ENVIRONMENT = [sys.executable, "-c", "import os; print(*(os.environ[n] for n in ('LC_ALL', 'LANG', 'PATH', 'MORE')))"]
@@ -84,3 +90,12 @@ def test_a_host_without_systemctl_has_no_units(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for run in (run_tool, run_to_end):
         assert systemd.loaded(run, ["a"], ()) == {}
+
+
+def test_a_tool_that_hangs_is_named_as_it_is_typed():
+    def hang(command, **_options):
+        raise subprocess.TimeoutExpired(command, 10)
+
+    with pytest.raises(subprocess.TimeoutExpired, match=r"^sleep 60 timed out after 0 s$"):
+        run_tool(["sleep", "60"], timeout_seconds=0.05)
+    assert ask(hang, ["nvidia-cuda-mps-control", "-d"]) == (None, "nvidia-cuda-mps-control -d timed out after 10 s")

@@ -56,6 +56,28 @@ def test_a_layout_is_planned_on_expected_gpus():
     assert found["plan"][0].startswith("gpu 0: enable MIG mode, create 1g.10gb@0")
 
 
+@pytest.mark.parametrize("expected", [[], ["A100-80GB"]])
+def test_pci_addresses_that_are_not_on_the_bus_are_problems_without_a_driver(expected):
+    bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}]
+    layout = [
+        {"gpus": ["0000:1B:00.0", "0000:3b:00.0"], "sharing": "shared"},
+        {"gpus": ["5c:00.0"], "sharing": "exclusive"},
+    ]
+    assert plan_without_driver(layout, expected, bus)["problems"] == [
+        "gpu_layout[0].gpus[1]: this host has no GPU at 0000:3b:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
+        "gpu_layout[1].gpus[0]: this host has no GPU at 0000:5c:00.0. The NVIDIA GPUs on the bus are at 0000:1b:00.0.",
+    ]
+    # GPUs that come later cannot be compared.
+    assert plan_without_driver(layout, ["A100-80GB"])["problems"] == []
+
+
+def test_a_pci_address_on_the_bus_has_a_plan_without_a_driver():
+    bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}, {"address": "0000:3b:00.0", "device_id": "20b2"}]
+    layout = [{"gpus": ["0000:3b:00.0"], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}]
+    (line,) = plan_without_driver(layout, [], bus)["plan"]
+    assert line.startswith("gpu 1")
+
+
 def test_gpus_on_the_bus_stand_in_for_expected_ones():
     found = plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
     assert found["checked"]
@@ -128,11 +150,13 @@ def test_the_report_adds_up():
         "instances": 6,
     }
     assert (
-        report["summary"] == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 1 of 3 hosts changed"
+        report["summary"]
+        == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 2 GPUs changed; 1 of 3 hosts changed"
     )
     dry = fleet_report({"a": {"gpus": [gpu], "counts": {"create": 3, "gpus_changed": 1}}}, planned=True)["summary"]
-    assert (
-        dry == "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 of 1 hosts would change"
+    assert dry == (
+        "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 GPUs would change; "
+        "1 of 1 hosts would change"
     )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
@@ -142,8 +166,8 @@ def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say():
     unknown = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS)}
     report = fleet_report({"new": new, "unknown": unknown}, planned=True)
     assert report["summary"] == (
-        "1 GPUs on 2 hosts, 0 MIG instances now: 7 to create, 0 to destroy, 0 to keep; 1 of 2 hosts would change; "
-        "1 without a driver yet, planned from the model catalogue"
+        "1 GPUs on 2 hosts, 0 MIG instances now: 7 to create, 0 to destroy, 0 to keep; 1 GPUs would change; "
+        "1 of 2 hosts would change; 1 without a driver yet, planned from the model catalogue"
     )
     assert [host["note"] for host in report["hosts"]] == [
         "no NVIDIA driver yet; planned from the model catalogue",

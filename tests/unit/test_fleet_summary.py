@@ -25,7 +25,7 @@ def test_a_plan_that_two_plays_tell_counts_once():
     for _play in ("plan", "apply"):
         summary.ran("a", result(12, 3, 1), check_mode=True)
         summary.ran("b", result(0, 0, 70), check_mode=True)
-    assert summary.line() == "Plan: 12 to create, 3 to destroy, 71 kept, on 1 of 2 hosts"
+    assert summary.line() == "Plan: 12 to create, 3 to destroy, 71 kept; 1 GPU to change on 1 of 2 hosts"
 
 
 def test_what_was_planned_is_not_what_was_applied():
@@ -36,7 +36,7 @@ def test_what_was_planned_is_not_what_was_applied():
     summary.ran("a", result(2, 1, 4), check_mode=False)
     # The health check looks once more, and finds all of it kept.
     summary.ran("a", result(0, 0, 6), check_mode=True)
-    assert summary.line() == "Applied: 2 created, 1 destroyed, 4 kept, on 1 of 3 hosts"
+    assert summary.line() == "Applied: 2 created, 1 destroyed, 4 kept; 1 GPU changed on 1 of 3 hosts"
 
 
 def test_two_changes_of_one_host_add_up():
@@ -44,7 +44,7 @@ def test_two_changes_of_one_host_add_up():
     summary.ran("a", result(2, 0, 1), check_mode=False)
     summary.ran("a", result(1, 1, 2), check_mode=False)
     summary.ran("a", result(0, 0, 3), check_mode=False)
-    assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept, on 1 of 1 hosts"
+    assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 hosts"
 
 
 def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
@@ -52,7 +52,7 @@ def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
         summary = Summary(check_mode=False)
         summary.ran("a", dict(result(2, 1, 1), reboot_required=True), check_mode=False)
         summary.ran("a", after, check_mode=False)
-        assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept, on 1 of 1 hosts"
+        assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 hosts"
 
 
 def test_who_is_waited_for_is_named():
@@ -65,7 +65,10 @@ def test_a_mode_change_alone_is_a_change():
     summary = Summary(check_mode=True)
     counts = {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 2}
     summary.ran("a", {"driver_present": True, "counts": counts}, check_mode=True)
-    assert summary.line().endswith("on 1 of 1 hosts")
+    assert summary.line() == "Plan: 2 GPUs to change on 1 of 1 hosts"
+    done = Summary(check_mode=False)
+    done.ran("a", {"driver_present": True, "counts": counts}, check_mode=False)
+    assert done.line() == "Applied: 2 GPUs changed on 1 of 1 hosts"
 
 
 def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():
@@ -76,7 +79,7 @@ def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():
             summary.ran(host, {"driver_present": False, "forecast": forecast}, check_mode=True)
     summary.ran("old", result(1, 0, 0), check_mode=True)
     assert summary.line() == (
-        "Plan: 5 to create, 0 to destroy, 0 kept, on 3 of 3 hosts "
+        "Plan: 5 to create, 0 to destroy, 0 kept; 3 GPUs to change on 3 of 3 hosts "
         "(no driver yet, planned from the model catalogue: new, newer)"
     )
     # A run of the driver's role in between brought it.
@@ -89,7 +92,7 @@ def test_a_host_of_unknown_gpus_without_a_driver_is_named_as_not_counted():
     summary.ran("new", {"driver_present": False, "forecast": {"checked": False, "counts": {}}}, check_mode=True)
     summary.ran("old", result(1, 0, 0), check_mode=True)
     assert summary.line() == (
-        "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 2 hosts "
+        "Plan: 1 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 2 hosts "
         "(not counted, as no driver answers and the GPU models are not known: new)"
     )
 
@@ -98,7 +101,7 @@ def test_hosts_without_a_plan_are_not_among_those_that_stay_as_they_are():
     summary = Summary(check_mode=True)
     summary.ran("a", result(1, 0, 0), check_mode=True)
     summary.hosts.update("bc")
-    assert summary.line() == "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 3 hosts, no plan for 2"
+    assert summary.line() == "Plan: 1 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 3 hosts, no plan for 2"
 
 
 def test_of_a_reason_the_first_line_is_told():

@@ -312,7 +312,11 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
             "and that the account may become root.",
         ),
         ({"module_stderr": "No start of json char found"}, "No start of json char found"),
-        ({"module_stdout": "\n", "module_stderr": "Shared connection to a closed."}, "No start of json char found"),
+        (
+            {"module_stdout": "\n", "module_stderr": "Shared connection to a closed."},
+            "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), "
+            "then run again. A run completes or undoes an interrupted change.",
+        ),
     ],
 )
 def test_what_a_host_says_in_place_of_a_result_is_in_the_message(more, message):
@@ -397,3 +401,19 @@ def test_the_filter_says_what_is_wrong():
     )
     with pytest.raises(Exception, match="there is no kind 'path'"):
         host_value("x", "path")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"msg": "Module result deserialization failed: No start of json char found", "module_stdout": "", "rc": 137},
+        {
+            "msg": "MODULE FAILURE\nSee stdout/stderr for the exact error",
+            "module_stderr": "Shared connection to h1 closed.\r\n",
+        },
+    ],
+)
+def test_a_host_that_dies_while_the_module_runs_is_said_to_have_died(result):
+    message = host_results.layout_result({**result, "failed": True})["msg"]
+    assert message.startswith("The host stopped answering while the module ran")
+    assert "run again" in message and "deserialization" not in message and "MODULE" not in message

@@ -254,3 +254,21 @@ def test_profile_names(text, name):
 def test_a_profile_that_is_not_there_may_be_meant_for_one_that_is(wrong, meant):
     known = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     assert nearest_profile(wrong, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "value"),
+    [
+        ('[{"gpus": "all", "sharing": "shared"}]', "gpu_layout", "[...]"),
+        ([{"gpus": [0], "sharing": "mig", "mig": "[{profile: 1g.10gb}]"}], "gpu_layout", "[...]"),
+        ([{"gpus": [0], "sharing": "mps", "mps": " {clients: 4}"}], "gpu_layout", "{...}"),
+    ],
+)
+def test_a_list_or_mapping_that_came_as_text_is_answered_by_where_such_texts_come_from(layout, name, value):
+    with pytest.raises(LayoutError) as caught:
+        parse_layout(layout)
+    cure = caught.value.cure
+    assert cure.startswith(
+        "An INI inventory and -e NAME=VALUE pass it as text. Write it as YAML in group_vars or host_vars"
+    )
+    assert """-e '{"%s": %s}'""" % (name, value) in cure

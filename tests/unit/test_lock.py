@@ -73,10 +73,30 @@ def test_a_file_in_the_way_is_not_cured_by_root(tmp_path):
         (errno.EROFS, "mount it for writing"),
         (errno.ENOSPC, "make room"),
         (errno.EACCES, "Run as root"),
+        (errno.EPERM, "is immutable: see lsattr, and chattr -i"),
         (errno.EIO, "Look at that path"),
     ],
 )
 def test_the_cure_is_that_of_the_error(number, words):
     cure = durable.cure_of(OSError(number, os.strerror(number)))
     assert words in cure
-    assert ("root" in cure) == (number == errno.EACCES)
+    assert ("root" in cure) == (number in (errno.EACCES, errno.EPERM))
+    assert "gpu_layout_state_directory" not in cure
+
+
+@pytest.mark.parametrize(
+    ("place", "advised"),
+    [
+        ("etc/openfleet-gpu/layout.json", False),
+        ("usr/local/bin/gpu-layout", False),
+        ("var/lib/openfleet-gpu/j.json", True),
+    ],
+)
+def test_another_state_directory_is_advised_only_for_its_files(tmp_path, monkeypatch, place, advised):
+    def refuse(*_arguments):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ApplyError, match="read-only: mount it for writing") as caught:
+        durable.write_text(tmp_path / place, "")
+    assert ("gpu_layout_state_directory" in caught.value.cure) == advised

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from itertools import combinations_with_replacement, permutations
 
 import pytest
@@ -150,9 +151,24 @@ def test_filters_for_several_models_come_over_with_a_word_of_warning():
     )
     assert [entry["gpus"] for entry in layout] == [
         [{"model": "H100 80GB HBM3"}],
-        [{"model": "H200"}, {"model": "H200 NVL"}],
+        [{"model": "H200*"}],
     ]
     assert len(problems) == 1 and "several models" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "pattern", "boards"),
+    [
+        (["0x233510DE", "0x233B10DE"], "H200*", ["NVIDIA H200", "NVIDIA H200 NVL"]),
+        (["0x20B010DE", "0x20B110DE"], "A100-*-40GB", ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"]),
+    ],
+)
+def test_a_filter_for_variants_of_a_board_holds_on_each(ids, pattern, boards):
+    layout, problems = one(element(profiles={"1g.18gb": 1}, **{"device-filter": ids}))
+    assert [layout[0]["gpus"], problems] == [[{"model": pattern}], []]
+    (selector,) = parse_layout(layout).entries[0].selectors
+    known = dict.fromkeys(board.name for model in MODELS.values() for board in model.boards)
+    assert [name for name in known if fnmatchcase(name.replace("NVIDIA ", "", 1), selector.value)] == boards
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import loa
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Mig, Placement, Process
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 
 MODELS = load_models()
@@ -258,3 +258,24 @@ def test_counts_and_order():
     plan = planner.plan([first, second], [mig(second, "7g.80gb"), mig(first, "3g.40gb", "3g.40gb")])
     assert [p.gpu.index for p in plan.gpus] == [0, 1]
     assert plan.counts() == {"create": 3, "destroy": 0, "keep": 0, "gpus_changed": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "display"),
+    [
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", True),
+        ("NVIDIA RTX PRO 5000 Blackwell", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", False),
+        ("NVIDIA RTX PRO 4000 Blackwell", False),
+        ("NVIDIA L40S", False),
+    ],
+)
+def test_a_workstation_board_without_mig_needs_the_display_mode_compute(name, display):
+    gpu = gpu_of("RTXPRO6000-96GB")
+    gpu = dataclasses.replace(gpu, name=name, mig=Mig(capable=False))
+    with pytest.raises(PlanError) as caught:
+        planner.plan_gpu(gpu, mig(gpu, "1g.24gb"))
+    assert ("--gpumode=compute" in caught.value.cure) == display
+    assert ("display mode compute" in caught.value.problem) == display
+    assert ("has no MIG" in caught.value.problem) != display

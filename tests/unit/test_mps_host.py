@@ -56,7 +56,7 @@ def test_a_daemon_is_started_with_its_files(host, mps):
     mps.start(DAEMON, DEVICES)
     for path, text in {**mps_files.files(DAEMON, DEVICES), **mps_unit.shared_files(False)}.items():
         assert (host.root / path).read_text() == text
-    mounted = ["daemon-reload", "enable --now run-openfleet\\x2dmps-inference.mount"]
+    mounted = ["daemon-reload", "enable --no-reload --now run-openfleet\\x2dmps-inference.mount"]
     assert host.called == ["daemon-reload", *mounted, "reset-failed -- " + UNIT, "restart -- " + UNIT]
     (seen,) = mps.observe()
     assert seen == MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB), pipe_directory_limited=False)
@@ -384,7 +384,7 @@ def test_the_pipe_directory_of_a_running_daemon_is_limited_from_the_next_boot_on
     assert seen.outdated == (mps_files.limited_folder("inference").unit_path,)
     assert seen.pipe_directory_limited is False
     mps.adjust(DAEMON, DEVICES)
-    assert mounting(host) == ["enable " + MOUNT]
+    assert mounting(host) == ["enable --no-reload " + MOUNT]
     assert (host.root / PIPES / "control").exists()
 
 
@@ -399,7 +399,7 @@ def test_a_daemon_that_is_started_anew_gets_a_pipe_directory_of_its_own(host, mp
     mps.start(DAEMON, DEVICES)
     assert there == []
     assert host.called[0] == "stop -- " + UNIT
-    assert mounting(host) == ["enable --now " + MOUNT]
+    assert mounting(host) == ["enable --no-reload --now " + MOUNT]
 
 
 def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypatch):
@@ -416,7 +416,7 @@ def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypa
     host.called.clear()
     mps.stop("inference")
     mps.forget("inference")
-    assert mounting(host) == ["disable --now " + MOUNT]
+    assert mounting(host) == ["disable --no-reload --now " + MOUNT]
     assert not (host.root / mps_files.limited_folder("inference").unit_path).exists()
 
 

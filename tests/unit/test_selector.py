@@ -153,3 +153,18 @@ def test_an_index_that_is_not_there_may_have_been_octal(gpus):
     with pytest.raises(SelectorError) as raised:
         named(gpus, 7)
     assert "YAML" not in str(raised.value)
+
+
+def test_all_problems_of_selectors_are_reported_at_once(gpus):
+    layout = parse_layout(
+        [
+            {"gpus": [0, 7], "sharing": "shared"},
+            {"gpus": ["0000:99:00.0", {"model": "*"}], "sharing": "exclusive"},
+        ]
+    )
+    with pytest.raises(SelectorError) as caught:
+        targets(layout, gpus)
+    places = [problem.where for problem in caught.value.problems]
+    assert places == ["gpu_layout[0].gpus[1]", "gpu_layout[1].gpus[0]", "gpu_layout[1].gpus[1]"]
+    for place in places:
+        assert place in str(caught.value)

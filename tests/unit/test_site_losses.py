@@ -141,3 +141,22 @@ def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_faul
 )
 def test_a_failure_of_ansible_itself_is_told_from_a_mistake(result, host_fault):
     assert failure("h1", result).host_fault == host_fault
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"msg": "Task failed: Missing sudo password"},
+        {"msg": "MODULE FAILURE", "module_stdout": "sudo: a password is required"},
+        {"msg": "MODULE FAILURE", "module_stderr": "sudo: a terminal is required to read the password"},
+    ],
+)
+def test_a_password_that_is_missing_is_not_answered_with_ssh(result):
+    hosts = ["one", "two"]
+    found = losses(hosts, [], dict.fromkeys(hosts, result), 0)
+    assert "needs a password to become root on one, two. Run with --ask-become-pass" in found.refusal
+    assert "SSH" not in found.refusal
+    some = losses(hosts, [], {"one": result, "two": {"unreachable": True}}, 0)
+    assert "become root on one. Run with --ask-become-pass" in some.refusal and "SSH" in some.refusal
+    tolerable = losses(hosts, ["two"], {"one": result}, 0)
+    assert "--ask-become-pass" in tolerable.refusal and "gpu_site_tolerate: 1" in tolerable.refusal

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
 import yaml
 from wrong_values import VARIABLES, wrong_values
 
-from ansible_collections.openfleet.gpu.plugins.action.check_variables import ActionModule
+from ansible_collections.openfleet.gpu.plugins.action.check_variables import ActionModule, _is_read
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check, known, rules
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables.page import page
 
@@ -250,18 +251,17 @@ def test_a_typing_error_ahead_of_the_rest_of_a_name_is_an_error(name, meant):
             "gpu_layouts",
             "gpu_layout2",
             "gpu_sites",
-            "gpu_layouts_on_busy",
             "nvidia_drivers_version",
             "gpu_drains_timeout",
         ),
-        *("dcgm_exporters_port", "gpu_exports_dir", "gpu1_layout", "gpu_layout1_on_busy"),
+        *("dcgm_exporters_port", "gpu_exports_dir", "gpu1_layout"),
         # Other words.
         *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
-        *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_driver_version", "gpu_hosts"),
+        *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_hosts"),
         # Of other owners.
         *(
             "my_gpu_layout",
-            "vgpu_layout_on_busy",
+            "my_gpu_layout_on_busy",
             "gpu_limiter_state",
             "lab_gpu_site_waves",
             "nvidia_container_toolkit_version",
@@ -279,6 +279,119 @@ def test_a_typing_error_ahead_of_the_rest_of_a_name_is_an_error(name, meant):
 )
 def test_a_name_that_an_inventory_may_have_for_itself_never_stops_a_run(name):
     assert [each for each in check.unknown([name]) if each.error] == []
+
+
+def without_a_word(name):
+    """Yield the name without each of its words in turn."""
+    words = name.split("_")
+    for place in range(len(words)):
+        yield "_".join(words[:place] + words[place + 1 :])
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name.count("_") >= 3])
+def test_a_name_that_lacks_a_word_of_a_variable_is_an_error(name):
+    for wrong in without_a_word(name):
+        meant = [each for each in VARIABLES if wrong in without_a_word(each)]
+        if wrong in VARIABLES or known.is_internal(wrong) or len(meant) > 1:
+            continue
+        (found,) = check.unknown([wrong])
+        # A name may resemble a second variable, by another word.
+        assert found.error or " or " in found.nearest, wrong
+        assert name in found.nearest or wrong.startswith(known.prefixes()), found
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpu_on_busy", "gpu_layout_on_busy"),
+        ("gpu_busy_timeout", "gpu_layout_busy_timeout"),
+        ("layout_on_busy", "gpu_layout_on_busy"),
+        ("gpu_mig_on_busy", "gpu_layout_on_busy"),
+        ("gpu_layouts_on_busy", "gpu_layout_on_busy"),
+        ("vgpu_layout_on_busy", "gpu_layout_on_busy"),
+        ("gpu_restart_services", "gpu_layout_restart_services or gpu_drain_services"),
+        ("gpu_driver_fabric_manager", "nvidia_driver_fabric_manager"),
+        ("gpu_waves", "gpu_site_waves"),
+        ("gpu_reboot", "gpu_layout_reboot"),
+        ("nvidia_version", "nvidia_driver_version"),
+        ("gpu_driver_version", "gpu_simulator_driver_version or nvidia_driver_version"),
+        ("toolkit_repository_url", "container_toolkit_repository_url"),
+    ],
+)
+def test_a_name_with_a_missing_or_wrong_word_is_an_error(name, meant):
+    assert [(each.nearest, each.error) for each in check.unknown([name])] == [(meant, True)]
+    assert check.unknown([name], [name[:5] + "*"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("toolkit_version", "container_toolkit_version"),
+        ("gpu_url", "gpu_bundle_url or gpu_monitoring_url"),
+    ],
+)
+def test_a_name_that_may_be_meant_otherwise_is_a_warning(name, meant):
+    assert [(each.nearest, each.error) for each in check.unknown([name])] == [(meant, False)]
+
+
+@pytest.mark.parametrize(
+    "value", ["{{ gpu_on_busy }}", ["{{ gpu_on_busy | default('fail') }}"], {"a": "{{gpu_on_busy}}"}]
+)
+def test_a_name_that_another_variable_reads_is_the_inventorys_own(value):
+    assert _is_read("gpu_on_busy", {"gpu_on_busy": "{{ gpu_on_busy }}", "site_busy": value})
+    assert not _is_read(
+        "gpu_on_busy", {"gpu_on_busy": "{{ gpu_on_busy }}", "site_busy": "{{ gpu_on_busy_too }} gpu_on"}
+    )
+    assert not _is_read("gpu_on_busy", {"gpu_on_busy": "drain", "site_busy": "gpu_on_busy"})
+
+
+def names_of_other_collections():
+    """Return the variables of roles of the collections that are installed beside Ansible, by the folder of the role."""
+    folder = Path(sysconfig.get_path("purelib")) / "ansible_collections"
+    names = {}
+    for path in [
+        *folder.glob("*/*/**/roles/*/defaults/**/*.y*ml"),
+        *folder.glob("*/*/**/roles/*/*/argument_specs.y*ml"),
+    ]:
+        found = re.findall(r"^ *(?:- )?[\"']?([A-Za-z_]\w*)[\"']?:", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names.setdefault(path.relative_to(folder).parts[:4], set()).update(found)
+    return names
+
+
+@pytest.mark.skipif(
+    not (Path(sysconfig.get_path("purelib")) / "ansible_collections" / "grafana").exists(),
+    reason="no other collections are installed here",
+)
+def test_variables_of_other_collections_raise_nothing():
+    names = set().union(*names_of_other_collections().values())
+    assert len(names) > 1000 and "grafana_version" in names
+    assert check.unknown(names - set(VARIABLES)) == []
+
+
+# Names that published roles and inventories for GPU hosts use (DeepOps, Kubespray), less those that begin as the collection's.
+ROLES_FOR_GPU_HOSTS = [
+    *("nvidia_accelerator_enabled", "nvidia_gpu_flavor", "nvidia_gpu_nodes", "nvidia_url_end", "nvidia_docker_version"),
+    *(
+        "nvidia_dcgm_container",
+        "nvidia_dcgm_prom_dir",
+        "dcgm_pkg_name",
+        "container_manager",
+        "container_manager_on_localhost",
+    ),
+    *(
+        "gpu_operator_driver_version",
+        "gpu_operator_namespace",
+        "gpu_operator_enable_dcgm",
+        "gpu_operator_default_runtime",
+    ),
+    *("gpu_plugin_enabled", "gpu_feature_discovery_version", "nvidia_k8s_device_plugin_version", "gpu_clock_lock"),
+    *("nvidia_mig_strategy", "nvidia_cuda_version", "cuda_version", "gpu_count", "gpu_type", "gpu_nodes", "slurm_gres"),
+    *("monitoring_host", "prometheus_config_dir", "exporter_port", "kubernetes_version", "audit_log_path"),
+]
+
+
+def test_variables_of_roles_for_gpu_hosts_stop_no_run():
+    assert [each for each in check.unknown(ROLES_FOR_GPU_HOSTS) if each.error] == []
 
 
 def test_a_name_between_two_variables_is_a_warning(monkeypatch):

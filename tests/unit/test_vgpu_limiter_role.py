@@ -37,7 +37,7 @@ def test_what_the_controller_builds_has_all_folders_of_the_source():
 def tasks(playbook):
     plays = yaml.safe_load((REPOSITORY / "playbooks" / playbook).read_text())
     for play in plays:
-        for task in play.get("tasks", []):
+        for task in [inner for outer in play.get("tasks", []) for inner in outer.get("block", [outer])]:
             role = task.get("ansible.builtin.include_role") or task.get("ansible.builtin.import_role")
             if role:
                 yield role["name"].rpartition(".")[2], role.get("tasks_from", "main"), task

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Iterator, Mapping, Sequence
 
+from .. import durable
 from ..busy import can_be_ended, make_way
 from ..disturbance import Disturbance
 from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError
@@ -105,10 +106,11 @@ def settled(outcome: str) -> Iterator[None]:
     except (FleetError, OSError) as error:
         where = error.where if isinstance(error, FleetError) else str(error.filename)
         problem = error.problem if isinstance(error, FleetError) else str(error)
+        cure = error.cure if isinstance(error, FleetError) else durable.cure_of(error)
         raise ApplyError(
             where,
             "the %s layout stands, but that could not be written down: %s" % (outcome, problem),
-            "Make room for it, as root, and run again.",
+            ("%s Then run again." % cure.replace(", and run again.", ".")).lstrip(),
             outcome=outcome,
         ) from error
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Sequence
 
 from .. import busy
@@ -17,7 +18,7 @@ from ..ownership import POLICIES
 from ..techniques.forms import parse_layout
 from ..transaction import DIRECTORY
 from . import lost_gpus
-from .converge import Request, converge, predict
+from .converge import Request, Run, converge, predict
 from .pending import RESTARTED
 from .prepare import ALL_PARTS
 from .targets import asked
@@ -44,6 +45,7 @@ def argspec_of_gpus() -> dict[str, Any]:
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         plan={"type": "dict"},
         leave_pending={"type": "bool", "default": False},
+        mig_manager={"type": "str", "choices": ["refuse", "disable"], "default": "refuse"},
         restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
         # The text of a Python file, of which no log needs a copy.
         pynvml={"type": "str", "no_log": True},
@@ -70,6 +72,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         parts=parts,
         lost=params["lost"],
     )
+    also = _mig_manager(params, request)
     if check_mode and params.get("pynvml"):
         lend(params["pynvml"])
     try:
@@ -91,12 +94,13 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         msg = "%s Only the form of the layout was checked." % error
         found = {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
         return dict(found, pynvml_missing=True) if error.call == "import" and driver_loaded() else found
+    done = _without_mig_manager(done, also, check_mode)
     plan = done.plan
     told = {
         "changed": done.changed,
         "driver_present": True,
-        "plan": [*plan.lines(), *done.reboots],
-        "plan_lines": [*plan.lines_data(), *({"text": line} for line in done.reboots)],
+        "plan": [*plan.lines(), *done.reboots, *also],
+        "plan_lines": [*plan.lines_data(), *({"text": line} for line in (*done.reboots, *also))],
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,
@@ -124,6 +128,26 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     if done.recovered:
         told["recovered"] = done.recovered
     return told
+
+
+def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
+    """Return the step that NVIDIA's MIG manager needs. A layout without entries changes nothing, and so needs none."""
+    if "mig_manager" not in params or not request.layout.entries:
+        return ()
+    from . import mig_manager
+
+    return mig_manager.plan(params["mig_manager"])
+
+
+def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> Run:
+    """Carry out the step of `_mig_manager`, and return the run with it. Raises FollowError."""
+    if not also:
+        return done
+    if not check_mode and not done.reboot_required:
+        from . import mig_manager
+
+        mig_manager.disable()
+    return dataclasses.replace(done, followed=(*done.followed, *also))
 
 
 def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:

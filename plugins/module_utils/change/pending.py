@@ -14,10 +14,10 @@ from .. import durable
 
 _SCHEMA = 1
 
-#: Services that look for devices when they start, unless told otherwise; the second may be a client of the first. What
+#: Services that look for devices when they start, unless told otherwise; the exporters may be clients of the first. What
 #: NVIDIA's own MIG manager stops and starts besides is there to have the GPUs free, or Kubernetes' (NVIDIA/mig-parted,
 #: deployments/systemd/hooks.sh).
-RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service")
+RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service", "nvidia-dcgm-exporter.service")
 
 
 class Mark:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..errors import SelectorError
+from ..errors import Problem, SelectorError
 from ..gpu_plan import Target, WantedInstance
 from ..layout.matching import select
 from ..layout.types import Entry, Layout, MigInstance
@@ -30,20 +30,27 @@ COMPUTE_MODES = {
 def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
     """Return by UUID the entry of each GPU that the layout names.
 
-    Raises SelectorError where a selector matches nothing or a GPU is named twice.
+    Raises SelectorError, with all problems, if a selector matches nothing or a GPU is named twice.
     """
     named: dict[str, tuple[str, Entry]] = {}
+    problems: list[Problem] = []
     for entry in layout.entries:
         for position, selector in enumerate(entry.selectors):
             where = "%s.gpus[%d]" % (entry.where, position)
-            for gpu in select(selector, gpus, where):
+            try:
+                selected = select(selector, gpus, where)
+            except SelectorError as error:
+                problems += error.problems
+                continue
+            for gpu in selected:
                 if gpu.uuid in named:
-                    raise SelectorError(
-                        where,
-                        "%s is named here and by %s too" % (gpu.label, named[gpu.uuid][0]),
-                        "Name each GPU in one entry only.",
-                    )
-                named[gpu.uuid] = (where, entry)
+                    problem = "%s is named here and by %s too" % (gpu.label, named[gpu.uuid][0])
+                    problems.append(Problem(where, problem, "Name each GPU in one entry only."))
+                else:
+                    named[gpu.uuid] = (where, entry)
+    if problems:
+        first, *more = problems
+        raise SelectorError(first.where, first.problem, first.cure, more)
     return {uuid: entry for uuid, (_where, entry) in named.items()}
 
 

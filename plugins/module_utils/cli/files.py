@@ -8,31 +8,69 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
 from ..errors import FleetError
 
 
 def read_data(path: str) -> Any:
     """What a JSON or YAML file holds; `-` is standard input. Raises FleetError naming the file."""
+    return _parse(path, _text(path), _one_document)
+
+
+def read_configuration(path: str, key: str) -> Any:
+    """Return the mapping with this key in a file: a document of it, or a text in a ConfigMap of Kubernetes.
+
+    Returns the first document if none has it. Raises FleetError as `read_data`, and if several have it.
+    """
+    documents = _parse(path, _text(path), _all_documents)
+    found: dict[str, Any] = {}
+    for number, document in enumerate(documents):
+        for place, data in _mappings(path, "document %d" % (number + 1), document):
+            if key in data:
+                found[place] = data
+    if len(found) > 1:
+        raise FleetError(path, "%s have %s" % (" and ".join(found), key), "Keep one of them in the file.")
+    return next(iter(found.values()), documents[0] if documents else None)
+
+
+def _mappings(path: str, place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the mappings that a document may mean, with their places: itself, and those in ConfigMaps."""
+    if not isinstance(document, dict):
+        return
+    if document.get("kind") in ("List", "ConfigMapList") and isinstance(document.get("items"), list):
+        for number, item in enumerate(document["items"]):
+            yield from _mappings(path, "%s, items[%d]" % (place, number), item)
+    elif document.get("kind") == "ConfigMap" and isinstance(document.get("data"), dict):
+        for name, text in document["data"].items():
+            if isinstance(text, str) and not str(name).endswith((".sh", ".py")):
+                for data in _parse("%s: %s, data.%s" % (path, place, name), text, _all_documents):
+                    if isinstance(data, dict):
+                        yield "%s, data.%s" % (place, name), data
+    else:
+        yield place, document
+
+
+def _text(path: str) -> str:
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FleetError(
             path, "there is no such file", "Name one; the role gpu_layout writes the host's own."
         ) from None
     except UnicodeDecodeError as error:
         raise FleetError(path, "it is no text: %s" % error, "Write it as UTF-8.") from None
+
+
+def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
+    """Return the data of a text: JSON, or what `documents` makes of YAML with the module yaml."""
     try:
-        return json.loads(text)
+        data = json.loads(text)
+        return [data] if documents is _all_documents else data
     except ValueError as error:
         # JSON is YAML too, so the first character says what a broken file was to be.
         if text.lstrip()[:1] in ("{", "["):
             raise FleetError(path, "it is not valid JSON: %s" % error, "Mend it there.") from None
-    return _yaml(path, text)
-
-
-def _yaml(path: str, text: str) -> Any:
     try:
         import yaml
     except ImportError:
@@ -42,9 +80,17 @@ def _yaml(path: str, text: str) -> Any:
             "Write it as JSON, or install the package python3-yaml.",
         ) from None
     try:
-        return yaml.safe_load(text)
+        return documents(yaml, text)
     except yaml.YAMLError as error:
         raise FleetError(path, "it is not valid YAML: %s" % " ".join(str(error).split()), "Mend it there.") from None
+
+
+def _one_document(yaml: Any, text: str) -> Any:
+    return yaml.safe_load(text)
+
+
+def _all_documents(yaml: Any, text: str) -> Any:
+    return [document for document in yaml.safe_load_all(text) if document is not None]
 
 
 def read_layout(path: str) -> Any:

@@ -97,7 +97,7 @@ def _apply(apply: argparse.ArgumentParser) -> None:
     apply.add_argument(
         "--restart-services",
         type=lambda text: [name for name in text.split(",") if name],
-        default="nvidia-dcgm.service,dcgm-exporter.service",
+        default="nvidia-dcgm.service,dcgm-exporter.service,nvidia-dcgm-exporter.service",
         metavar="UNIT,UNIT",
         help="those that list MIG devices when they start; restarted if they run and devices changed (default: %(default)s)",
     )

@@ -57,9 +57,10 @@ def import_(options: Namespace) -> int:
     """Print the configurations of a mig-parted file as layouts, and what of them no layout can express."""
     from ..layout.yaml_text import layout_yaml
     from ..techniques.importers import MIG_PARTED
-    from .files import read_data
+    from .files import read_configuration
 
-    found = MIG_PARTED(read_data(options.file), options.file, catalogue.load_models())
+    data = read_configuration(options.file, "mig-configs")
+    found = MIG_PARTED(data, options.file, catalogue.load_models())
     if options.label is not None:
         if options.label not in found:
             raise FleetError(

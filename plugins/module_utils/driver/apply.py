@@ -243,7 +243,8 @@ class DriverChange:
     def _systemctl(self, step: Step) -> None:
         if step.kind != "enable":
             systemd.reset_failed(self.call, step.items)
-        done = self.call(["systemctl", step.kind, *step.items])
+        # `enable` reloads systemd by itself, which can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48).
+        done = self.call(["systemctl", step.kind, *(["--no-reload"] if step.kind == "enable" else []), *step.items])
         if done.returncode != 0:
             units = [word for name in step.items for word in ("--unit", name)]
             journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])

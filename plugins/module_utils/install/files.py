@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import time
 from contextlib import contextmanager, suppress
@@ -20,6 +21,12 @@ from ..errors import FleetError
 #: Held while an installation is written and its units are started: of two runs, one would stop the socket that the other
 #: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
+
+# Folders of unit files, of drop-ins and of quadlets.
+_UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
+
+# What a unit prints where another run has the host's lock; and the lines in which the last start of a unit says it.
+_OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 #: A difference is shown of files that every user of the host may read, and of no secret.
 _ALL_READ = 0o004
@@ -38,6 +45,8 @@ class Installation:
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
+        # Whether systemd has to read its unit files again.
+        self._units_changed = False
 
     def mark(self, relative: str) -> bool:
         """Write this file ahead of the first change; `finish` removes it. Return whether an earlier run left it behind.
@@ -45,7 +54,9 @@ class Installation:
         That run was interrupted: its files may all be as wanted, and its units not started.
         """
         self._mark = self.path(relative)
-        return self._mark.exists()
+        interrupted = self._mark.exists()
+        self._units_changed |= interrupted
+        return interrupted
 
     def finish(self) -> None:
         """Remove the mark."""
@@ -111,6 +122,10 @@ class Installation:
             # Others can read it, whatever the umask is.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
+            self._note_unit(path)
+
+    def _note_unit(self, path: Path) -> None:
+        self._units_changed |= str(path.relative_to(self.root)).startswith(_UNIT_FOLDERS)
 
     def make(self, folder: Path) -> list[str]:
         """Make the directory, which every user may read; return those that were not there, outermost first."""
@@ -131,6 +146,7 @@ class Installation:
             self._differ(path, path.read_bytes(), b"")
         if self.doing("remove %s" % path):
             path.unlink()
+            self._note_unit(path)
         return True
 
     def prune(self, folder: Path, said: bool = True) -> None:
@@ -142,9 +158,15 @@ class Installation:
                 folder.rmdir()
 
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
-        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`."""
-        if not self.is_host or self.check:
+        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`.
+
+        A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48). So `daemon-reload` is left out if
+        no unit file changed, and `enable` and `disable`, which reload by themselves, are told not to.
+        """
+        if not self.is_host or self.check or (arguments[0] == "daemon-reload" and not self._units_changed):
             return
+        if arguments[0] in ("enable", "disable"):
+            arguments = (arguments[0], "--no-reload", *arguments[1:])
         self.run("systemctl", *arguments, log_of=log_of)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
@@ -158,7 +180,9 @@ class Installation:
         if done.returncode:
             if log_of:
                 words = ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", log_of]
-                said += self.call(words).stdout
+                journal = self.call(words).stdout
+                _raise_other_run(journal)
+                said += journal
             raise InstallError(" ".join(command), "it failed with status %d:\n%s" % (done.returncode, said.rstrip()))
         return said
 
@@ -174,6 +198,14 @@ class Installation:
         if texts[0] != texts[1]:
             names = {"before_header": str(path), "after_header": str(path)}
             self.differences.append(dict(names, before=texts[0], after=texts[1]))
+
+
+def _raise_other_run(journal: str) -> None:
+    """Raise InstallError if the last lines of a unit's log say that another run has the host's lock (`transaction.locked`)."""
+    for line in journal.splitlines()[-_LAST_LINES:]:
+        found = _OTHER_RUN.search(line)
+        if found:
+            raise InstallError("this host", found.group(1), "Wait for it and run again.")
 
 
 def _wait_for(lock: Path) -> int:

@@ -16,8 +16,12 @@ from ..frozen import frozen
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
-#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb.
-_LOOSE = re.compile(r"(?:.*mig-)?([1-9][0-9]?)g[-_. ]?([1-9][0-9]{0,4})gb?(\+me\.all|\+me|\+gfx|-me)?")
+#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb, and "MIG 1g.10gb" as nvidia-smi prints it, where
+# "Device 0: (UUID: ...)" may follow.
+_LOOSE = re.compile(
+    r"(?:.*mig[-_ :]+)?((?:[1-9][0-9]?c[-_. ])?)([1-9][0-9]?)g[-_. ]?([1-9][0-9]{0,4})gb?"
+    r"(\+me\.all|\+me|\+gfx|-me)?(?:\s+device\b.*)?"
+)
 
 
 class ProfileNameError(FleetError):
@@ -53,7 +57,11 @@ def parse_profile_name(text: str) -> ProfileName:
     match = _NAME.fullmatch(text)
     if not match:
         loose = _LOOSE.fullmatch(text[:60].strip().lower())
-        meant = "Did you mean %sg.%sgb%s? " % (*loose.groups()[:2], loose.group(3) or "") if loose else ""
+        meant = ""
+        if loose:
+            compute, slices, memory, attribute = loose.groups()
+            part = compute[:-1] + "." if compute else ""
+            meant = "Did you mean %s%sg.%sgb%s? " % (part, slices, memory, attribute or "")
         raise ProfileNameError(
             "",
             '"%.60s" is not the name of a MIG profile' % text,

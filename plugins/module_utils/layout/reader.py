@@ -8,6 +8,7 @@ Knows nothing of `gpu_layout`. A read that fails reports the problem and returns
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
@@ -105,6 +106,12 @@ class Node:
             hint = " (YAML reads yes, no, on, off, true and false as booleans; quotes make them text)"
         elif isinstance(self.value, str) and is_digits(self.value.strip()):
             hint = " (without quotes: between them a number is text)"
+        elif isinstance(self.value, str) and self.value.lstrip()[:1] in ("[", "{"):
+            name = re.split(r"[.\[]", self.where, maxsplit=1)[0]
+            return (
+                "An INI inventory and -e NAME=VALUE pass it as text. Write it as YAML in group_vars or host_vars, or pass JSON: "
+                "-e '{\"%s\": %s}'." % (name, "[...]" if self.value.lstrip()[0] == "[" else "{...}")
+            )
         return "Write it like `%s`%s." % (self.example, hint)
 
     def text(self) -> str | None:

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from .. import cdi, durable, systemd
+from ..command import ask
 from ..errors import ApplyError
 from ..follow import follow
 from ..packages.host_files import read_text, read_texts
 from ..packages.model import Step
 from . import engines, files, observe, rules
-from .model import Plan
+from .model import Engine, Plan
 
 _NOTHING = "Nothing was installed."
+# https://docs.docker.com/reference/cli/docker/system/info/
+_DOCKER_INFO = ["docker", "info", "--format", "{{json .}}"]
+_DOCKER_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 
 
 class ToolkitChange:
@@ -89,7 +94,7 @@ class ToolkitChange:
                 if observe.is_installed("restorecon"):
                     self.call(["restorecon", str(target)])
         except OSError as error:
-            self._must(str(error), path, "it cannot be written", "Make room for it, as root.")
+            self._must(str(error), path, "it cannot be written", durable.cure_of(error))
         self.units_changed |= path in files.UNITS
 
     def _put_back(self) -> None:
@@ -190,19 +195,43 @@ class ToolkitChange:
         if how == "restart":
             systemd.reset_failed(self.call, [engine.unit])
         done = self.call(["systemctl", how, engine.unit])
-        if done.returncode == 0:
+        # systemd sends the signal, and does not know whether dockerd accepts the file.
+        problem = done.stderr.strip() if done.returncode else self._refused_by_docker(engine)
+        if done.returncode == 0 and not problem:
             return
-        problem = done.stderr.strip()
         for path in (engine.config, engine.drop_in):
             if path in self.before:
                 self._put(path, self.before[path])
         systemd.reset_failed(self.call, [engine.unit])
-        back = self.call(["systemctl", "restart", engine.unit])
+        # An engine that was only reloaded still runs, with containers that a restart could end.
+        verb = "reload" if how == "reload" and done.returncode == 0 else "restart"
+        back = self.call(["systemctl", verb, engine.unit])
         stands = (
             "It runs with its former configuration" if back.returncode == 0 else "Nor with its former configuration"
         )
         cure = "%s. See journalctl --unit %s, mend that and run again." % (stands, engine.unit)
         self._must(problem, engine.unit, "it does not take its new configuration", cure)
+
+    def _refused_by_docker(self, engine: Engine) -> str:
+        """Return what dockerd lacks of its configuration after a reload or restart; "" if nothing, and for other engines.
+
+        dockerd reads the file after the signal, so that it is asked for a while.
+        """
+        if engine.name != "docker":
+            return ""
+        configured = read_text(engine.config) or ""
+        deadline = time.monotonic() + _DOCKER_SECONDS
+        while True:
+            try:
+                text, problem = ask(self.call, _DOCKER_INFO)
+            except FileNotFoundError:
+                # No client is installed.
+                return ""
+            if text is not None:
+                problem = engines.docker_lacks(configured, text)
+            if not problem or time.monotonic() > deadline:
+                return problem
+            time.sleep(_LOOK_SECONDS)
 
     # -- CDI -----------------------------------------------------------------------------------------------------------
 
@@ -213,7 +242,7 @@ class ToolkitChange:
 
     def _enable(self, step: Step) -> None:
         self._reload_units()
-        done = self.call(["systemctl", "enable", "--quiet", *step.items])
+        done = self.call(["systemctl", "enable", "--no-reload", "--quiet", *step.items])
         problem = done.stderr.strip() if done.returncode else ""
         if not problem and rules.REFRESH_PATH in step.items:
             started = self.call(["systemctl", "start", rules.REFRESH_PATH])
@@ -221,7 +250,7 @@ class ToolkitChange:
         self._must(problem, ", ".join(step.items), "not enabled", "See journalctl --unit %s." % step.items[0])
 
     def _disable(self, step: Step) -> None:
-        done = self.call(["systemctl", "disable", "--now", "--quiet", *step.items])
+        done = self.call(["systemctl", "disable", "--no-reload", "--now", "--quiet", *step.items])
         problem = done.stderr.strip() if done.returncode else ""
         self._must(problem, ", ".join(step.items), "not disabled", "See journalctl --unit %s." % step.items[0])
 

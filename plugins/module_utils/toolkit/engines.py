@@ -116,6 +116,21 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
     return _nothing_lost_toml(path, before, after)
 
 
+def docker_lacks(configured: str, info: str) -> str:
+    """Return what dockerd lacks of its daemon.json, by the JSON of `docker info`; "" if nothing."""
+    settings = json.loads(configured) if configured.strip() else {}
+    try:
+        answer = json.loads(info)
+        runtimes, default = set(answer["Runtimes"] or ()), answer["DefaultRuntime"]
+    except (ValueError, KeyError, TypeError):
+        return "docker info gives no runtimes"
+    missing = sorted(set(settings.get("runtimes", {})) - runtimes)
+    if missing:
+        return "dockerd does not have the runtime %s of its daemon.json" % ", ".join(missing)
+    wanted = settings.get("default-runtime", default)
+    return "" if wanted == default else "the default runtime of dockerd is %s instead of %s" % (default, wanted)
+
+
 def _nothing_lost_json(path: str, before: str, after: str) -> str:
     old, new = (json.loads(text) if text.strip() else {} for text in (before, after))
     runtimes = {name: value for name, value in old.get("runtimes", {}).items() if name != RUNTIME}

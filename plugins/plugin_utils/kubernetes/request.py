@@ -21,7 +21,7 @@ from .model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping
 from .text import lines
 
 #: What a host says of its PCI bus: at most so many GPUs.
-_ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
+_ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _gpus(name, layout, expected_gpus, pci_gpus):
     if expected_gpus:
         return assumed_gpus(expected_gpus)
     found = Reader(name).read("pci_gpus", pci_gpus, _ON_THE_BUS)
-    return gpus_on_the_bus([gpu["device_id"] for gpu in found])
+    return gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in found])
 
 
 def _check_word(option, word, words):

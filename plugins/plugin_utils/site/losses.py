@@ -23,12 +23,18 @@ _NAMED = 20
 _HOST_FAULTS = ("host_fault", "unreachable", "module_stderr", "module_stdout")
 #: Ansible's own words where the host wants a password to become root. Its result has nothing else to tell it by.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
+# sudo's own words, which Ansible passes on as output of the module where the host takes no password from it.
+_SUDO_ASKS = re.compile(r"sudo: a (?:password|terminal) is required")
 _UNREACHABLE = "could not be reached"
 #: In place of an error that its own task has printed.
 _PRINTED = "its error is above"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
     "ansible -i INVENTORY gpu_hosts -m ansible.builtin.ping."
+)
+_CURE_OF_BECOME = (
+    "The account needs a password to become root on %s. Run with --ask-become-pass, set ansible_become_password, or allow the "
+    "account in sudoers without a password (NOPASSWD). "
 )
 _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 
@@ -58,10 +64,14 @@ def tolerated(value: Any, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a host has no plan, in one line. `host_fault`: the host is at fault, not the inventory."""
+    """Why a host has no plan, in one line. `host_fault`: the host is at fault, not the inventory.
+
+    `become`: it asks for a password to become root.
+    """
 
     reason: str
     host_fault: bool
+    become: bool = False
 
 
 def failure(host: str, result: Any) -> Failure:
@@ -74,7 +84,10 @@ def failure(host: str, result: Any) -> Failure:
     # A role's assertion and a module of this collection quote the inventory in their messages.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
-    return Failure(reason, fault or (by_ansible and _BECOME_PASSWORD.search(message) is not None))
+    become = by_ansible and _BECOME_PASSWORD.search(message) is not None
+    said = "%s\n%s" % (result.get("module_stdout") or "", result.get("module_stderr") or "")
+    become = become or _SUDO_ASKS.search(said) is not None
+    return Failure(reason, fault or become, become)
 
 
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
@@ -95,8 +108,11 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
         cure = "Correct the errors above and run again. gpu_site_tolerate does not cover errors in the layout or in variables."
         named = {host: words[host] for host in wrong}
         return Losses(left_out, words, _refusal(named, cure, len(wrong) == len(hosts)))
+    become = [host for host in lost if found[host].become]
+    password = _CURE_OF_BECOME % _shortened(become) if become else ""
     if every:
-        return Losses(left_out, words, _refusal(words, _CURE_OF_ALL, every))
+        cure = password + ("" if len(become) == len(lost) else _CURE_OF_ALL)
+        return Losses(left_out, words, _refusal(words, cure.strip(), every))
     if len(lost) > allowed:
         cure = "Fix %s, exclude %s (--limit '%s'), or allow %d host%s without a plan (gpu_site_tolerate: %d)." % (
             *(("this host", "it") if len(lost) == 1 else ("these hosts", "them")),
@@ -105,8 +121,14 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
             "" if len(lost) == 1 else "s",
             len(lost),
         )
-        return Losses(left_out, words, _refusal(words, cure, every))
+        return Losses(left_out, words, _refusal(words, password + cure, every))
     return Losses(left_out, words, "")
+
+
+def _shortened(hosts: Sequence[str]) -> str:
+    """Return the hosts as a list that ends with a number where there are many."""
+    named = list(hosts[:_NAMED])
+    return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 
 
 def _refusal(words: Mapping[str, str], cure: str, every: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Sequence
 from ...module_utils import assumed
 from ...module_utils.change import planner
 from ...module_utils.change.targets import targets
-from ...module_utils.errors import FleetError, LayoutError
+from ...module_utils.errors import FleetError, LayoutError, Problem, SelectorError
 from ...module_utils.layout.types import Entry, Layout, Selector
 from ...module_utils.techniques.forms import parse_layout
 from ...module_utils.techniques.registry import SERVING
@@ -18,7 +18,7 @@ from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
 
 #: What a host says of its PCI bus: at most so many GPUs.
-_ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
+_ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
@@ -28,17 +28,22 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
     """
     try:
         layout = parse_layout(layout_data)
+        bus = Reader("this host").read("pci_gpus", pci_gpus, _ON_THE_BUS) if pci_gpus else []
+        addresses = [gpu["address"].lower() for gpu in bus if gpu.get("address")]
+        if addresses:
+            _check_addresses(layout, addresses)
         if expected_gpus:
             gpus = assumed.assumed_gpus(expected_gpus)
         else:
-            there = Reader("this host").read("pci_gpus", pci_gpus, _ON_THE_BUS)
-            gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in there])
+            gpus = assumed.gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in bus])
         if not gpus:
             return _answer(checked=False)
-        layout = _by_place(layout)
+        layout = _by_place(layout, by_address=not expected_gpus)
         gpus_plan = planner.plan(gpus, targets(layout, gpus))
         asked = [each for technique in SERVING for each in technique.service.asked(layout, gpus_plan, None)]
     except LayoutError as error:
+        return _answer([str(problem) for problem in error.problems])
+    except SelectorError as error:
         return _answer([str(problem) for problem in error.problems])
     except FleetError as error:
         return _answer([str(error)])
@@ -53,9 +58,27 @@ def _answer(problems: Sequence[str] = (), checked: bool = True) -> dict[str, Any
     return {"problems": list(problems), "plan": [], "counts": {}, "gpus": 0, "checked": checked}
 
 
-def _by_place(layout: Layout) -> Layout:
-    """The layout without entries that name GPUs by UUID or PCI address: only the driver can say which these are."""
-    return Layout(tuple(e for e in layout.entries if all(s.kind not in ("uuid", "pci") for s in _selectors(e))))
+def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
+    """Raise SelectorError for PCI addresses of the layout that the bus does not have."""
+    cure = "The NVIDIA GPUs on the bus are at %s." % ", ".join(addresses)
+    problems = [
+        Problem("%s.gpus[%d]" % (entry.where, position), "this host has no GPU at %s" % selector.value, cure)
+        for entry in layout.entries
+        for position, selector in enumerate(entry.selectors)
+        if selector.kind == "pci" and selector.value not in addresses
+    ]
+    if problems:
+        first, *more = problems
+        raise SelectorError(first.where, first.problem, first.cure, more)
+
+
+def _by_place(layout: Layout, by_address: bool) -> Layout:
+    """Return the layout without entries that name GPUs by UUID, and by PCI address unless the addresses of the GPUs are known.
+
+    Only the driver can say which GPUs these are.
+    """
+    unknown = {"uuid"} if by_address else {"uuid", "pci"}
+    return Layout(tuple(e for e in layout.entries if all(s.kind not in unknown for s in _selectors(e))))
 
 
 def _selectors(entry: Entry) -> list[Selector]:

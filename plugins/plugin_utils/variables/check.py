@@ -26,6 +26,14 @@ _MISSING_RATIO = 0.85
 _LEAST_NAME, _LEAST_WORD = 15, 5
 #: Parts of names that are worth a look without a prefix of the collection.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
+# Least number of words of a name with a missing or wrong word to be an error: shorter names are too often another role's own.
+_LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
+# A name of two words that lacks one of a variable is an error only with one of these in front (gpu_waves, not driver_version).
+_NAMESPACES = ("gpu", "vgpu", "nvidia", "dcgm")
+# Inventories have variables for these products of NVIDIA.
+_OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
+# Number of variables that a warning suggests.
+_MOST_RESEMBLED = 3
 _SECRETS = (
     "password",
     "token",
@@ -66,11 +74,16 @@ _HIDDEN = "(hidden)"
 
 @dataclass(frozen=True)
 class Unknown:
-    """A variable that the collection does not have. `error` where it can hardly be meant for anything else."""
+    """A variable that the collection does not have. `error` where it can hardly be meant for anything else.
+
+    `by_words`: it is an error only because a word is missing or wrong, so that a use of the name elsewhere shows that it is the
+    inventory's own.
+    """
 
     name: str
     nearest: str
     error: bool
+    by_words: bool = False
 
     def __str__(self) -> str:
         meant = "Did you mean %s? " % self.nearest if self.nearest else ""
@@ -79,19 +92,57 @@ class Unknown:
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
-    """Return those of the names that look like the collection's variables and are none; `own` are globs of names to leave out."""
-    there, found = known.variables(), []
+    """Return the names that resemble variables of the collection and are none; `own` are globs of names to leave out."""
+    variables, unknown_names = known.variables(), []
     for name in sorted(names):
-        if name in there or any(fnmatchcase(name, pattern) for pattern in own):
+        if name in variables or known.is_internal(name) or any(fnmatchcase(name, pattern) for pattern in own):
             continue
         prefix = next((each for each in known.prefixes() if name.startswith(each)), "")
-        meant = "" if prefix else typing_error(name)
-        if not (prefix or meant or name.startswith(_WORDS)):
+        typed = "" if prefix else typing_error(name)
+        resembled, certain = _word_error(name)
+        if not (prefix or typed or resembled or name.startswith(_WORDS)):
             continue
-        near = meant or _nearest(name, prefix, there)
-        if (prefix or near) and not known.is_internal(name):
-            found.append(Unknown(name, near, bool(meant or (prefix and near))))
-    return found
+        near = typed or _nearest(name, prefix, variables)
+        if prefix or near or resembled:
+            error = bool(typed or (prefix and near) or certain)
+            by_words = certain and not (typed or (prefix and near))
+            # A certain resemblance of words says more than a likeness of letters.
+            nearest = (typed or resembled or near) if certain and not prefix else near or resembled
+            unknown_names.append(Unknown(name, nearest, error, by_words))
+    return unknown_names
+
+
+def _word_error(name: str) -> tuple[str, bool]:
+    """Return the variables from which one missing or wrong word tells the name, and whether that is certain enough for an error.
+
+    docs/variables.md has the rule. The first is "" where no variable resembles the name, and "a or b" where several do.
+    """
+    words = tuple(name.split("_"))
+    if len(words) < 2 or "" in words:
+        return "", False
+    patterns = ((*words[:place], None, *words[place + 1 :]) for place in range(len(words)))
+    lacking = set(known.by_missing_word().get(words, ()))
+    wrong = {variable for pattern in patterns for variable in known.by_words_around().get(pattern, ())}
+    # Several variables with another word in the same place say nothing: gpu_busy_timeout resembles each timeout.
+    wrong = wrong if len(words) >= _LEAST_WORDS_WITH_WRONG_ONE - 1 and len(wrong) == 1 else set()
+    resembled = [*sorted(lacking), *sorted(wrong - lacking)]
+    if not resembled:
+        return "", False
+    certain = (len(lacking) == 1 or len(resembled) == 1) and _is_certain(words, bool(lacking))
+    if (
+        certain
+        or name.startswith(_WORDS)
+        or (len(resembled) == 1 and lacking and known.variables()[resembled[0]].by_role)
+    ):
+        return (" or ".join(resembled) if len(resembled) <= _MOST_RESEMBLED else ""), certain
+    return "", False
+
+
+def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
+    ours = words[0] in _NAMESPACES and words[:2] not in _OTHER_PRODUCTS
+    if lacks_word:
+        return ours or len(words) >= _LEAST_WORDS_LEFT
+    return (ours or words[0] == "container") and len(words) >= _LEAST_WORDS_WITH_WRONG_ONE
 
 
 def typing_error(name: str) -> str:

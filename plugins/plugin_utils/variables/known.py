@@ -81,6 +81,16 @@ def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
     return found
 
 
+@lru_cache(maxsize=None)
+def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of variables by their words with one of them missing."""
+    shortened: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for pattern, names in by_words_around().items():
+        words = tuple(word for word in pattern if word is not None)
+        shortened[words] = tuple(sorted({*shortened.get(words, ()), *names}))
+    return shortened
+
+
 def is_internal(name: str) -> bool:
     """Whether the collection's own tasks set this variable, so that it is no variable of an inventory."""
     return "__" in name or name in _set_by_tasks()

@@ -26,6 +26,7 @@ does not check its value. `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.ym
 | begins as the collection's names do, and resembles one of them | `gpu_site_wave` | error |
 | begins as they do, and resembles none | `gpu_layout_h100` | warning |
 | differs from exactly one of them by one typing error (below) | `gpu_layuot_on_busy` | error |
+| lacks a word of exactly one of them, or has another word instead (below) | `gpu_on_busy` | error |
 | resembles one of them otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
 | any other | `my_gpu_layout` | nothing |
 
@@ -34,6 +35,14 @@ A typing error is one of these, in one word of a name:
 - Two neighbouring letters are exchanged.
 - One letter is missing, wrong or too much (`nvidia_drver_version`). The word's first and last letter are right, it has five
   letters or more, and the name 15 characters or more. So `nvidia_drivers_version` and `gpu_train_timeout` are names of yours.
+
+A missing or wrong word is an error in these cases:
+
+- A word is missing, and the name still has three words (`layout_on_busy`), or begins with `gpu`, `vgpu`, `nvidia` or `dcgm`
+  (`gpu_waves`).
+- One word of four or more is wrong (`gpu_mig_on_busy`). The first word is one of these four, or `container`.
+
+It is a warning instead if the template of another variable reads the name: then the name is yours.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.

@@ -87,6 +87,7 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
 
     def call(command):
         called.append(command[1])
+        assert command[1] not in ("enable", "disable") or "--no-reload" in command
         return subprocess.CompletedProcess(command, int(command[1] in failing), "", "it does not answer")
 
     def run(check=False):
@@ -103,7 +104,27 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
     assert run() == ["start the units, which an earlier run did not do"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
+    # No unit file changes, and a reload could detach GPUs from running containers.
+    wanted["layout"] = [{"gpus": [0], "sharing": "exclusive"}]
+    run()
+    assert called == ["enable", "restart"]
     assert layout_boot.UNFINISHED not in installed(tmp_path)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_unit_that_another_run_keeps_from_starting_names_that_run(tmp_path, monkeypatch, waits):
+    monkeypatch.setattr(Installation, "is_host", True)
+    line = "gpu-layout: this host: another run is changing the layout: pid 7 (a run of Ansible). Wait for it and run again."
+
+    def call(command):
+        journal = line + "\ngpu-layout.service: Failed with result 'exit-code'.\n" if waits else "no GPU\n"
+        return subprocess.CompletedProcess(command, int(command[0] == "systemctl"), journal, "Job failed")
+
+    with pytest.raises(InstallError) as caught:
+        Installation(tmp_path, False, call).systemctl("restart", "gpu-layout.service", log_of="gpu-layout.service")
+    said = str(caught.value)
+    assert ("this host: another run is changing the layout: pid 7" in said) == waits
+    assert ("it failed with status" in said) == (not waits)
 
 
 def has_open(pid: int, file: Path) -> bool:

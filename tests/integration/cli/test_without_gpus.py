@@ -11,6 +11,9 @@ import pytest
 import yaml
 from command_host import PYTHON
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli.files import read_configuration
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+
 
 @pytest.fixture
 def bare(command):
@@ -102,3 +105,51 @@ def test_import_prints_a_layout_for_each_label(bare, tmp_path):
     one = bare("import", "-", "--label", "mixed", "--json", input=json.dumps(MIG_PARTED))
     assert list(json.loads(one.stdout)) == ["mixed"]
     assert "It has: all-disabled, mixed" in bare("import", str(file), "--label", "x", status=1).stderr
+
+
+def config_map(name, data):
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [{"other": 1}, MIG_PARTED],
+        [config_map("mig-parted", {"config.yaml": yaml.safe_dump(MIG_PARTED)})],
+        [
+            config_map("other", {"reset.sh": "#!/bin/sh: [", "text": "none"}),
+            config_map("c", {"a": json.dumps(MIG_PARTED)}),
+        ],
+        [{"kind": "List", "items": [config_map("c", {"config.yaml": yaml.safe_dump(MIG_PARTED)})]}],
+    ],
+    ids=["document", "ConfigMap", "ConfigMaps", "List"],
+)
+def test_import_finds_the_configuration_in_what_surrounds_it(tmp_path, documents):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    assert read_configuration(str(file), "mig-configs") == MIG_PARTED
+
+
+def test_import_refuses_two_configurations_and_none(bare, tmp_path):
+    file = tmp_path / "config.yaml"
+    embedded = config_map("c", {"config.yaml": yaml.safe_dump(MIG_PARTED)})
+    file.write_text(yaml.safe_dump_all([MIG_PARTED, embedded]))
+    with pytest.raises(FleetError, match=r"document 1 and document 2, data\.config\.yaml have mig-configs"):
+        read_configuration(str(file), "mig-configs")
+    file.write_text(json.dumps(config_map("c", {"config.yaml": json.dumps({"version": "v1"})})))
+    assert "it has no mig-configs" in bare("import", str(file), status=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("MIG 1g.10gb", "1g.10gb"),
+        ("MIG 1g.10gb+me", "1g.10gb+me"),
+        ("  MIG 3g.40gb     Device  0: (UUID: MIG-5c89d3fa)", "3g.40gb"),
+        ("MIG 1c.3g.40gb", "1c.3g.40gb"),
+        ("MIG-3G.40GB", "3g.40gb"),
+        ("mig-1g-10gb", "1g.10gb"),
+    ],
+)
+def test_a_name_as_nvidia_smi_prints_it_is_suggested(bare, written, meant):
+    assert "Did you mean %s? " % meant in bare("fits", "H100-80GB", written, status=1).stderr

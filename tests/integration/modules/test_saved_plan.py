@@ -46,7 +46,7 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     assert run.returncode == 0, run.stdout + run.stderr
     # It names who is in the way, with their command lines.
     assert stat.S_IMODE(saved.stat().st_mode) == 0o640
-    assert "Plan: 4 to create, 0 to destroy, 0 kept, on 2 of 2 hosts" in run.stdout
+    assert "Plan: 4 to create, 0 to destroy, 0 kept; 2 GPUs to change on 2 of 2 hosts" in run.stdout
     assert untouched(pair)
 
     # One host that moved stops the fleet and is named.
@@ -62,13 +62,13 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     first = pair.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
     assert first.returncode == 0, first.stdout + first.stderr
     assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in pair.seen().values())
-    assert "Applied: 4 created, 0 destroyed, 0 kept, on 2 of 2 hosts" in first.stdout
+    assert "Applied: 4 created, 0 destroyed, 0 kept; 2 GPUs changed on 2 of 2 hosts" in first.stdout
     if not THOROUGH:
         return
     second = pair.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
     assert second.returncode == 0, second.stdout + second.stderr
     assert second.stdout.count("changed=0") == 2
-    assert "Applied: 0 created, 0 destroyed, 4 kept, on 0 of 2 hosts" in second.stdout
+    assert "Applied: 0 created, 0 destroyed, 4 kept; 0 GPUs changed on 0 of 2 hosts" in second.stdout
 
 
 @pytest.mark.thorough
@@ -103,7 +103,7 @@ def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
     assert run.returncode != 0
     assert "the layout of before is back" in said(run)
-    assert "Applied: 2 created, 0 destroyed, 0 kept, on 1 of 3 hosts" in run.stdout
+    assert "Applied: 2 created, 0 destroyed, 0 kept; 1 GPU changed on 1 of 3 hosts" in run.stdout
     assert "Failed: three: gpu 0 (GPU-" in run.stdout
     assert run.stdout.count("Failed: ") == 1
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": [], "three": []}

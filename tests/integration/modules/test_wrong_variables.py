@@ -30,7 +30,7 @@ def owners_checked(playbook):
         tasks = [*play.get("tasks", [])]
         for task in tasks:
             tasks += task.get("block", [])
-            if "openfleet.gpu.check_variables" in task:
+            if "of" in task.get("openfleet.gpu.check_variables", {}):
                 found[play["name"]] = task["openfleet.gpu.check_variables"]["of"]
     return found
 
@@ -89,6 +89,24 @@ def test_of_gpu_hosts(fleet, playbook, play):
     assert re.findall(r"^TASK \[(.*?)\]", run.stdout, flags=re.MULTILINE)[-1].startswith("Check the variables")
     assert fleet.seen() == {"one": [], "two": []}
     assert files(fleet) == before
+
+
+@pytest.mark.core
+def test_one_mistake_of_many_hosts_is_one_message(host, library, tmp_path):
+    fleet = Fleet(tmp_path, library, ["one"])
+    names = ["one", *("h%02d" % number for number in range(40))]
+    common = {**LOCAL, "gpu_layout": LAYOUT, "gpu_layout_on_busy": "drian", "gpu_layouts": []}
+    inventory = tmp_path / "many.yml"
+    inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {name: {} for name in names}, "vars": common}}))
+    run = fleet.run("site.yml", inventory)
+    assert run.returncode != 0
+    said = " ".join((run.stdout + run.stderr).split())
+    message = 'h00, h01, h02, h03, h04 and 36 more hosts: gpu_layout_on_busy: unknown value "drian"'
+    # As an error and as a result.
+    assert 1 <= said.count(message) <= 2 and said.count('unknown value "drian"') == said.count(message), said
+    assert said.count("gpu_layouts: unknown variable, ignored") == 1
+    # A line or two a host remain, of Ansible's own.
+    assert len(run.stdout.splitlines()) < 4 * len(names)
 
 
 @pytest.mark.thorough

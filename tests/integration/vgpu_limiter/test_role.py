@@ -137,7 +137,7 @@ WANTED = [
 def brought(tmp_path_factory):
     """The hosts where the role runs, in one run of the task that decides on it."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
-    (apply,) = (play["tasks"] for play in plays if play["name"].startswith("Apply"))
+    (apply,) = (play["tasks"][0]["block"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]
     before = apply[: names.index("openfleet.gpu.gpu_layout")]
     (limiter,) = [

@@ -135,7 +135,7 @@ def install(
         systemctl(target, "daemon-reload")
     # A quadlet's unit is enabled by what makes it.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
-        systemctl(target, "enable", "--quiet", UNIT)
+        systemctl(target, "enable", "--no-reload", "--quiet", UNIT)
     if target.done or pending or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
         systemctl(target, "restart", UNIT)
     target.finish()
@@ -161,7 +161,7 @@ def uninstall(target: Installation) -> None:
     there = [path for path in UNIT_FILES if target.path(path).exists()]
     if there and booted(target):
         if UNIT_FILES[0] in there:
-            systemctl(target, "disable", "--quiet", "--now", UNIT)
+            systemctl(target, "disable", "--no-reload", "--quiet", "--now", UNIT)
         else:
             # Never made of its quadlet, by a Podman before 4.4.
             systemctl(target, "stop", UNIT, unknown=True)
@@ -172,7 +172,7 @@ def uninstall(target: Installation) -> None:
     remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), said=False)
-    if target.done and booted(target):
+    if there and booted(target):
         systemctl(target, "daemon-reload")
 
 

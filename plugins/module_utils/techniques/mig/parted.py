@@ -10,9 +10,10 @@ count for each profile, also for parts of an instance: 1c.3g.20gb). https://gith
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from itertools import combinations
-from typing import Any, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Iterable, Mapping, Sequence
 
 from ...catalogue import Model
 from ...errors import FleetError
@@ -77,7 +78,7 @@ class _Config:
     def read(self, config: Any) -> Converted:
         if not isinstance(config, list):
             raise self._no("", "a list of elements", config)
-        layout, named = [], []
+        layout, named, models = [], [], set()
         for number, element in enumerate(config):
             place = "[%d]" % number
             if not isinstance(element, Mapping):
@@ -88,8 +89,9 @@ class _Config:
             selectors = self._selectors(gpus)
             if selectors:
                 named.append(gpus)
+                models.update(selector["model"] for selector in selectors if isinstance(selector, dict))
                 layout.append(dict({"gpus": selectors}, **self._sharing(place, element)))
-        self._check_together(named)
+        self._check_together(named, len(models))
         return Converted(layout, tuple(self._problems))
 
     def _gpus(self, place: str, element: Mapping[str, Any]) -> _Gpus:
@@ -127,18 +129,21 @@ class _Config:
         for model in gpus.models:
             if model not in names:
                 self._differs(gpus.place, "the catalogue has no GPU with the %s, which is left out" % model)
-        return [{"model": model} for model in gpus.models if model in names]
+        known = [model for model in gpus.models if model in names]
+        # A host has only one of the variants of a board, and each selector of a layout has to match.
+        pattern = _pattern(known, names)
+        return [{"model": pattern}] if pattern else [{"model": model} for model in known]
 
-    def _check_together(self, named: Sequence[_Gpus]) -> None:
+    def _check_together(self, named: Sequence[_Gpus], models: int) -> None:
         """Say where the entries cannot stand in one layout, which names a GPU once and only GPUs that are there."""
         if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
             self._differs("", "all stands beside other GPUs, which a layout refuses: list the GPUs of each entry")
             return
-        if len({model for gpus in named if gpus.indices is None for model in gpus.models or ()}) > 1:
+        if models > 1:
             self._differs(
                 "", "it serves several models, and a host's layout names only GPUs that it has: keep those on each host"
             )
-        for one, other in combinations(named, 2):
+        for one, other in itertools.combinations(named, 2):
             both, shared = "%s and %s" % (one.place, other.place), one.shared_indices(other)
             if shared and not one.share_a_model(other):
                 numbers = ", ".join(map(str, shared))
@@ -207,6 +212,24 @@ class _Config:
 
     def _no(self, place: str, wanted: str, value: Any) -> FleetError:
         return FleetError(self._where + place, "expected %s, got %r" % (wanted, value), "Mend it there.")
+
+
+def _pattern(models: Sequence[str], known: Iterable[str]) -> str:
+    """Return a pattern that matches these models, such as ``H200*``, and no other known one; "" if there is none."""
+    if len(models) < 2:
+        return ""
+    start = _common_start(models)
+    shortest = min(len(model) for model in models) - len(start)
+    end = _common_start([model[::-1][:shortest] for model in models])[::-1]
+    for pattern in (start + "*" + end, start + "*"):
+        if start and {model for model in known if fnmatchcase(model, pattern)} == set(models):
+            return pattern
+    return ""
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    letters = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*texts))
+    return "".join(column[0] for column in letters)
 
 
 def sharing(parts: Sequence[int], slices: int) -> list[tuple[int, ...]] | None:

@@ -10,6 +10,7 @@ instance that it creates: left to itself the driver may place instances so that 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Iterable, Sequence
 
 from ...disturbance import Disturbance
@@ -34,6 +35,9 @@ COMPUTE_STARTS = {
     7: {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)},
 }
 
+# Boards with display outputs, which have MIG only in the display mode compute:
+# https://docs.nvidia.com/datacenter/tesla/mig-user-guide/getting-started-with-mig.html
+_DISPLAY_BOARD = re.compile(r"RTX PRO [56]000 Blackwell(?!.*Server)")
 _WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != KEY)
 
 
@@ -162,6 +166,15 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
 
 def _capacity(gpu: Gpu, target: Target) -> Capacity:
     where = "%s on %s" % (target.where, gpu.label)
+    if not gpu.mig.capable and _DISPLAY_BOARD.search(gpu.name):
+        raise PlanError(
+            where,
+            "this board has MIG only in the display mode compute, and it is in another one",
+            "Set it with NVIDIA's DisplayModeSelector 1.72 or later (https://developer.nvidia.com/displaymodeselector): "
+            "`./displaymodeselector --listgpumodes`, then `./displaymodeselector --gpumode=compute --gpu=N`. Reboot the host and "
+            "run again. The board then drives no display. If it has that mode already, update its VBIOS (nvidia-smi "
+            "--query-gpu=vbios_version --format=csv).",
+        )
     if not gpu.mig.capable:
         raise PlanError(
             where,

@@ -164,12 +164,14 @@ class MpsHost(Daemons):
             raise ApplyError(str(error.filename or name), "it cannot be removed: %s" % error, cure) from error
 
     def _forget_shared(self) -> None:
+        had_unit = (self._root / mps_unit.UNIT_PATH).exists()
         for path in self._shared():
             durable.remove(self._root / path)
         for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
             # Not where something of others is in it.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
+        if had_unit:
         with contextlib.suppress(FileNotFoundError):
             ask(self._run, ["systemctl", "daemon-reload"])
 

@@ -366,9 +366,7 @@ class VgpuHost(Tenants):
                 durable.make_folder(path.parent)
                 _make_shared(path, file)
         except OSError as error:
-            raise ApplyError(
-                str(error.filename), "it cannot be made: %s" % error, "Make room for it, as root."
-            ) from error
+            raise ApplyError(str(error.filename), "it cannot be made: %s" % error, durable.cure_of(error)) from error
 
     def _remove(self, path: str) -> None:
         """Remove a file if it is there. Raises ApplyError."""

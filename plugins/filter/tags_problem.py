@@ -1,0 +1,69 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filter that finds what is wrong with the tags of a run."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: tags_problem
+short_description: Find what is wrong with the tags of a run
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Compares C(--tags) and C(--skip-tags) with the tags of a playbook. A tag that selects nothing would end a run without a change
+    and without an error.
+options:
+  _input:
+    description: The tags of the playbook, one a role. An empty list is a playbook without tags.
+    type: list
+    elements: str
+    required: true
+  run:
+    description: The variable C(ansible_run_tags).
+    type: list
+    elements: str
+    required: true
+  skip:
+    description: The variable C(ansible_skip_tags).
+    type: list
+    elements: str
+    required: true
+  groups:
+    description: The variable C(groups), the hosts by group.
+    type: dict
+    required: true
+  hostvars:
+    description: The variable C(hostvars), which the first play lacks. Without it, a tag is accepted if no host asks for its role.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Stop where the tags select nothing
+  ansible.builtin.fail:
+    msg: "{{ ['gpu_layout'] | openfleet.gpu.tags_problem(run=ansible_run_tags, skip=ansible_skip_tags, groups=groups) }}"
+  tags: always
+"""
+
+RETURN = r"""
+_value:
+  description: Why the run is refused, empty where it is not.
+  type: str
+  sample: "Unknown tag mig. The tags are gpu_layout. Nothing was changed."
+"""
+
+
+def tags_problem(tags, run, skip, groups, hostvars=None):
+    """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.site.tags import problem
+
+    return problem(list(tags), list(run), list(skip), groups, hostvars)
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"tags_problem": tags_problem}

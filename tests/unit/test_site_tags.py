@@ -1,0 +1,82 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which roles the tags of a run select, and which roles a host's plan needs with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.site import tags
+
+ROLES = ["gpu_simulator", "nvidia_driver", "vgpu_limiter", "gpu_kubernetes", "gpu_layout", "dcgm_exporter", "gpu_audit"]
+LAYOUT = {"driver_present": True, "counts": {"gpus_changed": 0}}
+CHANGED = {"driver_present": True, "counts": {"gpus_changed": 1}}
+ABSENT = {"driver_present": False}
+PLAIN = {"simulated": False, "kubernetes": "", "tenants": []}
+DRIVER = {"needed": True, "drained": False, "reboot": ""}
+
+
+@pytest.mark.parametrize(
+    ("run", "skip", "selected"),
+    [
+        (["all"], [], set(ROLES)),
+        (["tagged"], ["gpu_audit"], set(ROLES) - {"gpu_audit"}),
+        (["gpu_layout", "always"], [], {"gpu_layout"}),
+        (["always"], [], set()),
+        (["all"], ["always"], set(ROLES)),
+    ],
+)
+def test_selected_roles(run, skip, selected):
+    assert tags.selected(ROLES, run, skip) == selected
+
+
+@pytest.mark.parametrize(
+    ("role", "variables", "accepted"),
+    [
+        ("dcgm_exporter", {}, False),
+        ("dcgm_exporter", {"dcgm_exporter_source": "container"}, True),
+        ("vgpu_limiter", {"gpu_layout": []}, False),
+        ("vgpu_limiter", {"gpu_layout": "text"}, False),
+        (
+            "vgpu_limiter",
+            {
+                "gpu_layout": [
+                    {
+                        "gpus": [0],
+                        "sharing": "vgpu",
+                        "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 30}]},
+                    }
+                ]
+            },
+            True,
+        ),
+        ("gpu_layout", {}, True),
+    ],
+)
+def test_a_tag_is_refused_if_no_host_asks_for_its_role(role, variables, accepted):
+    hostvars = {"one": {}, "two": variables}
+    problem = tags.problem(ROLES, [role], [], {"gpu_hosts": ["one", "two"]}, hostvars)
+    assert (problem == "") == accepted, problem
+
+
+@pytest.mark.parametrize(
+    ("roles", "layout", "driver", "inventory", "sentences"),
+    [
+        ({"gpu_layout"}, CHANGED, {}, {}, 0),
+        ({"gpu_layout"}, CHANGED, DRIVER, {}, 1),
+        ({"nvidia_driver"}, LAYOUT, DRIVER, {}, 1),
+        ({"nvidia_driver", "gpu_layout"}, ABSENT, DRIVER, {}, 0),
+        ({"dcgm_exporter"}, ABSENT, DRIVER, {"tenants": ["a"]}, 0),
+        ({"gpu_layout"}, ABSENT, {}, {"simulated": True}, 1),
+        ({"gpu_layout"}, LAYOUT, {}, {"simulated": True}, 0),
+        ({"gpu_layout"}, CHANGED, {}, {"tenants": ["a"]}, 1),
+        ({"gpu_layout", "vgpu_limiter"}, CHANGED, {}, {"tenants": ["a"]}, 0),
+        ({"gpu_layout"}, LAYOUT, {}, {"tenants": ["a"]}, 0),
+        ({"gpu_layout"}, CHANGED, {}, {"kubernetes": "nvidia_dra"}, 1),
+        ({"gpu_kubernetes"}, CHANGED, {}, {"kubernetes": "nvidia_dra"}, 1),
+        ({"gpu_kubernetes"}, LAYOUT, {}, {"kubernetes": "nvidia_dra"}, 0),
+    ],
+)
+def test_roles_that_the_plan_of_a_host_needs_together(roles, layout, driver, inventory, sentences):
+    lacking = tags.lacking(roles, {"layout": layout, "driver": driver}, {**PLAIN, **inventory})
+    assert len(lacking) == sentences, lacking

@@ -1,0 +1,89 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""systemd reloads its units only after a unit file changed: a reload can detach GPUs from running containers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
+
+ROOT = Path(__file__).resolve().parents[2]
+UNIT = "etc/systemd/system/one.service"
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    monkeypatch.setattr(Installation, "is_host", True)
+    called = []
+
+    def call(command):
+        called.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    installation = Installation(tmp_path, False, call)
+    installation.called = called
+    return installation
+
+
+@pytest.mark.parametrize(
+    ("change", "reloads"),
+    [
+        (lambda target: target.write("etc/openfleet-gpu/layout.json", b"[]"), False),
+        (lambda target: target.remove("etc/openfleet-gpu/layout.json"), False),
+        (lambda target: target.write(UNIT, b"[Unit]"), True),
+        (lambda target: target.write(UNIT + ".d/one.conf", b"[Service]"), True),
+        (lambda target: target.write("etc/containers/systemd/one.container", b"[Container]"), True),
+    ],
+    ids=["file", "nothing", "unit", "drop-in", "quadlet"],
+)
+def test_an_installation_reloads_systemd_only_for_unit_files(target, change, reloads):
+    change(target)
+    target.systemctl("daemon-reload")
+    assert target.called == [["systemctl", "daemon-reload"]] * reloads
+
+
+def test_an_installation_reloads_systemd_for_a_removed_unit_and_after_an_interrupted_run(target):
+    target.write(UNIT, b"[Unit]")
+    for again in (False, True):
+        later = Installation(target.root, False, target.call)
+        if again:
+            later.mark("run/unfinished").__bool__()
+            (target.root / "run").mkdir()
+            (target.root / "run/unfinished").touch()
+            assert later.mark("run/unfinished")
+        else:
+            assert later.remove(UNIT)
+        target.called.clear()
+        later.systemctl("daemon-reload")
+        assert target.called == [["systemctl", "daemon-reload"]]
+
+
+def test_enable_and_disable_never_reload_by_themselves():
+    """`systemctl enable` reloads even if it changes nothing."""
+    pattern = re.compile(r"""["'](?:enable|disable)["'],(?! *"--no-reload")""")
+    for path in (ROOT / "plugins").rglob("*.py"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if "systemctl" in line and pattern.search(line) and "self._systemctl)" not in line:
+                # `Installation.systemctl` adds it.
+                assert "target.systemctl(" in line, "%s:%d: %s" % (path, number, line)
+
+
+def tasks_of(data):
+    for task in data or []:
+        yield task
+        for key in ("block", "rescue", "always"):
+            yield from tasks_of(task.get(key))
+
+
+def test_roles_reload_systemd_only_after_a_change():
+    for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("roles/*/handlers/*.yml")]:
+        for task in tasks_of(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            module = task.get("ansible.builtin.systemd_service") or {}
+            if module.get("daemon_reload") is True and path.parent.name != "handlers":
+                assert "is changed" in str(task.get("when")), "%s: %s" % (path, task["name"])
