@@ -156,7 +156,7 @@ def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, m
     def absent() -> None:
         raise DriverAbsentError("this host", "there is no driver", "Install it.", call="nvmlInit")
 
-    monkeypatch.setattr(agent_nvml, "_Session", absent)
+    monkeypatch.setattr(agent_nvml, "BoundedSession", absent)
     monkeypatch.setattr(agent_nvml, "_FAILED_SECONDS", 0.0)
     (tmp_path / vgpu_files.spec_path("a")).parent.mkdir(parents=True)
     import json

@@ -14,13 +14,13 @@ from typing import Callable, Iterator, Sequence
 
 from ..busy import can_be_ended, make_way
 from ..disturbance import Disturbance
-from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
 from ..frozen import frozen
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
 from ..model import Holder, Host, Process
+from ..nvml.bounded_session import BoundedSession
 from ..nvml.reset import Reset, reset_gpu
-from ..nvml.session import Session
 from ..ownership import Ownership, Record
 from ..plan_parts import GpuStep
 from ..services import Change, Clear, Look
@@ -41,7 +41,7 @@ class Context:
     Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone.
     """
 
-    session: Session
+    session: BoundedSession
     journal: Journal
     record: Record | None = None
     look: Look | None = None
@@ -146,7 +146,7 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner
         )
 
 
-def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
+def _step(session: BoundedSession, gpu: str, step: GpuStep, reset: Reset) -> None:
     if step.technique == compute_mode.KEY:
         compute_mode.apply(session, gpu, step)
     elif step.technique == DIVIDER.key:
@@ -160,6 +160,14 @@ def _undo(
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
+    if isinstance(known, UnansweredCallError):
+        raise ApplyError(
+            known.where,
+            "%s, in the middle of a change" % known.problem,
+            "%s The journal is kept, and the next run finishes the change or takes it back." % known.ADVICE,
+            outcome="unknown",
+            steps_done=done,
+        ) from cause
     try:
         # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
         # with leave to end what is in the way, is what no process stands for.

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ..frozen import frozen
 from ..gpu_plan import Target
 from ..model import Gpu
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..plan_parts import GpuPart, GpuStep
 
 KEY = "gpu"
@@ -41,7 +41,7 @@ def plan(gpu: Gpu, target: Target) -> GpuPart:
     )
 
 
-def apply(session: Session, gpu_uuid: str, step: SetComputeMode) -> None:
+def apply(session: BoundedSession, gpu_uuid: str, step: SetComputeMode) -> None:
     """Carry out a step. Raises NvmlError."""
     session.set_compute_mode(gpu_uuid, step.mode)
 

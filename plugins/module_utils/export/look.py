@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
 from .layout import Exported, exported
@@ -18,7 +18,7 @@ SELECT_BY = ("index", "uuid", "pci")
 
 def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
     """Return the layout of what is there. Raises NvmlError."""
-    with Session() as session:
+    with BoundedSession() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}

@@ -16,7 +16,7 @@ from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Holder, Host
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..ownership import Ownership, Record
 from ..services import Service, merged
 from ..techniques.registry import SERVING, observers_for
@@ -49,7 +49,7 @@ class _HostReading:
             if busy is not None:
                 # It may be about to reset GPUs: this look must not have them open.
                 return Snapshot(time.time(), changing=busy)
-            session = held.enter_context(Session())
+            session = held.enter_context(BoundedSession())
             session.observers = observers or ()
             host, private = session.observe(silent=silent), session.private
         # Lost GPUs are no failure of this look: monitoring has an alert for them.

@@ -31,7 +31,7 @@ call_t call_enter_uninitialized(function_t function)
 	atomic_fetch_add_explicit(&traffic->calls[function], 1, memory_order_relaxed);
 	switch (fault_strikes(traffic, function, &call.result)) {
 	case ACTION_KILL:
-		raise(SIGKILL);
+		state_die();
 		break;
 	case ACTION_KILL_INSIDE:
 		state_die_inside = true;
@@ -60,7 +60,7 @@ call_t call_enter(function_t function)
 void call_leave(call_t *call)
 {
 	if (call->die_on_return || state_die_inside)
-		raise(SIGKILL);
+		state_die();
 }
 
 nvmlReturn_t call_unsupported(function_t function)
