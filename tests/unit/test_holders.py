@@ -165,6 +165,18 @@ def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path, word):
         assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]
 
 
+def test_a_look_that_hangs_in_the_driver_holds_and_is_named(dev, tmp_path):
+    """It was killed when its call did not return, and no signal ends it: it keeps the GPU open."""
+    proc = Proc(tmp_path / "proc")
+    proc.process(7, "gpu-layout", dev / "nvidia0", words=("metrics",))
+    assert find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools) == ()
+    status = proc.folder / "7" / "status"
+    status.write_text(status.read_text() + "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000100\n")
+    (holder,) = find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools)
+    assert holder.kind == "device_handle" and holder.pid == 7
+    assert "was killed, and hangs in the kernel" in holder.who
+
+
 def device_node(path, major, minor):
     """Make a character device, or skip the test where that is not permitted."""
     path.unlink(missing_ok=True)
