@@ -259,3 +259,35 @@ def test_a_user_waits_half_a_minute_for_a_reading(host, tmp_path):
     hang(host, "nvmlDeviceGetMemoryInfo")
     done = command("apply", "--layout", command.layout(LAYOUT), status=1, timeout=PATIENCE_SECONDS)
     assert "nvmlDeviceGetMemoryInfo did not return within 30 s" in done.stderr, done
+
+
+def test_a_service_leaves_one_hung_child_and_not_one_for_each_question(host):
+    """The child is made as one in uninterruptible sleep: SIGKILL does not reach it."""
+    host.create(H100[:1])
+    hang(host, "nvmlDeviceGetMemoryInfo")
+    code = """
+import os, signal
+from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+bounded_session.READ_SECONDS = 2.0
+child_process._REAP_SECONDS = 0.1
+kill, started = os.killpg, []
+start = child_process.start
+child_process.start = lambda *given: started.append(start(*given)) or started[-1]
+child_process.os.killpg = lambda child, number: None
+for _again in range(3):
+    try:
+        with bounded_session.BoundedSession() as opened:
+            print(len(opened.observe().gpus))
+    except bounded_session.UnansweredCallError as error:
+        print(error.problem)
+print(len(started))
+child_process.os.killpg = kill
+kill(started[0], signal.SIGKILL)
+os.waitid(os.P_PID, started[0], os.WEXITED | os.WNOWAIT)
+with bounded_session.BoundedSession() as opened:
+    print(len(opened.observe().gpus))
+"""
+    done = python(host, code)
+    problem = "nvmlDeviceGetMemoryInfo did not return within 2 s"
+    assert done.stdout.splitlines() == [problem] * 3 + ["1", "4"], (done.stdout, done.stderr)
