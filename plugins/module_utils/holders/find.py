@@ -41,7 +41,7 @@ from .watchers import is_watcher
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
 #: The collection's own looks at the host (name of the process, and words of its command; root's, in no container). They are over
-#: in a moment, and never there while a run changes the host: transaction.looking. One that hangs in the driver was killed: it holds.
+#: in a moment, and never there while a run changes the host: transaction.looking. One killed in a hung driver holds.
 LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
