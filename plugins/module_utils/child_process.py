@@ -84,6 +84,12 @@ def give_up(child: int) -> bool:
     return True
 
 
+def was_killed(status: str) -> bool:
+    """Return whether a process with this text in /proc/PID/status was killed and has not ended: it hangs in the kernel."""
+    found = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found.group(1), 16) & _KILLED)
+
+
 def mark(account: int) -> None:
     """Give this process the name by which `stuck` finds it: it looks at something of this account's from here on."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:

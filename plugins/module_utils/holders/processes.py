@@ -13,7 +13,6 @@ import math
 import os
 import pwd
 import re
-import signal
 import time
 from functools import cached_property
 from typing import Iterable, Iterator, Sequence
@@ -101,8 +100,7 @@ class Processes:
 
     def was_killed(self, pid: int) -> bool:
         """Return whether SIGKILL has not ended it yet: it hangs in the kernel, as in a driver call that does not return."""
-        found = re.search(r"^SigPnd:\s*([0-9a-f]+)$", self._text(pid, "status"), re.MULTILINE)
-        return found is not None and bool(int(found.group(1), 16) & 1 << (signal.SIGKILL - 1))
+        return child_process.was_killed(self._text(pid, "status"))
 
     def in_container(self, pid: int) -> bool:
         return in_container(pid, self.proc)

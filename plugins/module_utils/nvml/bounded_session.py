@@ -18,6 +18,7 @@ import functools
 import mmap
 import os
 import pickle
+import re
 import select
 import signal
 import socket
@@ -28,6 +29,7 @@ from typing import Any, Callable, Iterator, Sequence
 from .. import child_process
 from ..errors import NvmlError, UnansweredCallError
 from ..model import Host
+from ..proc_files import read
 from .calls import _binding
 from .session import Observer, Session
 
@@ -53,6 +55,8 @@ _NOTE, _TEXT_BYTES = struct.Struct("=d256s"), 256
 _HEADER = struct.Struct("=QQ")
 _CHUNK_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
+#: The child's name in /proc, at most 15 letters.
+COMM = "gpu-layout-nvml"
 #: Children of this process that were given up and have not ended, with the error that each of them led to.
 _hanging: dict[int, UnansweredCallError] = {}
 
@@ -62,6 +66,19 @@ def seconds_for(call: str) -> float:
     if call.startswith(_CHANGES):
         return CHANGE_SECONDS
     return START_SECONDS if call.startswith(_STARTS) else READ_SECONDS
+
+
+def hung_children(proc: str = "/proc") -> list[int]:
+    """Return the children of earlier runs that were given up and have not ended: the driver has not returned from their calls."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _hangs("%s/%d" % (proc, pid))]  # noqa: PTH208
+
+
+def _hangs(folder: str) -> bool:
+    # A user may name a program so. Only root's counts.
+    if read(folder + "/comm").rstrip("\n") != COMM:
+        return False
+    status = read(folder + "/status")
+    return child_process.was_killed(status) and re.search(r"^Uid:(?:\s+0){4}$", status, re.MULTILINE) is not None
 
 
 class CallNote:
@@ -311,6 +328,8 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
     if os.getppid() != parent:
         return 1
     os.chdir("/")
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
+        file.write(COMM)
     session = _ChildSession(note)
     with connection.makefile("rwb") as messages:
         while True:

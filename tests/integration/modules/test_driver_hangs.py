@@ -253,6 +253,25 @@ def test_a_command_ends_names_the_call_and_frees_the_lock(host, name):
     assert not stopped_processes()
 
 
+def test_metrics_do_not_ask_a_driver_that_has_not_returned_from_an_earlier_call(host):
+    """They are asked for each minute: one more process would hang each time."""
+    host.create(H100[:1])
+    layout = host.folder / "layout.json"
+    layout.write_text("[]")
+    host.gpusim("calls", "--clear")
+    code = COMMAND.replace(
+        "sys.argv[1:]",
+        """
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics import look
+look.hung_children = lambda: [4711]
+sys.argv[1:]""",
+    )
+    words = ["metrics", "--layout", str(layout), "--state-directory", str(host.folder / "state.d")]
+    done = python(host, code % words)
+    assert done.returncode == 1 and "an earlier NVML call has not returned (pid 4711)" in done.stderr, done
+    assert "nvmlInit" not in host.gpusim("calls")
+
+
 def test_a_user_waits_half_a_minute_for_a_reading(host, tmp_path):
     host.create(H100[:1])
     command = CommandHost(host, build_command(tmp_path / "gpu-layout"))
