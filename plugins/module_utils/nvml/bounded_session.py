@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import gc
 import mmap
 import os
 import pickle
@@ -327,6 +328,8 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
+    # A collection would touch, and so copy, every page that the child shares with its parent.
+    gc.disable()
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
         file.write(COMM)
