@@ -61,7 +61,7 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 class TimeLimit:
     """A time limit for all requests to a server together, in seconds.
 
-    A timeout of a socket counts anew with each byte, so a server that sends one now and then would never meet it.
+    The timeout of a socket starts again with each byte, so a server that sends one now and then would never meet it.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -202,7 +202,7 @@ def test_the_server_itself_goes_on(server, unit):
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, part):
-    """It may be a user's own: a timeout that counts anew with each byte would let it hold root's run for ever."""
+    """It may be a user's own: a timeout that starts again with each byte would let it hold root's run for ever."""
     monkeypatch.setattr(jupyter, "ALL_SECONDS", 2)
     ended = threading.Event()
 
