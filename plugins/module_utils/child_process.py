@@ -33,6 +33,8 @@ _STATUS = re.compile(r"^(State|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
 _KILLED = 1 << (signal.SIGKILL - 1)
 #: Children of this process: killed and not yet ended.
 _left: List[int] = []
+#: Children of this process that were not given up.
+_running: set[int] = set()
 
 
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
@@ -40,7 +42,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
 
     It has the descriptors `keep` and nothing else that is open. `account` is whose files it looks at: see `stuck`.
     """
-    _left[:] = [child for child in _left if not _has_ended(child)]
+    _left[:] = [child for child in _left if not has_ended(child)]
     child = os.fork()
     if child == 0:
         code = 1
@@ -49,6 +51,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
             # As the caller's handlers would raise it where nothing expects it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
+            _running.clear()
             if account is not None:
                 mark(account)
             code = work()
@@ -57,20 +60,34 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
     # By both, for either may come first.
     with contextlib.suppress(OSError):
         os.setpgid(child, child)
+    _running.add(child)
     return child
 
 
-def give_up(child: int) -> None:
-    """Kill a child with all that it started. What hangs in the kernel is not waited for."""
+def running() -> frozenset[int]:
+    """Return the children that this process has started and not given up: what they have open is this process's own."""
+    return frozenset(_running)
+
+
+def give_up(child: int) -> bool:
+    """Kill a child with all that it started. Return False where it hangs in the kernel and so does not end."""
+    _running.discard(child)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     deadline, pause = time.monotonic() + _REAP_SECONDS, _FIRST_POLL_SECONDS
-    while not _has_ended(child):
+    while not has_ended(child):
         if time.monotonic() >= deadline:
             _left.append(child)
-            return
+            return False
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+    return True
+
+
+def was_killed(status: str) -> bool:
+    """Return whether a process with this text in /proc/PID/status was killed and has not ended: it hangs in the kernel."""
+    found = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found.group(1), 16) & _KILLED)
 
 
 def mark(account: int) -> None:
@@ -112,7 +129,8 @@ def _close_all(keep: set[int]) -> None:
                 os.close(int(name))
 
 
-def _has_ended(child: int) -> bool:
+def has_ended(child: int) -> bool:
+    """Return whether a child of this process has ended. It is reaped then."""
     try:
         return os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run commands of the host: one rule of where they are, and of the language that they answer in.
 
-`run_tool` is for what is asked and must answer soon. `run_to_end` is for what must not be cut off, as a package manager.
+`run_tool` asks what must answer soon. `run_to_end` also runs what must not be interrupted, such as a package manager, and knows
+how long each command may take (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -17,10 +18,25 @@ import subprocess
 import time
 from typing import Any, Callable, Mapping, Sequence
 
+from .errors import CommandTimeoutError
 from .printable import printable
 
 #: How long a tool may take that is given no other limit, as a scheduler's whose controller does not answer.
 TOOL_TIMEOUT_SECONDS = 10
+#: Seconds for a command that asks something, and for one that starts or stops something: Docker's unit has no limit of its own.
+QUESTION_SECONDS, CHANGE_SECONDS = 120, 600
+#: Programs that install, remove or build. Interrupted, they leave something that a person may have to repair.
+_TO_END = {
+    *("apt-get", "apt-mark", "dpkg", "dpkg-deb", "dnf", "yum", "rpm", "dkms", "dracut", "update-initramfs", "mkinitrd"),
+    *("semodule", "setsebool", "restorecon", "make", "sh", "nvidia-installer", "nvidia-uninstall", "ansible-galaxy"),
+}
+#: Words with which package managers only ask. They may have to load large lists first.
+_ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
+#: Programs that start or stop something, except with these words. Their callers handle a failure.
+_STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
+_ASKING_OF_STARTING = {"info", "version"}
+#: The status of a command that was ended at its limit, as of timeout(1).
+_TIMEOUT_STATUS = 124
 #: What a tool may say: a controller of ten thousand jobs says less.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
 #: What was killed is gone in a moment.
@@ -62,8 +78,40 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
 
 
+def seconds_for(command: Sequence[str]) -> float | None:
+    """Return how many seconds a command may take; None for one that must not be interrupted."""
+    name = os.path.basename(command[0])  # noqa: PTH119
+    if name in _TO_END or name.startswith("python"):
+        return None if _ASKING.isdisjoint(command[1:]) else CHANGE_SECONDS
+    return CHANGE_SECONDS if _starts(command) else QUESTION_SECONDS
+
+
+def _starts(command: Sequence[str]) -> bool:
+    """Return whether a command starts or stops something."""
+    return os.path.basename(command[0]) in _STARTING and _ASKING_OF_STARTING.isdisjoint(command[1:])  # noqa: PTH119
+
+
 def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] | None = None) -> Any:
-    """Run a command however long it takes. Return its status, 127 if it is not installed, and what it said."""
+    """Run a command within its limit, or to its end. Return its status, 127 if it is not installed, and its output.
+
+    A command that starts or stops something has status 124 where it does not end within its limit. Raises CommandTimeoutError for
+    one that asks: no answer is not an answer.
+    """
+    seconds = seconds_for(command)
+    if seconds is None:
+        return _run_unlimited(command, input, env)
+    try:
+        return run_tool(command, input, env, seconds)
+    except FileNotFoundError:
+        return Done(list(command), 127, "", "%s is not installed" % command[0])
+    except TimeoutExpired:
+        problem = "%s did not end within %d s" % (" ".join(command), seconds)
+        if _starts(command):
+            return Done(list(command), _TIMEOUT_STATUS, "", problem)
+        raise CommandTimeoutError("this host", problem, "Find out why it hangs there, and run again.") from None
+
+
+def _run_unlimited(command: Sequence[str], input: str, env: Mapping[str, str] | None) -> Any:
     given: Any = {"input": input} if input else {"stdin": subprocess.DEVNULL}
     try:
         return subprocess.run(

@@ -100,8 +100,31 @@ class DriverAbsentError(NvmlError):
     """There is no NVIDIA driver, no NVML library, or no Python binding for it on the host."""
 
 
+class UnansweredCallError(NvmlError):
+    """An NVML call did not return within its limit, or ended the process that made it. The driver as a whole may hang.
+
+    `changes` says whether a GPU may have been changed before.
+    """
+
+    #: What helps. Xid 119 and 120 are GSP timeouts and errors (docs.nvidia.com/deploy/xid-errors).
+    ADVICE = "Look for Xid 119 or 120 (GSP) in the kernel log, reset the GPU or reboot the host."
+
+    def __init__(self, where: str, problem: str, *, call: str | None, changes: bool) -> None:
+        gpu = where.partition("(")[2].rstrip(")") or None
+        super().__init__(where, problem, self.ADVICE, call=call, gpu=gpu)
+        self.changes = changes
+        if not changes:
+            self.cure += " Nothing was changed."
+
+
 class ResetRefusedError(NvmlError):
     """A GPU cannot be reset, and so does not get the MIG mode that waits for it. A reboot of the host resets it too."""
+
+
+class CommandTimeoutError(FleetError):
+    """A command of the host that was asked something did not end within its limit."""
+
+    host_fault = True
 
 
 class ApplyError(FleetError):

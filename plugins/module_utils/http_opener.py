@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
+import socket
+import threading
+import time
 import urllib.request
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 HTTPException, Request = http.client.HTTPException, urllib.request.Request
 #: What is raised where a server does not answer, or what it answers or was asked is not HTTP.
@@ -52,6 +56,40 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
     def https_open(self, request: Request) -> Any:
         return self.do_open(CheckedTlsConnection, request, check=self._check, context=self._tls)
+
+
+class TimeLimit:
+    """A time limit for all requests to a server together, in seconds.
+
+    The timeout of a socket starts again with each byte, so a server that sends one now and then would never meet it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[Callable[[Any], None]]:
+        """Limit a request. Give the function that is called with its connected socket. Raises TimeoutError past the limit."""
+        timers: list[threading.Timer] = []
+
+        def watch(connection: Any) -> None:
+            timers.append(threading.Timer(max(0.0, self._deadline - time.monotonic()), _end, [connection]))
+            timers[-1].daemon = True
+            timers[-1].start()
+
+        try:
+            yield watch
+        finally:
+            for timer in timers:
+                timer.cancel()
+            # What was read of an answer that was ended is no answer.
+            if time.monotonic() >= self._deadline:
+                raise TimeoutError("it did not answer within %g s in all" % self._seconds)
+
+
+def _end(connection: Any) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+from typing import Any, Callable
 
 from .errors import FleetError
 
@@ -14,13 +15,14 @@ try:
     import kubernetes
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
+    from urllib3.exceptions import TimeoutError as TimeoutError_
 except ImportError:
     kubernetes = None
-    ApiException = HTTPError = None
+    ApiException = HTTPError = TimeoutError_ = None
 
 
-#: Of one request: an API server that is gone may leave a connection open.
-_TIMEOUT_SECONDS = 30
+#: Seconds until a connection stands, and until the API server answers a request: one that is gone may leave a connection open.
+REQUEST_SECONDS = 30
 
 
 class ClusterError(FleetError):
@@ -35,7 +37,8 @@ def has_client() -> bool:
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
     """Return a CoreV1Api of the cluster of a kubeconfig; without one, of the one that kubectl would take.
 
-    Raises ClusterError where the kubeconfig cannot be used. No call is made yet.
+    Each of its requests has a time limit, whatever the verb. Raises ClusterError where the kubeconfig cannot be used. No call is
+    made yet.
     """
     where = {name: value for name, value in (("config_file", kubeconfig), ("context", context)) if value}
     # Of its own: without one the package keeps one for the whole process, and an audit asks several clusters.
@@ -45,14 +48,22 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
     except (kubernetes.config.ConfigException, OSError, ValueError) as error:
         cure = "Name a kubeconfig in gpu_drain_kubernetes_kubeconfig or gpu_kubernetes_kubeconfig."
         raise ClusterError(str(kubeconfig or "the kubeconfig"), "it cannot be used: %s" % error, cure) from None
-    return kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(settings))
+    # urllib3 would wait for each of three further attempts as long as for the first.
+    settings.retries = 0
+    client = kubernetes.client.ApiClient(settings)
+    client.request = functools.partial(_limited, client.request)
+    return kubernetes.client.CoreV1Api(client)
+
+
+def _limited(request: Callable[..., Any], *args: Any, _request_timeout: Any = None, **options: Any) -> Any:
+    """Make a request of an ApiClient, with the limit where the caller names none."""
+    return request(*args, _request_timeout=_request_timeout or REQUEST_SECONDS, **options)
 
 
 def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
     """Return the pods of a node, as the API has them, by one call. Raises ClusterError."""
-    how = {"_preload_content": False, "_request_timeout": _TIMEOUT_SECONDS}
     try:
-        answer = api.list_pod_for_all_namespaces(field_selector="spec.nodeName=%s" % node, **how)
+        answer = api.list_pod_for_all_namespaces(field_selector="spec.nodeName=%s" % node, _preload_content=False)
     except (ApiException, HTTPError) as error:
         raise ClusterError("Kubernetes node %s" % node, "its pods cannot be listed: %s" % reason(error)) from None
     return json.loads(answer.data)["items"]
@@ -63,4 +74,7 @@ def reason(error: Exception) -> str:
     try:
         return str(json.loads(error.body)["message"])
     except (AttributeError, KeyError, TypeError, ValueError):
-        return str(getattr(error, "reason", None) or error)
+        cause = getattr(error, "reason", None) or error
+    if isinstance(cause, TimeoutError_):
+        return "the API server did not answer within %d s" % REQUEST_SECONDS
+    return str(cause)

@@ -301,8 +301,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders, gpus
 from ..module_utils.model import to_data
+from ..module_utils.nvml.bounded_session import BoundedSession
 from ..module_utils.nvml.calls import respawn_with_pynvml
-from ..module_utils.nvml.session import Session
 from ..module_utils.runner import run
 from ..module_utils.techniques.service_views import SERVICE_VIEWS, reports
 
@@ -323,7 +323,7 @@ ABOUT = ("driver_version", "nvml_version", "cuda_version", "simulated")
 def read(params):
     """The module's return values."""
     try:
-        with Session() as session:
+        with BoundedSession() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host, sockets=params["sockets"]) if params["holders"] else None
             beside = reports(session.private)

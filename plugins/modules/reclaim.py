@@ -205,8 +205,8 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders
 from ..module_utils.keep import keeps, notices
 from ..module_utils.keep.server import SOCKET
+from ..module_utils.nvml.bounded_session import BoundedSession
 from ..module_utils.nvml.calls import respawn_with_pynvml
-from ..module_utils.nvml.session import Session
 from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import run
 from ..module_utils.transaction import looking
@@ -255,7 +255,7 @@ def session(directory):
     with looking(directory) as busy:
         if busy is not None:
             raise busy
-        with Session() as opened:
+        with BoundedSession() as opened:
             yield opened
 
 
@@ -279,7 +279,7 @@ def bring_about(params, check_mode):
         return dict(nothing, changed=False)
     if params["items"]:
         try:
-            Session()
+            BoundedSession()
         except DriverAbsentError:
             # Ahead of the lock, which the other interpreter takes itself.
             respawn_with_pynvml()

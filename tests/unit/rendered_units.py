@@ -67,7 +67,11 @@ def rendered(name: str, special: str) -> str:
     """Return the text of a unit."""
     if (name, special) in TEXTS:
         return TEXTS[name, special]
-    role, template, given = TEMPLATES[name, special]
+    return rendered_with(*TEMPLATES[name, special])
+
+
+def rendered_with(role: str, template: str, given: dict[str, Any]) -> str:
+    """Return the text that a template of a role gives with these variables."""
     loader = DataLoader()
     variables: dict[str, Any] = {}
     for part in ("defaults", "vars"):

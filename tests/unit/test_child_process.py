@@ -10,6 +10,11 @@ import signal
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+
+NO_DEVICES = Devices(Host("", "", None, False, ()))
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def idle_child() -> int:
 
 def test_the_pauses_begin_short_and_grow_to_a_longest(pauses, monkeypatch):
     answers = iter([False] * 10 + [True])
-    monkeypatch.setattr(child_process, "_has_ended", lambda child: next(answers))
+    monkeypatch.setattr(child_process, "has_ended", lambda child: next(answers))
     child = idle_child()
     child_process.give_up(child)
     os.waitpid(child, 0)
@@ -40,9 +45,44 @@ def test_the_pauses_begin_short_and_grow_to_a_longest(pauses, monkeypatch):
 def test_a_child_that_does_not_end_is_left_for_later(pauses, monkeypatch):
     seconds = iter(range(1000))
     monkeypatch.setattr(child_process.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(child_process, "_has_ended", lambda child: False)
+    monkeypatch.setattr(child_process, "has_ended", lambda child: False)
     monkeypatch.setattr(child_process, "_left", [])
     child = idle_child()
     child_process.give_up(child)
     assert child_process._left == [child]
     os.waitpid(child, 0)
+
+
+def test_a_look_leaves_out_the_children_of_this_process_until_they_are_given_up(monkeypatch):
+    """A child that asks the driver has the GPUs open for this process. One that hangs there holds them."""
+    monkeypatch.setattr(child_process, "_left", [])
+    child = idle_child()
+    try:
+        assert child in child_process.running()
+        assert child not in processes.scan(NO_DEVICES).seen
+        with monkeypatch.context() as patched:
+            # As one that hangs in the driver: no signal ends it.
+            patched.setattr(child_process.os, "killpg", lambda child, signal: None)
+            patched.setattr(child_process, "_REAP_SECONDS", 0.0)
+            child_process.give_up(child)
+        assert child not in child_process.running()
+        assert child in processes.scan(NO_DEVICES).seen
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_child_does_not_count_its_parents_children_as_its_own():
+    first = idle_child()
+    reading, writing = os.pipe()
+
+    def tell() -> int:
+        os.write(writing, repr(sorted(child_process.running())).encode())
+        return 0
+
+    second = child_process.start(tell, [writing])
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "[]"
+    child_process.give_up(first)
+    child_process.give_up(second)

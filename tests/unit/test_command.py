@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import command as commands
 from ansible_collections.openfleet.gpu.plugins.module_utils import systemd
 from ansible_collections.openfleet.gpu.plugins.module_utils.command import (
     ask,
@@ -18,7 +19,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.command import (
     run_to_end,
     run_tool,
     search_path,
+    seconds_for,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import CommandTimeoutError
 
 RUNNERS = pytest.mark.parametrize("run", [run_tool, run_to_end])
 ENVIRONMENT = [sys.executable, "-c", "import os; print(*(os.environ[n] for n in ('LC_ALL', 'LANG', 'PATH', 'MORE')))"]
@@ -61,6 +64,93 @@ def test_a_command_has_its_input_and_its_status(run):
     done = run(["sh", "-c", "cat; echo wrong >&2; exit 3"], input="given")
     assert (done.returncode, done.stdout, done.stderr) == (3, "given", "wrong\n")
     assert run(["cat"]).stdout == ""
+
+
+# --- Limits
+
+QUESTIONS = [
+    ["nvidia-ctk", "runtime", "configure"],
+    ["visudo", "-cf", "/tmp/x"],
+    ["/usr/sbin/visudo", "-cf", "/tmp/x"],
+    ["gpgv", "file"],
+    ["docker", "info", "--format", "{{json .}}"],
+    ["dpkg-query", "-W"],
+    ["apt-cache", "policy", "x"],
+    ["modinfo", "nvidia"],
+    ["getsebool", "container_use_devices"],
+    ["ldd", "/bin/sh"],
+    ["journalctl", "--no-pager"],
+]
+LONG_QUESTIONS = [
+    ["rpm", "-q", "x"],
+    ["rpm", "-e", "--test", "x"],
+    ["dnf", "--quiet", "repoquery", "x"],
+    ["dnf", "--quiet", "history", "list"],
+    ["apt-get", "check", "--quiet"],
+    ["apt-get", "-y", "--simulate", "install", "x"],
+    ["dpkg", "--audit"],
+]
+STARTS = [
+    ["systemctl", "restart", "docker.service"],
+    ["modprobe", "nvidia"],
+    ["docker", "run", "--rm", "x"],
+    ["podman", "import", "x"],
+    ["nvidia-smi", "-L"],
+]
+NEVER_INTERRUPTED = [
+    ["apt-get", "-y", "install", "x"],
+    ["dpkg", "--configure", "--pending"],
+    ["dnf", "-y", "remove", "x"],
+    ["rpm", "-e", "x"],
+    ["dkms", "autoinstall"],
+    ["dracut", "--force"],
+    ["update-initramfs", "-u"],
+    ["sh", "/tmp/NVIDIA.run", "--silent"],
+    ["nvidia-uninstall", "--silent"],
+    [sys.executable, "-m", "pip", "install", "x"],
+    ["make", "-s"],
+]
+
+
+@pytest.mark.parametrize("command", [*QUESTIONS, *LONG_QUESTIONS, *STARTS, *NEVER_INTERRUPTED], ids=" ".join)
+def test_every_command_has_the_limit_of_its_kind(command):
+    expected = commands.QUESTION_SECONDS if command in QUESTIONS else commands.CHANGE_SECONDS
+    assert seconds_for(command) == (None if command in NEVER_INTERRUPTED else expected)
+
+
+@pytest.fixture(name="hanging")
+def of_programs_that_do_not_end(monkeypatch, tmp_path):
+    """Return a function that installs a program which writes its pid and sleeps."""
+    monkeypatch.setenv("PATH", "%s:%s" % (tmp_path, os.environ["PATH"]))
+    monkeypatch.setattr(commands, "QUESTION_SECONDS", 2)
+    monkeypatch.setattr(commands, "CHANGE_SECONDS", 2)
+
+    def install(name):
+        (tmp_path / name).write_text("#!/bin/sh\necho $$ >%s/pid\nexec sleep 600\n" % tmp_path)
+        (tmp_path / name).chmod(0o755)
+        return tmp_path / "pid"
+
+    return install
+
+
+def has_ended(pid_file) -> bool:
+    return not Path("/proc", pid_file.read_text().strip()).exists()
+
+
+def test_a_question_that_hangs_is_ended_and_is_no_answer(hanging):
+    pid = hanging("nvidia-ctk")
+    with pytest.raises(CommandTimeoutError) as raised:
+        run_to_end(["nvidia-ctk", "runtime", "configure"])
+    assert raised.value.host_fault
+    assert str(raised.value).startswith("this host: nvidia-ctk runtime configure did not end within 2 s. ")
+    assert has_ended(pid)
+
+
+def test_a_start_that_hangs_has_failed(hanging):
+    pid = hanging("systemctl")
+    done = run_to_end(["systemctl", "restart", "docker.service"])
+    assert (done.returncode, done.stderr) == (124, "systemctl restart docker.service did not end within 2 s")
+    assert has_ended(pid)
 
 
 # --- systemctl show

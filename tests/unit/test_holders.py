@@ -22,6 +22,7 @@ from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opene
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.cgroup import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import blocking, find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import hung_children
 
 # Daemons are started by their real names, and who looks through /proc finds them.
 pytestmark = pytest.mark.alone
@@ -157,12 +158,40 @@ def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path,
 
 
 @pytest.mark.parametrize("word", ["metrics", "holders", "keep-serve", "vgpu-agent"])
-def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path, word):
-    program = named(tmp_path, "gpu-layout")
+@pytest.mark.parametrize("name", ["gpu-layout", "gpu-layout-nvml"])
+def test_the_collections_own_look_blocks_no_run(dev, find, tmp_path, word, name):
+    program = named(tmp_path, name)
     with opened(dev / "nvidia0", word, program=program) as process:
         assert find(host(gpu(0)), process) == []
     with opened(dev / "nvidia0", "apply", program=program) as process:
         assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]
+
+
+def test_only_roots_children_that_were_killed_and_have_not_ended_hang(tmp_path):
+    proc = Proc(tmp_path / "proc")
+    killed = "SigPnd:\t0000000000000100\n"
+    for pid, name, uid, more in (
+        (7, "gpu-layout-nvml", 0, killed),
+        (8, "gpu-layout-nvml", 0, "SigPnd:\t0000000000000000\n"),
+        (9, "gpu-layout-nvml", 1000, killed),
+        (10, "train", 0, killed),
+    ):
+        proc.process(pid, name, uid=uid)
+        status = proc.folder / str(pid) / "status"
+        status.write_text(status.read_text() + more)
+    assert hung_children(str(proc.folder)) == [7]
+
+
+def test_a_look_that_hangs_in_the_driver_holds_and_is_named(dev, tmp_path):
+    """It was killed when its call did not return, and no signal ends it: it keeps the GPU open."""
+    proc = Proc(tmp_path / "proc")
+    proc.process(7, "gpu-layout-nvml", dev / "nvidia0", words=("metrics",))
+    assert find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools) == ()
+    status = proc.folder / "7" / "status"
+    status.write_text(status.read_text() + "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000100\n")
+    (holder,) = find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools)
+    assert holder.kind == "device_handle" and holder.pid == 7
+    assert "was killed, and hangs in the kernel" in holder.who
 
 
 def device_node(path, major, minor):

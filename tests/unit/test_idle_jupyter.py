@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import http.server
 import json
 import os
+import socket
 import threading
 
 import pytest
@@ -15,6 +18,7 @@ from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import jupyter
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.jupyter import JupyterError, Server, shut_down
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 
@@ -194,3 +198,31 @@ def test_the_server_itself_goes_on(server, unit):
     unit.write_text("#!/bin/sh\necho 0\n")
     done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert "jupyter.service has no main process, so what it does is not known" in done["spared"][0]["why"]
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, part):
+    """It may be a user's own: a timeout that starts again with each byte would let it hold root's run for ever."""
+    monkeypatch.setattr(jupyter, "ALL_SECONDS", 2)
+    ended = threading.Event()
+
+    def trickle(listening):
+        connection, _address = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\n" + (b"X: " if part == "head" else b"Content-Length: 99999\r\n\r\n[")
+            )
+            while not ended.wait(0.1):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=trickle, args=(listening,), daemon=True)
+        thread.start()
+        url = "http://127.0.0.1:%d/" % listening.getsockname()[1]
+        asked = concurrent.futures.ThreadPoolExecutor(1).submit(shut_down, Server(url, ThisProcess(), TOKEN), HOUR, NOW)
+        try:
+            with pytest.raises(JupyterError, match="did not answer within 2 s in all"):
+                asked.result(timeout=60)
+        finally:
+            ended.set()
+            thread.join(60)

@@ -75,6 +75,27 @@ def test_one_opener_sends_requests():
     assert importers("ansible.module_utils.urls", "requests", "urllib3") == {"plugin_utils/bundle/fetch.py"}
 
 
+def taken(tree: ast.AST, module: str) -> set[str]:
+    """Return the names that a file imports from a module of the collection, by the end of the module's path."""
+    return {
+        each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and ("." + (node.module or "")).endswith("." + module)
+        for each in node.names
+    }
+
+
+def test_one_session_asks_the_driver_and_has_time_limits():
+    """Elsewhere a call that does not return would keep a run, its pipes and the host's lock."""
+    direct = {path for path, tree in trees() if {"Session"} & (taken(tree, "nvml.session") | taken(tree, "session"))}
+    assert direct == {
+        "module_utils/nvml/bounded_session.py",
+        # Within bounded.bounded, which limits all of it.
+        "module_utils/hardware/asking.py",
+    }
+    assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {"module_utils/nvml/session.py"}
+
+
 def test_one_page_is_the_shell_of_all():
     pages = {path.name for path in PLUGINS.rglob("*.j2") if "<!doctype" in path.read_text(encoding="utf-8").lower()}
     assert pages == {"shell.html.j2"}

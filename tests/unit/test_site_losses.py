@@ -39,6 +39,14 @@ def test_nothing_else_is_a_tolerance(value):
         tolerated(value, 10)
 
 
+def test_a_host_that_did_not_answer_in_time_is_at_fault_itself():
+    """As ansible-core has it for the keyword timeout."""
+    result = {"failed": True, "msg": "Task failed: Timed out after 300 second(s).", "timedout": {"period": 300}}
+    found = failure("h1", result)
+    assert (found.reason, found.host_fault) == ("it did not answer within 300 s", True)
+    assert not losses(HOSTS, HOSTS[1:], {"h0": result}, 1).refusal
+
+
 def test_a_run_without_losses_goes_on():
     found = losses(HOSTS, HOSTS, {}, 0)
     assert (dict(found.left_out), found.refusal) == ({}, "")

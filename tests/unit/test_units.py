@@ -8,7 +8,7 @@ import re
 import subprocess
 
 import pytest
-from rendered_units import ROLES, ROOT, TEMPLATES, TEXTS, exposure, rendered
+from rendered_units import ROLES, ROOT, SHARED, TEMPLATES, TEXTS, exposure, rendered, rendered_with
 
 #: What a unit may have without a reason.
 MOST = 3.0
@@ -108,6 +108,45 @@ def test_it_has_the_bounds_that_are_documented(name, special):
         assert filters[0].startswith("@system-service")
         assert settings(text, "SystemCallArchitectures") == ["native"]
         assert settings(text, "NoNewPrivileges")[-1] in ("yes", "true")
+
+
+#: Clients of GPUs, which find them as the layout has them.
+CLIENTS = {
+    *("docker.service", "containerd.service", "crio.service", "podman.service", "podman-restart.service"),
+    *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service", "slurmd.service"),
+    *("nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-cdi-refresh.service"),
+    *("nvidia-dcgm.service", "dcgm-exporter.service", "display-manager.service"),
+}
+
+
+def ordering(text: str, name: str) -> set[str]:
+    return {unit for value in settings(text, name) for unit in value.split()}
+
+
+def test_at_boot_clients_of_gpus_wait_for_the_layout_and_nothing_else_does():
+    """A driver that hangs must not keep an administrator out: no target waits, so sshd, logins and the network do not."""
+    text = rendered("gpu-layout.service", "")
+    before = ordering(text, "Before")
+    assert before >= CLIENTS
+    assert {unit for unit in before if not unit.endswith(".service")} == {"shutdown.target"}
+    assert not {
+        unit for unit in before if re.match(r"ssh|getty|serial-getty|user@|systemd-|network|dbus|cron|rsyslog", unit)
+    }
+    # With the default dependencies basic.target would be waited for, and would wait for a unit that it wants.
+    assert settings(text, "DefaultDependencies") == ["no"]
+    assert not ordering(text, "RequiredBy")
+    for each in ("ssh", "basic", "network", "multi-user"):
+        assert each not in " ".join(ordering(text, "After"))
+
+
+def test_services_that_are_restarted_after_a_change_start_after_the_layout_too():
+    given = {"gpu_layout": SHARED, "gpu_layout_restart_services": ["my-daemon", "other@1.service"]}
+    before = ordering(rendered_with("gpu_layout", "gpu-layout.service.j2", given), "Before")
+    assert {"my-daemon.service", "other@1.service"} <= before
+
+
+def test_a_unit_that_hangs_in_the_driver_is_not_waited_for_when_it_is_stopped():
+    assert settings(rendered("gpu-layout.service", ""), "TimeoutStopSec") == ["10s"]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, m
     def absent() -> None:
         raise DriverAbsentError("this host", "there is no driver", "Install it.", call="nvmlInit")
 
-    monkeypatch.setattr(agent_nvml, "_Session", absent)
+    monkeypatch.setattr(agent_nvml, "BoundedSession", absent)
     monkeypatch.setattr(agent_nvml, "_FAILED_SECONDS", 0.0)
     (tmp_path / vgpu_files.spec_path("a")).parent.mkdir(parents=True)
     import json
@@ -170,4 +170,40 @@ def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, m
     reporter._idle_until = 0.0
     reporter.look()
     assert len(said) == 1 and "there is no driver" in said[0]
+    assert not (tmp_path / vgpu_files.nvml_report_path("a")).exists()
+
+
+def test_a_call_that_does_not_return_is_said_once_and_nothing_is_written(tmp_path, report, monkeypatch):
+    """Not taken for a lost GPU, which only has no column: the driver as a whole may hang."""
+    import json
+
+    from ansible_collections.openfleet.gpu.plugins.module_utils.errors import UnansweredCallError
+    from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent_nvml
+    from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import to_data
+
+    class Hanging:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_error):
+            pass
+
+        def memory_by_process(self, gpu):
+            problem = "nvmlDeviceGetComputeRunningProcesses did not return within 30 s"
+            raise UnansweredCallError(
+                "gpu %s" % gpu, problem, call="nvmlDeviceGetComputeRunningProcesses", changes=False
+            )
+
+    monkeypatch.setattr(agent_nvml, "BoundedSession", Hanging)
+    monkeypatch.setattr(agent_nvml, "_FAILED_SECONDS", 0.0)
+    path = tmp_path / vgpu_files.spec_path("a")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(to_data(TENANT)))
+    said: list[str] = []
+    reporter = Reporter(tmp_path, str(tmp_path / "state"), said.append)
+    for _again in range(2):
+        reporter._idle_until = 0.0
+        reporter.look()
+    (line,) = said
+    assert "nvmlDeviceGetComputeRunningProcesses did not return within 30 s" in line
     assert not (tmp_path / vgpu_files.nvml_report_path("a")).exists()

@@ -32,8 +32,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import (
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current
@@ -81,7 +81,7 @@ def checks(request: Request) -> list[Check]:
     if os.geteuid() != 0:
         return list(none(request.gpu, "needs root"))
     try:
-        with locked(request.directory, 0.0), Session() as session:
+        with locked(request.directory, 0.0), BoundedSession() as session:
             session.observers = OBSERVERS
             return _Change(request, session).run()
     except FleetError as error:
@@ -95,7 +95,7 @@ def none(gpu: int | None, reason: str, areas: Sequence[str] = AREAS) -> Iterator
 
 
 class _Change:
-    def __init__(self, request: Request, session: Session) -> None:
+    def __init__(self, request: Request, session: BoundedSession) -> None:
         self._request, self._session = request, session
         self._record = Record(request.directory)
 

@@ -24,7 +24,7 @@ from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
 
 SHARES_PERCENT = (20, 50, 80)
 #: Of kernels of 1 ms, alone and with a share.
@@ -114,7 +114,7 @@ def _state(index: int) -> dict[str, Any]:
 
 def holders_of(index: int, pid: int) -> dict[str, Any]:
     """What gpu_info says of a process on a GPU: its kinds as a holder, and its memory. For root also gpu-layout holders."""
-    with Session() as session:
+    with BoundedSession() as session:
         host = session.observe()
     found = [gpu for gpu in gpus(host, find_holders(host)) if gpu["index"] == index]
     return {

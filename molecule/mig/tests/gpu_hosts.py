@@ -30,9 +30,10 @@ WAIT_SECONDS = 240
 #: The second GPU instance that a change makes: by then old ones are gone, and the new ones are not all there.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 
-#: The pid of the run that had the host's lock last, and whether it is stopped.
+#: The pid of the run that had the host's lock last, and whether the child in which it calls NVML is stopped.
 OWNER = rf"""pid=$(sed -n 's/.*"pid": \([0-9]*\),.*/\1/p' {STATE}/lock 2>/dev/null)"""
-STOPPED = "grep -qs '^State:.T' /proc/$pid/status"
+CHILDREN = '$(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status | grep -o "[0-9]*")'
+STOPPED = """grep -qs '^State:.T' $(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status) /dev/null"""
 CLEAR = f"gpusim fail --clear; {OWNER}; if {STOPPED}; then kill -KILL $pid; fi"
 
 
@@ -175,8 +176,8 @@ class GpuHost:
         self.ask(f"timeout {WAIT_SECONDS} flock {STATE}/lock true")
 
     def go_on(self, pid: int) -> None:
-        self.ask(f"kill -CONT {pid}")
+        self.ask(f"pid={pid}; kill -CONT {CHILDREN}")
 
     def end(self, signal: str, pid: int) -> None:
-        """Sends a run that is stopped a signal, which reaches it as it goes on; SIGKILL leaves none to go on."""
-        self.ask(f"kill -{signal} {pid}; kill -CONT {pid} 2>/dev/null || true")
+        """Send a signal to a run whose child is stopped, and let the child go on. None does after SIGKILL."""
+        self.ask(f"pid={pid}; child={CHILDREN}; kill -{signal} $pid; kill -CONT $child 2>/dev/null || true")

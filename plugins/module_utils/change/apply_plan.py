@@ -15,15 +15,15 @@ from typing import Callable, Iterator, Mapping, Sequence
 from .. import durable
 from ..busy import can_be_ended, make_way
 from ..disturbance import Disturbance
-from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError
+from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError, UnansweredCallError
 from ..frozen import frozen
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
 from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
+from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import IN_USE, lost_error
 from ..nvml.calls import UNKNOWN as UNKNOWN_CODE
 from ..nvml.reset import Reset, reset_gpu
-from ..nvml.session import Session
 from ..ownership import Ownership, Record
 from ..plan_parts import GpuStep
 from ..services import Change, Clear, Look
@@ -44,7 +44,7 @@ class Context:
     Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone.
     """
 
-    session: Session
+    session: BoundedSession
     journal: Journal
     record: Record | None = None
     look: Look | None = None
@@ -164,7 +164,7 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner
         )
 
 
-def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
+def _step(session: BoundedSession, gpu: str, step: GpuStep, reset: Reset) -> None:
     if step.technique == compute_mode.KEY:
         compute_mode.apply(session, gpu, step)
     elif step.technique == DIVIDER.key:
@@ -183,6 +183,14 @@ def _undo(
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
+    if isinstance(known, UnansweredCallError):
+        raise ApplyError(
+            known.where,
+            "%s, in the middle of a change" % known.problem,
+            "%s The journal is kept, and the next run finishes the change or takes it back." % known.ADVICE,
+            outcome="unknown",
+            steps_done=done,
+        ) from cause
     try:
         # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
         # with leave to end what is in the way, is what no process stands for.
@@ -260,7 +268,7 @@ def go_back(
     return host
 
 
-def _give_up(session: Session, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
+def _give_up(session: BoundedSession, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
     """Count these GPUs as lost. Raises the failure of one that is in use or gone, and where no GPU is left."""
     seen = {gpu.uuid for gpu in host.gpus}
     for uuid, error in failed.items():

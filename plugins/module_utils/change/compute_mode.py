@@ -11,8 +11,8 @@ from ..errors import NvmlError, PlanError
 from ..frozen import frozen
 from ..gpu_plan import Target
 from ..model import Gpu
+from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import NO_PERMISSION, NOT_SUPPORTED
-from ..nvml.session import Session
 from ..plan_parts import GpuPart, GpuStep
 
 KEY = "gpu"
@@ -56,7 +56,7 @@ def plan(gpu: Gpu, target: Target) -> GpuPart:
     )
 
 
-def apply(session: Session, gpu_uuid: str, step: SetComputeMode) -> None:
+def apply(session: BoundedSession, gpu_uuid: str, step: SetComputeMode) -> None:
     """Carry out a step. Raises NvmlError."""
     try:
         session.set_compute_mode(gpu_uuid, step.mode)

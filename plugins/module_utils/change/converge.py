@@ -19,7 +19,7 @@ from ..frozen import frozen
 from ..gpu_plan import Plan, instance_text
 from ..layout.types import Layout
 from ..model import Host
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..ownership import Owned, Ownership, Record, owned_instance
 from ..services import Change, Clear, Look, Pids, Service, merged
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
@@ -77,7 +77,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
 
     With `installs` the software of services may be missing still.
     """
-    with Session() as session:
+    with BoundedSession() as session:
         session.observers = observers_for(request.layout, request.directory, request.parts)
         services = services_for(request.parts, request.layout, session.private)
         host = look(session, services)
@@ -122,7 +122,7 @@ def converge(
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
             held.enter_context(locked(request.directory, lock_timeout_seconds))
-            return work.attempt(held.enter_context(Session()))
+            return work.attempt(held.enter_context(BoundedSession()))
 
     return wait_until_free(attempt, on_busy)
 
@@ -141,7 +141,7 @@ class _Attempts:
         #: How many GPUs were lost when the plan was made.
         self.lost = 0
 
-    def attempt(self, session: Session) -> Run:
+    def attempt(self, session: BoundedSession) -> Run:
         if self.owed is None:
             self.owed = self.follow_up.due()
         try:
@@ -158,7 +158,7 @@ class _Attempts:
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
-    def _without_new_sick(self, session: Session) -> Run:
+    def _without_new_sick(self, session: BoundedSession) -> Run:
         """Attempt it, and where GPUs fall sick meanwhile that may be left out, attempt it again without them."""
         while True:
             try:
@@ -169,7 +169,7 @@ class _Attempts:
                 if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
                     raise
 
-    def _attempt(self, session: Session) -> Run:
+    def _attempt(self, session: BoundedSession) -> Run:
         own: Pids = {}
 
         def look_again(gpu: str | None = None) -> Host:
@@ -222,7 +222,7 @@ class _Attempts:
         warnings = (*there.warnings, *newly_lost(lost, host))
         return Run(plan, host, self.recovered, tuple(self.ended), warnings=warnings)
 
-    def _leave_pending(self, session: Session, plan: Plan) -> None:
+    def _leave_pending(self, session: BoundedSession, plan: Plan) -> None:
         """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
         self.pending_reboot.begin()
         try:
@@ -248,7 +248,7 @@ class _Attempts:
         self.ended += ended
         return bool(ended)
 
-    def _follow(self, session: Session) -> tuple[str, ...]:
+    def _follow(self, session: BoundedSession) -> tuple[str, ...]:
         """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
         if GPUS not in self.request.parts or not self.follow_up.due():
             # Only a run that changes GPUs restarts what lists them.

@@ -14,7 +14,7 @@ from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Gpu, Host
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..ownership import Ownership
 from ..plan_parts import HostPart, NoPart
 from ..services import PartRequest, Pids, Service, merged
@@ -50,7 +50,7 @@ def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[S
     return tuple(each.service(private) for each in about if each.used(layout, private))
 
 
-def look(session: Session, services: Sequence[Service]) -> Host:
+def look(session: BoundedSession, services: Sequence[Service]) -> Host:
     """Look at the services and the GPUs, and return the GPUs with their holders. What belongs to a service holds nothing."""
     for service in services:
         service.observe()
@@ -60,10 +60,10 @@ def look(session: Session, services: Sequence[Service]) -> Host:
     return host
 
 
-def observe(session: Session, own: Pids | None = None, only: str | None = None) -> Host:
+def observe(session: BoundedSession, own: Pids | None = None, only: str | None = None) -> Host:
     """Return the host with all holders of its GPUs and instances, except the processes of services that are their `own`.
 
-    `only` is the UUID of the GPU that is read, as `Session.observe` takes it; all holders are looked for.
+    `only` is the UUID of the GPU that is read, as `BoundedSession.observe` takes it; all holders are looked for.
     """
     host, own = session.observe(only=only), own or {}
     holders = [h for h in find_holders(host) if h.pid not in own.get(h.gpu_uuid, ())]

@@ -10,10 +10,10 @@ from typing import Sequence
 
 from .. import durable
 from ..busy import can_be_ended
-from ..errors import ApplyError, BusyError, FleetError, attempt_all
+from ..errors import ApplyError, BusyError, FleetError, UnansweredCallError, attempt_all
 from ..gpu_plan import Plan, Target
 from ..model import Gpu, Host, lost_of
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..services import Service
 from ..techniques.observers import OBSERVERS
 from ..transaction import Entry, Journal
@@ -50,6 +50,10 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     if reached is None:
         try:
             host, reached = _back_or_on(context, before, after)
+        except UnansweredCallError as error:
+            problem = "%s, and its recovery as well: %s" % (entry.cut_off(), error.problem)
+            cure = "%s The journal is kept, and the next run tries again." % error.ADVICE
+            raise ApplyError(error.where, problem, cure) from error
         except FleetError as error:
             problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
             cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
@@ -71,7 +75,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     return outcome
 
 
-def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
+def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -> None:
     """Have every setting read that the journal names, whatever this run is about: unread it is neither the old nor the new."""
     settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
     if not {name for name, _value in settings}.issubset(observer.setting for observer in OBSERVERS):

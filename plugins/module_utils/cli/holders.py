@@ -23,7 +23,7 @@ from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders.find import find_holders, gpus
 from ..model import LostGpu, to_data
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
 
@@ -80,7 +80,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
     """
     try:
         # As short as can be: a run that resets GPUs waits until no process has them open.
-        with _unchanged(directory), Session() as session:
+        with _unchanged(directory), BoundedSession() as session:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
     except DriverAbsentError as error:

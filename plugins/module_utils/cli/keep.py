@@ -63,7 +63,7 @@ def _holders(state_directory: str) -> Any:
     from ..command import run_tool
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
-    from ..nvml.session import Session
+    from ..nvml.bounded_session import BoundedSession
     from ..transaction import looking
 
     def run(command: list[str], **how: Any) -> Any:
@@ -75,7 +75,7 @@ def _holders(state_directory: str) -> Any:
     with looking(state_directory) as busy:
         if busy is not None:
             raise busy
-        with Session() as session:
+        with BoundedSession() as session:
             host = session.observe()
     return find_holders(host, run=run)
 

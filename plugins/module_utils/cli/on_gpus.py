@@ -14,7 +14,7 @@ from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, lost_of, to_data
-from ..nvml.session import Session
+from ..nvml.bounded_session import BoundedSession
 from ..techniques import observers
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def show(options: Namespace) -> int:
     """Print the GPUs with their instances and processes."""
     from ..techniques.registry import observed_services
 
-    with Session() as session:
+    with BoundedSession() as session:
         session.observers = observers.recorded(options.state_directory)
         host = session.observe(telemetry=options.telemetry)
         services = observed_services(session.private)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
-from ..command import run_to_end
+from ..command import TimeoutExpired, run_tool
 from ..errors import ApplyError, FleetError
 from ..printable import printable
 from ..transaction import DIRECTORY, locked
@@ -25,6 +25,8 @@ from .slurm import Node, Slurm, check_reason
 
 #: Other executions take seconds, or as long as the commands given to them.
 LOCK_SECONDS = 60
+#: For one of the site's own commands: as long as a drain waits by default.
+HOOK_SECONDS = 3600
 
 
 @dataclass
@@ -358,7 +360,10 @@ def _run(command: Any) -> None:
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
     where = "the command %r" % _shown(command)
     try:
-        done = run_to_end(words)
+        done = run_tool(words, timeout_seconds=HOOK_SECONDS)
+    except TimeoutExpired:
+        problem, cure = "it did not end within %d s" % HOOK_SECONDS, "Find out why it hangs, or let it end earlier."
+        raise DrainError(where, problem, cure) from None
     except OSError as error:
         raise DrainError(where, "it cannot be run: %s" % error, "See gpu_drain_commands_before and _after.") from None
     if done.returncode != 0:

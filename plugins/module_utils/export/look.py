@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import lost_error
-from ..nvml.session import Session
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
 from .layout import Exported, exported
@@ -19,7 +19,7 @@ SELECT_BY = ("index", "uuid", "pci")
 
 def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
     """Return the layout of the current state. Raises NvmlError, also where the host has GPUs and none of them works."""
-    with Session() as session:
+    with BoundedSession() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}

@@ -40,9 +40,9 @@ from .watchers import is_watcher
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own looks at the host (name of the process, and words of its command; root's, in no container). They are over
-#: in a moment, and never there while a run changes the host: transaction.looking.
-LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve", "vgpu-agent"})
+#: The collection's own looks at the host (names of processes, and words of the command; root's, in no container). They are over
+#: in a moment, and never there while a run changes the host: transaction.looking. One killed in a hung driver holds.
+LOOK = (("gpu-layout", "gpu-layout-nvml"), {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 
@@ -131,8 +131,8 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
-        own = seen.name == LOOK[0] and processes.runs_as_root(pid) and not processes.in_container(pid)
-        if own and not LOOK[1].isdisjoint(processes.arguments(pid)):
+        own = seen.name in LOOK[0] and processes.runs_as_root(pid) and not processes.in_container(pid)
+        if own and not LOOK[1].isdisjoint(processes.arguments(pid)) and not processes.was_killed(pid):
             continue
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
@@ -162,6 +162,8 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
     if kind == DEVICE_HANDLE:
         watches = place[1] is None and is_watcher(processes, pid)
         who += WATCHES if watches else HAS_OPEN
+    if processes.was_killed(pid):
+        who += ", was killed, and hangs in the kernel (look there for Xid 119 or 120)"
     return Holder(
         place[0],
         place[1],

@@ -17,6 +17,7 @@ import time
 from functools import cached_property
 from typing import Iterable, Iterator, Sequence
 
+from .. import child_process
 from ..file_worker import memory_of
 from ..frozen import frozen
 from ..proc_files import link, read
@@ -96,6 +97,10 @@ class Processes:
         """Whether all of its user ids are root's."""
         ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
         return ids is not None and set(ids.group(1).split()) == {"0"}
+
+    def was_killed(self, pid: int) -> bool:
+        """Return whether SIGKILL has not ended it yet: it hangs in the kernel, as in a driver call that does not return."""
+        return child_process.was_killed(self._text(pid, "status"))
 
     def in_container(self, pid: int) -> bool:
         return in_container(pid, self.proc)
@@ -222,7 +227,7 @@ def command_of(words: Sequence[str]) -> str:
 
 
 def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
-    """Look at every process but this one once. Processes that end meanwhile are left out.
+    """Look once at every process except this one and its children. Processes that end meanwhile are left out.
 
     `deadline` ends the look, in seconds of time.monotonic(). What is not reached by then is `crowded`.
     """
@@ -230,11 +235,12 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
     unreadable = []
     crowded = []
     mounts = RemoteMounts(proc)
-    own = os.getpid()
+    own = {os.getpid(), *child_process.running()}
     missed = []
     for pid in _pids(proc):
-        if pid == own and proc == "/proc":
-            # This process has the GPUs open itself, through NVML.
+        if pid in own and proc == "/proc":
+            # A child has the GPUs open for this process (nvml/bounded_session.py). One that was given up and hangs in the driver
+            # still holds them, so it counts.
             continue
         if time.monotonic() > deadline:
             seen[pid] = _unseen(proc, pid)

@@ -11,13 +11,13 @@ import time
 from typing import Any, Callable, Sequence, TypeVar
 
 from ..change import planner
-from ..errors import ApplyError, FleetError
+from ..errors import ApplyError, FleetError, NvmlError, UnansweredCallError
 from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Holder, Host
+from ..nvml.bounded_session import BoundedSession, hung_children
 from ..nvml.calls import lost_error
-from ..nvml.session import Session
 from ..ownership import Ownership, Record
 from ..services import Service, merged
 from ..techniques.registry import SERVING, observers_for
@@ -49,7 +49,12 @@ class _HostReading:
             if busy is not None:
                 # It may be about to reset GPUs: this look must not have them open.
                 return Snapshot(time.time(), changing=busy)
-            session = held.enter_context(Session())
+            hung = hung_children()
+            if hung:
+                # Asked again each minute, a driver that hangs would hold one process more each time.
+                problem = "an earlier NVML call has not returned (pid %s)" % ", ".join(map(str, hung))
+                raise NvmlError("this host", problem, UnansweredCallError.ADVICE)
+            session = held.enter_context(BoundedSession())
             session.observers = observers or ()
             host, private = session.observe(), session.private
         # GPUs off the bus are no failure of this look: monitoring has an alert for them.

@@ -117,6 +117,15 @@ class Session(Calls):
                 found[uuid] = (index, None if rates is None else int(rates.gpu))
         return found
 
+    def memory_by_process(self, gpu: str) -> dict[int, int]:
+        """Return what NVML names on a GPU, in bytes by pid. An entry for each MIG instance, so it is a sum. Raises NvmlError."""
+        handle = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
+        found: dict[int, int] = {}
+        for entry in self._call("nvmlDeviceGetComputeRunningProcesses", handle, gpu=gpu):
+            if entry.usedGpuMemory not in (None, _NO_SIZE):
+                found[entry.pid] = found.get(entry.pid, 0) + entry.usedGpuMemory
+        return found
+
     def _answering(self, index: int, telemetry: bool, only: str | None) -> Gpu | LostGpu:
         handle = None
         try:

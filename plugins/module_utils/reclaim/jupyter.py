@@ -25,9 +25,10 @@ from typing import Any, Mapping
 from .. import peer
 from ..errors import FleetError
 from ..frozen import frozen
-from ..http_opener import FAILURES, Request, opener
+from ..http_opener import FAILURES, Request, TimeLimit, opener
 
-TIMEOUT_SECONDS = 30
+#: Without a byte; and for all requests to a server together.
+TIMEOUT_SECONDS, ALL_SECONDS = 30, 300
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
 _ID = re.compile(r"[0-9A-Za-z-]+")
@@ -53,20 +54,21 @@ def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dr
     """
     now = time.time() if now is None else now
     gone = []
-    for kernel in _kernels(server):
+    limit = TimeLimit(ALL_SECONDS)
+    for kernel in _kernels(server, limit):
         since = _seconds(server, kernel.get("last_activity"))
         idle = kernel.get("execution_state") == "idle" and not kernel.get("connections")
         if not idle or now - since < quiet_seconds:
             continue
         if not _ID.fullmatch(str(kernel.get("id"))):
             raise _error(server, "it names a kernel %r" % kernel.get("id"))
-        if dry or _ask(server, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
+        if dry or _ask(server, limit, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
             gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], kernel.get("name"), (now - since) / 3600))
     return gone
 
 
-def _kernels(server: Server) -> list[Mapping[str, Any]]:
-    body = _ask(server, "GET", "/api/kernels")
+def _kernels(server: Server, limit: TimeLimit) -> list[Mapping[str, Any]]:
+    body = _ask(server, limit, "GET", "/api/kernels")
     try:
         found = json.loads(body or b"")
     except ValueError:
@@ -84,7 +86,7 @@ def _seconds(server: Server, text: Any) -> float:
     return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
 
 
-def _ask(server: Server, method: str, path: str) -> bytes | None:
+def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | None:
     """The body of the answer; None where there is no such thing any more."""
     url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
@@ -93,10 +95,14 @@ def _ask(server: Server, method: str, path: str) -> bytes | None:
     if server.token:
         request.add_header("Authorization", "token %s" % server.token)
     try:
-        with opener(check=lambda connection: peer.check(connection, server.owner)).open(
-            request, timeout=TIMEOUT_SECONDS
-        ) as response:
-            return response.read(_MOST_BYTES)
+        with limit.request() as watch:
+
+            def check(connection: Any) -> None:
+                watch(connection)
+                peer.check(connection, server.owner)
+
+            with opener(check=check).open(request, timeout=TIMEOUT_SECONDS) as response:
+                return response.read(_MOST_BYTES)
     except peer.PeerError as error:
         cure = "End that process if it is foreign; let gpu_rightsize_jupyter name the unit or container of the server."
         raise _error(server, "%s. Nothing was sent, and what the server does is not known" % error, cure) from None

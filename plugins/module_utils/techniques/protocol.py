@@ -16,8 +16,8 @@ from ..gpu_plan import GpuPlan, Plan, Target
 from ..layout.form import Form
 from ..layout.types import Layout
 from ..model import Gpu
+from ..nvml.bounded_session import BoundedSession
 from ..nvml.reset import Reset
-from ..nvml.session import Session
 from ..ownership import Ownership
 from ..plan_parts import GpuPart, GpuStep
 from ..services import Service
@@ -51,13 +51,13 @@ class DividingTechnique(Technique, Protocol):
     def largest_part(self, gpu: Gpu, profiles: Sequence[str]) -> list[str]:
         """Return the largest part of these profiles that fits on the empty GPU."""
 
-    def apply(self, session: Session, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
+    def apply(self, session: BoundedSession, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
         """Carry out a step. Raises NvmlError if its effect is not seen."""
 
     def mode_changes(self, gpu_plan: GpuPlan) -> bool:
         """Return whether the plan sets a mode that takes the whole GPU, and perhaps a reset."""
 
-    def leave_pending(self, session: Session, plan: Plan) -> None:
+    def leave_pending(self, session: BoundedSession, plan: Plan) -> None:
         """Set such modes, all of them or none, and leave them to a reboot. Raises ApplyError."""
 
 

@@ -16,6 +16,7 @@ import json
 import math
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.parse
 import zlib
@@ -29,6 +30,8 @@ from ..host_values import MOST_TEXT, text
 #: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
 _MOST_BYTES = 1 << 30
 _BLOCK = 1 << 16
+#: Seconds in which an answer must be complete, once it has begun.
+_ANSWER_SECONDS = 600
 
 #: Characters of what a server says of an error, and how many of its warnings are told.
 _SHOWN, _MOST_WARNINGS = 300, 20
@@ -242,7 +245,13 @@ class Prometheus:
         blocks: list[bytes] = []
         size = 0
         packed = response.headers.get("Content-Encoding") == "gzip"
-        for block in iter(lambda: response.read(_BLOCK), b""):
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        # One read of the socket each: a server that sends a byte now and then meets no timeout of the socket.
+        for block in iter(lambda: response.read1(_BLOCK), b""):
+            if time.monotonic() > deadline:
+                raise self._error(
+                    "its answer takes longer than %d s" % _ANSWER_SECONDS, "Ask for fewer hosts.", too_much=True
+                )
             size += len(block)
             with self._counting:
                 self.bytes_received += len(block)

@@ -20,7 +20,7 @@ from ..host_values import text, without_host
 _NAMED = 20
 #: A failed result with one of these comes from the state of the host, not from the inventory. `host_fault` is set by the
 #: modules of this collection (runner.details), the others by Ansible.
-_HOST_FAULTS = ("host_fault", "unreachable", "module_stderr", "module_stdout")
+_HOST_FAULTS = ("host_fault", "unreachable", "timedout", "module_stderr", "module_stdout")
 #: Ansible's own words where the host wants a password to become root. Its result has nothing else to tell it by.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
 # sudo's own words, which Ansible passes on as output of the module where the host takes no password from it.
@@ -80,6 +80,9 @@ def failure(host: str, result: Any) -> Failure:
         return Failure(_UNREACHABLE, True)
     message = str(result.get("msg") or "").strip()
     lines = message.splitlines()
+    if isinstance(result.get("timedout"), Mapping):
+        # Of the keyword timeout, in Ansible's words: who reads them does not learn that the host hangs.
+        lines = ["it did not answer within %s s" % result["timedout"].get("period")]
     reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
     # A role's assertion and a module of this collection quote the inventory in their messages.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 
 import pytest
+from nvml_child import go_on, stopped_children
+from patience import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_host import ROOT
 
@@ -195,14 +197,13 @@ def test_a_run_waits_for_a_look_that_has_gpus_open(laid_out):
     layout = str(laid_out.folder / "layout.json")
     with laid_out.simulated.popen(laid_out.words("metrics", "--layout", layout), stdout=subprocess.DEVNULL) as looking:
         try:
-            stopped = os.waitpid(looking.pid, os.WUNTRACED)
-            assert os.WIFSTOPPED(stopped[1])
+            wait_until(lambda: stopped_children(looking.pid), "the look has the GPUs open")
             refused = laid_out("apply", "--layout", layout, "--lock-timeout", "0", status=1)
             assert "another run is changing the layout" in refused.stderr
             # Others may look too.
             assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
         finally:
-            looking.send_signal(signal.SIGCONT)
+            go_on(looking.pid)
         assert looking.wait(180) == 0
     laid_out("apply", "--layout", layout)
 

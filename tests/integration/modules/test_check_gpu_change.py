@@ -11,9 +11,9 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from nvml_child import go_on, stopped_children
 from patience import wait_until
 from simulated_host import ROOT
 from slicing_nvidia_smi import NVIDIA_SMI
@@ -383,7 +383,7 @@ def test_a_signal_ends_the_run_and_all_is_restored(changes, call, nth, number):
         run.send_signal(number)
         # A second one of another kind, as of a user who is impatient: it waits until all is restored.
         run.send_signal(signal.SIGTERM)
-        run.send_signal(signal.SIGCONT)
+        go_on(run.pid)
         assert run.wait() in (128 + number, 128 + signal.SIGTERM)
     assert changes.state() == before
     assert not changes.record.exists()
@@ -399,7 +399,7 @@ def test_the_command_that_is_ended_says_so_and_writes_no_report(changes):
     with subprocess.Popen(command, env=changes.host.environment, stderr=subprocess.PIPE, text=True) as run:
         wait_until(lambda: stopped(run.pid), "the run is at its change")
         run.send_signal(signal.SIGTERM)
-        run.send_signal(signal.SIGCONT)
+        go_on(run.pid)
         _output, said = run.communicate()
     assert run.returncode == 143, said
     assert said.splitlines()[-1] == "check-gpu: ended by SIGTERM, and wrote no report"
@@ -407,4 +407,5 @@ def test_the_command_that_is_ended_says_so_and_writes_no_report(changes):
 
 
 def stopped(pid: int) -> bool:
-    return Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    """Return whether the child in which a run calls NVML is stopped."""
+    return bool(stopped_children(pid))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from typing import Sequence
 
-from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError
+from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
 from ...gpu_plan import GpuPlan
+from ...nvml.bounded_session import BoundedSession
 from ...nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
 from ...nvml.reset import Reset
-from ...nvml.session import Session
 from .steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -26,7 +26,7 @@ from .steps import (
 _NAMED = 5
 
 
-def apply(session: Session, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
+def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
     """Carry out a step. Raises NvmlError, and ResetRefusedError where a mode needs a reset that the GPU refuses."""
     if isinstance(step, SetMigMode):
         _set_mig_mode(session, gpu_uuid, step.enabled, reset)
@@ -44,10 +44,10 @@ def apply(session: Session, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
         raise TypeError("not a step: %r" % (step,))
 
 
-def leave_pending(session: Session, plans: Sequence[GpuPlan]) -> None:
+def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
     """Set the MIG modes that the plans change and leave them pending: a reboot of the host is to follow at once.
 
-    All of them or none: raises ApplyError with outcome "old" where one cannot be set.
+    All of them or none: raises ApplyError where one cannot be set, with outcome "old", or "unknown" where the driver hangs.
     """
     set_so_far: list[str] = []
     try:
@@ -63,10 +63,11 @@ def leave_pending(session: Session, plans: Sequence[GpuPlan]) -> None:
                 session.set_mig_mode(gpu, session.mig_mode(gpu)[0])
         if not isinstance(error, FleetError):
             raise
-        raise ApplyError(error.where, error.problem, error.cure, outcome="old") from error
+        outcome = "unknown" if isinstance(error, UnansweredCallError) else "old"
+        raise ApplyError(error.where, error.problem, error.cure, outcome=outcome) from error
 
 
-def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> None:
+def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset) -> None:
     """Set the mode and see it active. The call succeeds even where the mode stays pending: the status tells."""
     before = session.mig_mode(gpu)[0]
     status = session.set_mig_mode(gpu, enabled)
@@ -93,7 +94,7 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
         raise
 
 
-def _in_use(session: Session, gpu: str, where: str) -> NvmlError:
+def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     """Return the error for a GPU that the driver calls in use. If nothing that can be ended holds it, the kernel does.
 
     Then a reboot is the cure, provided that the pending mode survives it.
@@ -113,7 +114,7 @@ def _in_use(session: Session, gpu: str, where: str) -> NvmlError:
     return error(where, problem % listing(in_kernel), without_reboot(in_kernel), code=IN_USE, gpu=gpu)
 
 
-def _name_holders(session: Session, gpu: str, error: ResetRefusedError) -> None:
+def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
     """Add to a refused reset what holds the GPU inside the kernel."""
     from ...holders.kernel import holders_in_kernel, listing, without_reboot
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Iterable, Sequence
 from ...disturbance import Disturbance
 from ...gpu_plan import GpuPlan, Plan, Target
 from ...model import Gpu
-from ...nvml.session import Session
+from ...nvml.bounded_session import BoundedSession
 from ...ownership import Ownership
 from ...plan_parts import GpuStep
 from .form import MigForm
@@ -49,7 +49,7 @@ class MigTechnique(MigForm):
 
         return largest_part(gpu, profiles)
 
-    def apply(self, session: Session, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
+    def apply(self, session: BoundedSession, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
         """Carry out a step."""
         from .apply import apply
 
@@ -63,7 +63,7 @@ class MigTechnique(MigForm):
 
         return any(isinstance(step, SetMigMode) for step in gpu_plan.instance_steps)
 
-    def leave_pending(self, session: Session, plan: Plan) -> None:
+    def leave_pending(self, session: BoundedSession, plan: Plan) -> None:
         """Set the MIG modes that the plan changes and leave them pending."""
         from .apply import leave_pending
 

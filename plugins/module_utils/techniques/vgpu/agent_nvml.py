@@ -10,7 +10,8 @@ and writes a file for each tenant that only root can write (formats/nvml_report.
 Whose a process is, the kernel says: what is mounted in it, its environment and its groups, as /proc of the host has them. What a
 process writes into its tenant's region chooses a place among those of that tenant, and nothing else.
 
-NVML is asked in a process of its own: a driver that hangs or crashes takes no turnstile with it.
+NVML is asked in a process of its own: a driver that hangs or crashes takes no turnstile with it. A call that does not return is
+reported there, and holds no lock (nvml/bounded_session.py).
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from typing import Callable, Dict, Mapping, Sequence, Tuple
 
 from ... import child_process
 from ...durable import replacing
-from ...errors import FleetError, NvmlError
+from ...errors import FleetError, NvmlError, UnansweredCallError
 from ...file_worker import one_look
 from ...frozen import frozen
-from ...nvml.calls import Calls
+from ...nvml.bounded_session import BoundedSession
 from ...proc_files import link, read
 from ...transaction import looking
 from . import files as vgpu_files
@@ -63,17 +64,6 @@ _STATUS = re.compile(r"^(Uid|Gid|Groups|NSpid):[ \t]*(.*)$", re.MULTILINE)
 Log = Callable[[str], None]
 #: Bytes by pid, by UUID of the GPU.
 Named = Mapping[str, Mapping[int, int]]
-
-
-class _Session(Calls):
-    def memory(self, gpu_uuid: str) -> Dict[int, int]:
-        """Return what NVML names on a GPU, in bytes by pid. An entry for each MIG instance, so it is a sum. Raises NvmlError."""
-        handle = self._call("nvmlDeviceGetHandleByUUID", gpu_uuid, gpu=gpu_uuid)
-        found: Dict[int, int] = {}
-        for entry in self._call("nvmlDeviceGetComputeRunningProcesses", handle, gpu=gpu_uuid):
-            if entry.usedGpuMemory not in (None, _NOT_NAMED):
-                found[entry.pid] = found.get(entry.pid, 0) + entry.usedGpuMemory
-        return found
 
 
 @frozen
@@ -417,11 +407,15 @@ class Reporter:
             if busy is not None:
                 return None
             named: Dict[str, Mapping[int, int]] = {}
-            with _Session() as session:
+            with BoundedSession() as session:
                 for gpu_uuid in sorted({each for tenant in tenants for each in tenant.gpus}):
-                    # A GPU that is lost has no column.
-                    with contextlib.suppress(NvmlError):
-                        named[_column(gpu_uuid)] = session.memory(gpu_uuid)
+                    try:
+                        named[_column(gpu_uuid)] = session.memory_by_process(gpu_uuid)
+                    except UnansweredCallError:
+                        raise
+                    except NvmlError:
+                        # A GPU that is lost has no column.
+                        continue
             return named
 
     def _tell(self, tenants: Sequence[VgpuTenant], asked_ns: int, before: Mapping[str, Region], named: Named) -> None:

@@ -36,7 +36,7 @@ call_t call_enter_uninitialized(function_t function)
 	atomic_fetch_add_explicit(&traffic->calls[function], 1, memory_order_relaxed);
 	switch (fault_strikes(traffic, function, UNKNOWN, true, &call.result)) {
 	case ACTION_KILL:
-		raise(SIGKILL);
+		state_die();
 		break;
 	case ACTION_KILL_INSIDE:
 		state_die_inside = true;
@@ -89,9 +89,11 @@ nvmlReturn_t call_concerns(int gpu)
 void call_leave(call_t *call)
 {
 	if (call->die_on_return || state_die_inside)
-		raise(SIGKILL);
+		state_die();
 	int number = signal_on_return;
 	signal_on_return = 0;
+	if (number == SIGKILL)
+		state_die();
 	if (number)
 		raise(number);
 }

@@ -265,7 +265,8 @@ int gpusimReboot(void);
  * effect; "kill": the caller dies of SIGKILL before any effect; "kill-inside": it dies inside its
  * first transaction, before the change is visible (or on return, of a call that changes nothing);
  * "kill-after": it dies on return, the effect being complete; "stop": it stops before any effect, as if
- * the driver hung, and goes on with the call at SIGCONT.
+ * the driver hung, and goes on with the call at SIGCONT. A caller that is part of its parent's run, which is
+ * one that asked to be killed with its parent (prctl(2), PR_SET_PDEATHSIG), dies together with the parent.
  */
 int gpusimFail(const char *function, unsigned nth, const char *action);
 

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -285,10 +286,18 @@ host_t *state_begin(void)
 	return spare;
 }
 
+void state_die(void)
+{
+	int on_death_of_parent = 0;
+	if (prctl(PR_GET_PDEATHSIG, &on_death_of_parent) == 0 && on_death_of_parent == SIGKILL)
+		kill(getppid(), SIGKILL);
+	raise(SIGKILL);
+}
+
 nvmlReturn_t state_commit(void)
 {
 	if (state_die_inside)
-		raise(SIGKILL);
+		state_die();
 	atomic_fetch_add(&map.file->generation, 1);
 	/* Processes that wait have mapped the same page, so this is no private futex. */
 	syscall(SYS_futex, &map.file->generation, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

@@ -72,4 +72,7 @@ bool state_wait(uint32_t *seen, unsigned timeout_ms);
 /* Set by a fault: the next commit of this thread dies before it becomes visible. */
 extern _Thread_local bool state_die_inside;
 
+/* Ends this process by SIGKILL, with its parent if this one asked to be killed with it: then it is a part of the parent's run. */
+void state_die(void);
+
 #endif

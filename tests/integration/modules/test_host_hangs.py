@@ -1,0 +1,86 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host that takes the connection and never ends a task: the playbooks that only ask name it and go on with the others.
+
+They run as a copy whose limits are short.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_SECONDS
+from simulated_fleet import Fleet
+from simulated_host import ROOT
+
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+LIMIT_SECONDS = 20
+
+
+@pytest.fixture(name="fleet")
+def of_two_hosts_of_which_one_hangs(host, library, tmp_path):
+    fleet = Fleet(tmp_path, library, ["well", "hangs"])
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 3600\n")
+    silent.chmod(0o755)
+    fleet.more["hangs"] = {"ansible_python_interpreter": str(silent)}
+    return fleet
+
+
+@pytest.fixture(name="collections")
+def of_a_copy_with_short_limits(tmp_path):
+    copy = tmp_path / "collections" / "ansible_collections" / "openfleet" / "gpu"
+    copy.mkdir(parents=True)
+    for name in ("plugins", "meta", "galaxy.yml"):
+        (copy / name).symlink_to(ROOT / name)
+    for name in ("playbooks", "roles"):
+        shutil.copytree(ROOT / name, copy / name)
+    changed = 0
+    for path in [*copy.glob("playbooks/*.yml"), *copy.glob("roles/*/tasks/*.yml")]:
+        text = path.read_text(encoding="utf-8")
+        short, count = re.subn(r"^( *)timeout: \d+$", r"\1timeout: %d" % LIMIT_SECONDS, text, flags=re.MULTILINE)
+        path.write_text(short, encoding="utf-8")
+        changed += count
+    assert changed
+    return copy.parents[2]
+
+
+def play(fleet, collections: Path, playbook: str, *arguments: str) -> subprocess.CompletedProcess:
+    fleet.execute = lambda command, environment, folder: subprocess.run(
+        command,
+        env=dict(environment, ANSIBLE_COLLECTIONS_PATH=str(collections)),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=2 * PATIENCE_SECONDS,
+    )
+    path = collections / "ansible_collections" / "openfleet" / "gpu" / "playbooks" / playbook
+    return fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *arguments, playbook=path)
+
+
+def test_a_host_that_hangs_has_no_plan_and_may_be_tolerated(fleet, collections):
+    refused = play(fleet, collections, "site.yml", "--check")
+    said = refused.stdout + refused.stderr
+    assert refused.returncode != 0, said
+    assert "No plan for hangs (its error is above)" in said, said
+    done = play(fleet, collections, "site.yml", "-e", "gpu_site_tolerate=1")
+    said = done.stdout + done.stderr
+    assert "hangs: no plan" in said and "did not answer within %d s" % LIMIT_SECONDS in said, said
+    assert fleet.hosts["well"].seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)], said
+
+
+@pytest.mark.parametrize("playbook", ["audit.yml", "rightsize.yml"])
+def test_playbooks_that_report_go_on_and_name_the_host(fleet, collections, playbook, tmp_path):
+    folder = tmp_path / "reports"
+    name = playbook.partition(".")[0]
+    run = play(fleet, collections, playbook, "-e", "gpu_%s_dir=%s" % (name, folder))
+    said = run.stdout + run.stderr
+    # The task behind it ran for both hosts: the play went on.
+    assert "Timed out after %d second" % LIMIT_SECONDS in said or "expected time frame" in said, said
+    assert re.search(r"^well +: ok=\d+ .*failed=0", run.stdout, re.MULTILINE), said
+    assert re.search(r"^localhost +: ok=\d+", run.stdout, re.MULTILINE), said

@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The child process in which a run calls NVML: whether a fault has stopped it, and letting it go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+
+def stopped_children(pid: int) -> list[int]:
+    """Return the children of a process that are stopped."""
+    names = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [int(name) for name in names if _fields(name) in (("T", str(pid)), ("t", str(pid)))]
+
+
+def go_on(pid: int) -> None:
+    """Let the stopped children of a process go on."""
+    for child in stopped_children(pid):
+        os.kill(child, signal.SIGCONT)
+
+
+def state_of(pid: int | str) -> str:
+    """Return the letter of the process's state, empty where there is no such process."""
+    return _fields(pid)[0]
+
+
+def _fields(pid: int | str) -> tuple[str, str]:
+    """Return the state and the parent of a process."""
+    try:
+        state, parent = Path("/proc/%s/stat" % pid).read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
+    except OSError:
+        return "", ""
+    return state, parent
