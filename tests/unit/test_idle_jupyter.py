@@ -194,3 +194,22 @@ def test_the_server_itself_goes_on(server, unit):
     unit.write_text("#!/bin/sh\necho 0\n")
     done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert "jupyter.service has no main process, so what it does is not known" in done["spared"][0]["why"]
+
+
+HOSTILE = "x\r\n\x1b[2J\u2028" + "y" * 5000
+
+
+def test_what_a_kernel_is_called_is_one_short_line_of_the_log(server):
+    """Users name their kernels, and root's log and mails have what was shut down."""
+    server.kernels = [kernel(1, name=HOSTILE), kernel(2, name=[HOSTILE])]
+    gone = shut_down(server.access, 48 * HOUR, NOW)
+    assert len(gone) == 2 and all(line.isprintable() and len(line) < 400 for line in gone)
+
+
+@pytest.mark.parametrize("changes", [{"last_activity": HOSTILE}, {"id": HOSTILE}, {"id": "a" * 5000}])
+def test_what_a_server_says_is_one_short_line_of_a_message(server, changes):
+    server.kernels = [kernel(1, **changes)]
+    with pytest.raises(JupyterError) as raised:
+        shut_down(server.access, 48 * HOUR, NOW)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+    assert server.deleted == []

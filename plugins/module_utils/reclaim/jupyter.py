@@ -24,13 +24,16 @@ from typing import Any, Mapping
 
 from .. import peer
 from ..errors import FleetError
+from ..foreign_text import text, words
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, opener
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
-_ID = re.compile(r"[0-9A-Za-z-]+")
+#: Characters of what it says, in a message.
+_SHOWN = 200
+_ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
 
 class JupyterError(FleetError):
@@ -59,9 +62,10 @@ def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dr
         if not idle or now - since < quiet_seconds:
             continue
         if not _ID.fullmatch(str(kernel.get("id"))):
-            raise _error(server, "it names a kernel %r" % kernel.get("id"))
+            raise _error(server, "it names a kernel '%s'" % text(kernel.get("id"), _SHOWN))
         if dry or _ask(server, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
-            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], kernel.get("name"), (now - since) / 3600))
+            name = text(kernel.get("name"), _SHOWN)
+            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], name, (now - since) / 3600))
     return gone
 
 
@@ -69,18 +73,18 @@ def _kernels(server: Server) -> list[Mapping[str, Any]]:
     body = _ask(server, "GET", "/api/kernels")
     try:
         found = json.loads(body or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(kernel, dict) for kernel in found):
         raise _error(server, "it does not list its kernels")
     return found
 
 
-def _seconds(server: Server, text: Any) -> float:
+def _seconds(server: Server, given: Any) -> float:
     """Of a time as Jupyter writes it, in UTC."""
-    found = _TIME.fullmatch(str(text))
+    found = _TIME.fullmatch(str(given))
     if not found:
-        raise _error(server, "it gives the time of a kernel as %r" % (text,))
+        raise _error(server, "it gives the time of a kernel as '%s'" % text(given, _SHOWN))
     return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
 
 
@@ -106,7 +110,9 @@ def _ask(server: Server, method: str, path: str) -> bytes | None:
                 return None
             raise _error(server, "it answered HTTP %d" % error.code) from None
     except FAILURES as error:
-        raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
+        raise _error(
+            server, "it could not be reached: %s" % words(getattr(error, "reason", None) or error, _SHOWN)
+        ) from None
 
 
 def _error(server: Server, problem: str, cure: str = "") -> JupyterError:
