@@ -22,7 +22,7 @@ def text(value: Any, most: int = MOST_TEXT) -> str:
     return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
 
 
-def words(value: Any, most: int = MOST_TEXT) -> str:
+def one_line(value: Any, most: int = MOST_TEXT) -> str:
     """Return the value as `text` does, with every run of blanks and line ends as one blank: for messages of servers."""
     # A longer beginning than what is shown, since blanks go.
     return text(" ".join(str(value)[: 4 * most].split()), most)

@@ -15,7 +15,7 @@ import threading
 from typing import Any, Iterator, Mapping, Sequence
 
 from .errors import FleetError
-from .foreign_text import text, words
+from .foreign_text import one_line, text
 
 try:
     import kubernetes
@@ -64,7 +64,9 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
         kubernetes.config.load_config(client_configuration=settings, **where)
     except (kubernetes.config.ConfigException, OSError, ValueError) as error:
         cure = "Name a kubeconfig in gpu_drain_kubernetes_kubeconfig or gpu_kubernetes_kubeconfig."
-        raise ClusterError(str(kubeconfig or "the kubeconfig"), "it cannot be used: %s" % words(error), cure) from None
+        raise ClusterError(
+            str(kubeconfig or "the kubeconfig"), "it cannot be used: %s" % one_line(error), cure
+        ) from None
     client = kubernetes.client.ApiClient(settings)
     client.rest_client.pool_manager = _BoundedPool(client.rest_client.pool_manager)
     return kubernetes.client.CoreV1Api(client)
@@ -220,4 +222,4 @@ def reason(error: Exception) -> str:
         said = json.loads(error.body)["message"]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         said = getattr(error, "reason", None) or error
-    return words(said, _MOST_MESSAGE)
+    return one_line(said, _MOST_MESSAGE)

@@ -91,7 +91,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import peer
 from ..module_utils.errors import FleetError
-from ..module_utils.foreign_text import words
+from ..module_utils.foreign_text import one_line
 from ..module_utils.http_opener import FAILURES, Request, basic, opener
 from ..module_utils.peer_owner import UnitOwner
 from ..module_utils.runner import run
@@ -145,11 +145,11 @@ def send(params):
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(
-                where, "it answered HTTP %d %s" % (error.code, words(error.reason, MOST_SHOWN))
+                where, "it answered HTTP %d %s" % (error.code, one_line(error.reason, MOST_SHOWN))
             ) from None
     except FAILURES as error:
         reason = getattr(error, "reason", None) or error
-        raise RequestError(where, "it could not be reached: %s" % words(reason, MOST_SHOWN)) from None
+        raise RequestError(where, "it could not be reached: %s" % one_line(reason, MOST_SHOWN)) from None
     if len(body) > MOST_BYTES:
         raise RequestError(where, "its answer is larger than %d MiB" % (MOST_BYTES >> 20), "See what the unit runs.")
     found = {"changed": False, "status": status}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..module_utils.errors import FleetError
-from ..module_utils.foreign_text import MOST_TEXT, text
+from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
 # Offered here too: texts of hosts and of API servers pass the same check.
 __all__ = ["MOST_TEXT", "text"]
@@ -61,7 +61,7 @@ _NUMBERS = {
     "count": (int, 0, _LARGEST, "a whole number of 0 or more"),
     "number": ((int, float), -_LARGEST, _LARGEST, "a number"),
 }
-KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text")
+KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text", "line")
 
 
 class HostValueError(FleetError):
@@ -79,6 +79,8 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
     """Return the value as a plain object of this kind (one of KINDS); raise HostValueError where it is none."""
     if kind == "text":
         return text(value)
+    if kind == "line":
+        return one_line(value)
     if kind in _PATTERNS:
         pattern, words = _PATTERNS[kind]
         # No pattern allows more, and to look through megabytes takes time.

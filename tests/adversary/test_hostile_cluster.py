@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from attackers import play, said
+from kubernetes_api import KubernetesApi
+from warm_ansible import interpreter
 
 pytest.importorskip("kubernetes")
 
@@ -207,3 +211,67 @@ def test_what_a_disruption_budget_says_is_one_short_line(api):
         0
     ]
     assert is_fit(cluster.evict(pod, kubernetes_eviction.Options()), 600)
+
+
+DRAIN = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.gpu_drain
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    (tmp_path / "cluster").mkdir()
+    made = KubernetesApi(tmp_path / "cluster")
+    yield made
+    made.server.shutdown()
+
+
+def drain(tmp_path, cluster, **variables):
+    """Drain a node by the role, with the modules of kubernetes.core."""
+    playbook = tmp_path / "drain.yml"
+    playbook.write_text(DRAIN)
+    given = {
+        "gpu_drain_kubernetes": True,
+        "gpu_drain_kubernetes_node": "n1",
+        "gpu_drain_kubernetes_kubeconfig": str(cluster.kubeconfig),
+        "gpu_drain_state_directory": str(tmp_path / "state"),
+        "gpu_drain_poll": 1,
+        **variables,
+    }
+    python = str(interpreter(tmp_path / "python3", also=["kubernetes.dynamic"]))
+    hosts = {"localhost": {"ansible_connection": "local", "ansible_python_interpreter": python}}
+    return play(tmp_path, playbook, {"all": {"hosts": hosts}}, "-e", json.dumps(given))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+@pytest.mark.parametrize("chosen", [{}, {"gpu_drain__uids": ["agent", "miner"]}], ids=["all pods", "some pods"])
+def test_a_made_up_daemonset_keeps_no_pod_on_a_node_that_is_drained(tmp_path, cluster, chosen):
+    cluster.add_pod("agent", owner="DaemonSet")
+    cluster.add_pod("miner", owner="DaemonSet")
+    cluster.pods["miner"]["pod"]["metadata"]["ownerReferences"][0]["uid"] = "made-up"
+    done = drain(tmp_path, cluster, **chosen)
+    assert done.returncode == 2 and "ml/miner names a DaemonSet as its owner that does not exist" in said(done)
+    assert cluster.requests == ["cordon", "uncordon"], "nothing was evicted before that was known"
+    options = {"force": True, "ignore_daemonsets": True}
+    done = drain(tmp_path, cluster, gpu_drain_kubernetes_delete_options=options, **chosen)
+    assert done.returncode == 0, said(done)
+    assert cluster.there() == ["agent"]
+    assert cluster.requests[2:] == ["cordon", "evict miner"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+def test_a_made_up_daemonset_is_not_awaited_where_labels_are_paused(tmp_path, cluster):
+    """A tenant that names a paused label in its node selector would hold up the drain until its time is over."""
+    cluster.add_pod("goes")
+    cluster.add_pod("miner", owner="DaemonSet")
+    metadata = cluster.pods["miner"]["pod"]["metadata"]
+    metadata["ownerReferences"][0]["uid"] = "made-up"
+    cluster.pods["miner"]["pod"]["spec"]["nodeSelector"] = {"nvidia.com/gpu.deploy.dcgm": "true"}
+    labels = {"nvidia.com/gpu.deploy.dcgm": "paused"}
+    done = drain(tmp_path, cluster, gpu_drain_kubernetes_labels=labels, gpu_drain__uids=["goes"], gpu_drain_timeout=30)
+    assert done.returncode == 0, said(done)
+    assert cluster.there() == ["miner"]

@@ -75,7 +75,7 @@ HOSTILE = [
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "flag", "number"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "line", "flag", "number"}))
 @each
 def test_no_name_and_no_count_is_anything_but_that(kind, value):
     with pytest.raises(HostValueError) as error:
@@ -397,3 +397,8 @@ def test_the_filter_says_what_is_wrong():
     )
     with pytest.raises(Exception, match="there is no kind 'path'"):
         host_value("x", "path")
+
+
+def test_a_line_is_one_line_of_a_message():
+    said = checked("h", "x", "line", "HTTP response body:\r\n  forged\x1b[2J\u2028" + "y" * 5000)
+    assert said.startswith("HTTP response body: forged\\x1b[2J") and said.isprintable() and len(said) == 1000

@@ -24,7 +24,7 @@ from typing import Any, Mapping
 
 from .. import peer
 from ..errors import FleetError
-from ..foreign_text import text, words
+from ..foreign_text import one_line, text
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, opener
 
@@ -111,7 +111,7 @@ def _ask(server: Server, method: str, path: str) -> bytes | None:
             raise _error(server, "it answered HTTP %d" % error.code) from None
     except FAILURES as error:
         raise _error(
-            server, "it could not be reached: %s" % words(getattr(error, "reason", None) or error, _SHOWN)
+            server, "it could not be reached: %s" % one_line(getattr(error, "reason", None) or error, _SHOWN)
         ) from None
 
 

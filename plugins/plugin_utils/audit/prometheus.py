@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
-from ...module_utils.foreign_text import words
+from ...module_utils.foreign_text import one_line
 from ...module_utils.http_opener import HTTPException, Request, basic, opener
 from ..host_values import MOST_TEXT, text
 
@@ -222,10 +222,10 @@ class Prometheus:
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
                 raise self._error("it could not be reached within %g s" % self.access.timeout_seconds, _REACH) from None
-            raise self._error("it could not be reached: %s" % words(error.reason, _SHOWN), _REACH) from None
+            raise self._error("it could not be reached: %s" % one_line(error.reason, _SHOWN), _REACH) from None
         except (HTTPException, OSError, EOFError, zlib.error) as error:
             raise self._error(
-                "its answer broke off: %s" % words(error or type(error).__name__, _SHOWN), _REACH
+                "its answer broke off: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
             ) from None
         except ValueError:
             # Its text would repeat a header, and with it a secret.
@@ -238,7 +238,7 @@ class Prometheus:
             raise self._error("it answered with something other than JSON", _NOT_ONE) from None
         if not isinstance(found, dict) or found.get("status") != "success" or not isinstance(found.get("data"), dict):
             why = found.get("error", "no reason given") if isinstance(found, dict) else "not an object"
-            raise self._error("it refused the query: %s" % words(why, _SHOWN), _NOT_ONE)
+            raise self._error("it refused the query: %s" % one_line(why, _SHOWN), _NOT_ONE)
         return {"warnings": found.get("warnings") or (), **found["data"]}
 
     def _read(self, response: Any) -> bytes:
@@ -285,7 +285,7 @@ class Prometheus:
 
     def _malformed(self, error: Exception) -> PrometheusError:
         # The text of the error repeats what the server sent.
-        return self._error("its answer is not what the API promises: %s" % words(error, _SHOWN), _NOT_ONE)
+        return self._error("its answer is not what the API promises: %s" % one_line(error, _SHOWN), _NOT_ONE)
 
     def _error(self, problem: str, cure: str, *, too_much: bool = False) -> PrometheusError:
         return PrometheusError(self.name, problem, cure, too_much=too_much)
@@ -308,7 +308,7 @@ def _text_of(error: urllib.error.HTTPError) -> str:
         said = str(found["error"])
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error, HTTPException):
         said = error.reason or "no reason given"
-    return words(said, _SHOWN)
+    return one_line(said, _SHOWN)
 
 
 def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
