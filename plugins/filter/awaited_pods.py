@@ -29,6 +29,13 @@ options:
     description: Whether the pods are evicted that no DaemonSet owns. Otherwise those of DaemonSets alone are named.
     type: bool
     default: true
+  daemonset_pods:
+    description:
+      - The pods of DaemonSets that exist, as RV(openfleet.gpu.kubernetes_eviction#module:daemonset_pods) has them. A pod that
+        only names a DaemonSet as its owner is not awaited.
+      - Without it, every pod that names a DaemonSet as its owner counts as one of a DaemonSet.
+    type: list
+    elements: str
 """
 
 EXAMPLES = r"""
@@ -48,16 +55,21 @@ _value:
 MIRROR = "kubernetes.io/config.mirror"
 
 
-def awaited_pods(pods, *, labels=None, evicted=True):
+def awaited_pods(pods, *, labels=None, evicted=True, daemonset_pods=None):
     """See DOCUMENTATION."""
-    return ["%(namespace)s/%(name)s" % pod["metadata"] for pod in pods if _is_awaited(pod, labels or {}, evicted)]
+    from ..plugin_utils.host_values import text
+
+    awaited = (pod for pod in pods if _is_awaited(pod, labels or {}, evicted, daemonset_pods))
+    return [text("%(namespace)s/%(name)s" % pod["metadata"]) for pod in awaited]
 
 
-def _is_awaited(pod, labels, evicted):
+def _is_awaited(pod, labels, evicted, daemonset_pods):
     metadata = pod["metadata"]
     if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return False
     if "DaemonSet" in {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}:
+        if daemonset_pods is not None and "%(namespace)s/%(name)s" % metadata not in daemonset_pods:
+            return False
         selector = (pod.get("spec") or {}).get("nodeSelector") or {}
         return any(selector.get(name, value) != value for name, value in labels.items())
     return evicted and MIRROR not in (metadata.get("annotations") or {})

@@ -23,8 +23,9 @@ options:
     required: true
   kind:
     description:
-      - What it should be. V(text) takes any value and makes it a short text without control characters. V(any) makes a copy with
-        such texts, in which very long lists and mappings are cut.
+      - What it should be. V(text) takes any value and makes it a short text without control characters.
+      - V(line) does so too, with one blank in place of line ends.
+      - V(any) makes a copy with such texts, in which very long lists and mappings are cut.
     type: str
     choices:
       - any
@@ -33,6 +34,7 @@ options:
       - count
       - flag
       - gpu_uuid
+      - line
       - mig_uuid
       - model
       - name

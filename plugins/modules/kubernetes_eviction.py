@@ -7,10 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kubernetes_eviction
-short_description: Evict chosen pods of a Kubernetes node
+short_description: Evict pods of a Kubernetes node
 version_added: "0.1.0"
 description:
-  - Evicts the pods of a node that have the given UIDs, and leaves all others. M(kubernetes.core.k8s_drain) evicts all pods.
+  - Evicts the pods of a node that have the given UIDs, or all of them but mirror pods.
+  - Pods of a DaemonSet are those whose controller is a DaemonSet that the API has, with the same UID and a selector that matches
+    the pod. M(kubernetes.core.k8s_drain) leaves every pod that names any DaemonSet.
   - Disruption budgets are respected. A pod that one protects is named in RV(refused), to be tried again.
   - It does not wait. Run it again, with C(until), while RV(remaining) names pods, as the role P(openfleet.gpu.gpu_drain#role)
     does.
@@ -25,10 +27,9 @@ options:
     type: str
     required: true
   pods:
-    description: UIDs of the pods.
+    description: UIDs of the pods. Without it, all pods of the node go.
     type: list
     elements: str
-    required: true
   kubeconfig:
     description:
       - Path of a kubeconfig. Without it the environment variable E(K8S_AUTH_KUBECONFIG) is used, or what kubectl would take.
@@ -101,6 +102,11 @@ remaining:
   returned: success
   type: list
   elements: str
+daemonset_pods:
+  description: The pods of the node whose DaemonSets exist, as C(namespace/name).
+  returned: success
+  type: list
+  elements: str
 refused:
   description: What disruption budgets say of pods that were not evicted.
   returned: success
@@ -110,8 +116,8 @@ refused:
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
-from ..module_utils.kubernetes_client import core_api, has_client, pods_of, reason
-from ..module_utils.pod_eviction import EvictionError, Options, pods_to_evict
+from ..module_utils.kubernetes_client import core_api, daemonsets_of, has_client, pods_of, reason
+from ..module_utils.pod_eviction import EvictionError, Options, is_of_daemonset, pods_to_evict
 from ..module_utils.runner import run
 
 try:
@@ -130,7 +136,7 @@ _OTHER = 409
 def argspec():
     return {
         "node": {"type": "str", "required": True},
-        "pods": {"type": "list", "elements": "str", "required": True},
+        "pods": {"type": "list", "elements": "str"},
         "kubeconfig": {"type": "path", "fallback": (env_fallback, ["K8S_AUTH_KUBECONFIG"])},
         "context": {"type": "str", "fallback": (env_fallback, ["K8S_AUTH_CONTEXT"])},
         "delete_options": {
@@ -156,6 +162,10 @@ class Cluster:
     def pods(self, node):
         """Return the pods of a node as the API has them. Raises ClusterError."""
         return pods_of(self._api, node)
+
+    def daemonsets(self, pods):
+        """Return the DaemonSets that exist, of those that pods name as their controllers. Raises ClusterError."""
+        return daemonsets_of(self._api, pods)
 
     def evict(self, pod, options):
         """Evict the pod; return what a disruption budget says against it, empty where it goes. Raises EvictionError."""
@@ -186,7 +196,10 @@ def evict(params, check_mode):
     given = params["delete_options"]
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__ if given.get(name) is not None})
     cluster = Cluster(params["kubeconfig"], params["context"])
-    pods = pods_to_evict(params["node"], cluster.pods(params["node"]), params["pods"], options)
+    there = cluster.pods(params["node"])
+    daemonsets = cluster.daemonsets(there)
+    pods = pods_to_evict(params["node"], there, params["pods"], options, daemonsets)
+    kept = ["%(namespace)s/%(name)s" % pod["metadata"] for pod in there if is_of_daemonset(pod, daemonsets)]
     evicted, refused = [], []
     for pod in pods:
         if pod.is_going:
@@ -196,7 +209,14 @@ def evict(params, check_mode):
             refused.append(problem)
         else:
             evicted.append(str(pod))
-    return {"changed": bool(evicted), "evicted": evicted, "remaining": [str(pod) for pod in pods], "refused": refused}
+    remaining = [str(pod) for pod in pods]
+    return {
+        "changed": bool(evicted),
+        "evicted": evicted,
+        "remaining": remaining,
+        "refused": refused,
+        "daemonset_pods": sorted(kept),
+    }
 
 
 def main():

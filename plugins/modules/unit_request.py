@@ -91,11 +91,14 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import peer
 from ..module_utils.errors import FleetError
+from ..module_utils.foreign_text import one_line
 from ..module_utils.http_opener import FAILURES, Request, basic, opener
 from ..module_utils.peer_owner import UnitOwner
 from ..module_utils.runner import run
 
 TIMEOUT_SECONDS = 30
+#: Bytes of an answer, and characters of what a server says in a message.
+MOST_BYTES, MOST_SHOWN = 1 << 26, 300
 
 
 class RequestError(FleetError):
@@ -132,7 +135,7 @@ def send(params):
     try:
         context = ssl.create_default_context(cafile=params["ca_path"]) if scheme == "https" else None
         with opener(context, check).open(request, timeout=TIMEOUT_SECONDS) as response:
-            status, body = response.status, response.read()
+            status, body = response.status, response.read(MOST_BYTES + 1)
     except peer.PeerError as error:
         cure = (
             "End the process that has the port, or name the unit that is to have it; a server elsewhere needs https, which its "
@@ -141,12 +144,16 @@ def send(params):
         raise RequestError(where, "%s. It was sent no password" % error, cure) from None
     except urllib.error.HTTPError as error:
         with error:
-            raise RequestError(where, "it answered HTTP %d %s" % (error.code, error.reason)) from None
+            raise RequestError(
+                where, "it answered HTTP %d %s" % (error.code, one_line(error.reason, MOST_SHOWN))
+            ) from None
     except FAILURES as error:
         reason = getattr(error, "reason", None) or error
-        raise RequestError(where, "it could not be reached: %s" % reason) from None
+        raise RequestError(where, "it could not be reached: %s" % one_line(reason, MOST_SHOWN)) from None
+    if len(body) > MOST_BYTES:
+        raise RequestError(where, "its answer is larger than %d MiB" % (MOST_BYTES >> 20), "See what the unit runs.")
     found = {"changed": False, "status": status}
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         found["json"] = json.loads(body)
     return found
 

@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..module_utils.errors import FleetError
-from ..module_utils.printable import printable
+from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
-#: Characters of a text, and of a value in a message.
-MOST_TEXT, _SHOWN = 1000, 80
+# Offered here too: texts of hosts and of API servers pass the same check.
+__all__ = ["MOST_TEXT", "text"]
+
+#: Characters of a value in a message.
+_SHOWN = 80
 #: Entries of a list of holders or processes, and of all such lists of a host together.
 MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
 #: Larger than any count of bytes that a host has; and for what is counted by hand, as GPUs and slices.
@@ -58,7 +61,7 @@ _NUMBERS = {
     "count": (int, 0, _LARGEST, "a whole number of 0 or more"),
     "number": ((int, float), -_LARGEST, _LARGEST, "a number"),
 }
-KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text")
+KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text", "line")
 
 
 class HostValueError(FleetError):
@@ -76,6 +79,8 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
     """Return the value as a plain object of this kind (one of KINDS); raise HostValueError where it is none."""
     if kind == "text":
         return text(value)
+    if kind == "line":
+        return one_line(value)
     if kind in _PATTERNS:
         pattern, words = _PATTERNS[kind]
         # No pattern allows more, and to look through megabytes takes time.
@@ -102,13 +107,6 @@ def is_a(kind: str, value: Any) -> bool:
     return True
 
 
-def text(value: Any, most: int = MOST_TEXT) -> str:
-    """Return the value as a text of at most `most` characters in which nothing acts on a terminal or a parser."""
-    whole = value if isinstance(value, str) else type(value).__name__ if _may_be_long(value) else str(value)
-    written = printable("".join(whole[:most]))
-    return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
-
-
 def without_host(host: str, message: str) -> str:
     """Return the message without the name of its host in front, for where the name stands already."""
     return message[len(host) + 2 :] if message.startswith(host + ": ") else message
@@ -117,10 +115,6 @@ def without_host(host: str, message: str) -> str:
 def shown(value: Any) -> str:
     """Return the value as an error message shows it: quoted, printable and short."""
     return '"%s"' % text(value, _SHOWN)
-
-
-def _may_be_long(value: Any) -> bool:
-    return not isinstance(value, (bool, int, float, type(None))) or (isinstance(value, int) and abs(value) > _LARGEST)
 
 
 class Reader:

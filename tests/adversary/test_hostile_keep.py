@@ -14,12 +14,14 @@ import socket
 import subprocess
 
 import pytest
-from attackers import ALICE, BOB, PYTHON, public_folder
+from attackers import ALICE, BOB, PYTHON, process, public_folder
 from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
 from simulated_host import SimulatedHost
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import passed_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli import keep as cli_keep
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server as keep_server
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import KeepError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
 #: In an account's own group on every machine.
@@ -191,6 +193,61 @@ def test_one_who_does_not_end_the_line_keeps_nobody_from_being_served(fresh):
             json.loads(line)["error"]["problem"] for line in slow.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
         ]
     assert sorted(said) == ["it did not come within 5 seconds"] * 2 + ["too many ask at once"] * 3
+
+
+# Fills the queue of the socket faster than it is taken, and asks for as much as it gets.
+FLOOD = """
+import socket, sys, threading
+path = sys.argv[1]
+
+def fill():
+    held = []
+    while True:
+        one = socket.socket(socket.AF_UNIX)
+        one.setblocking(False)
+        try:
+            one.connect(path)
+        except OSError:
+            one.close()
+            continue
+        held.append(one)
+        if len(held) > 200:
+            held.pop(0).close()
+
+for _number in range(4):
+    threading.Thread(target=fill, daemon=True).start()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_user_who_floods_the_socket_makes_no_request_of_another_fail(fresh):
+    """Where the queue is full, a connection that does not wait is refused at once."""
+    with process(PYTHON, "-c", FLOOD, fresh.socket, user=BOB):
+        done = [fresh.keep("--list", user=ALICE) for _number in range(5)]
+    assert [one.returncode for one in done] == [0] * 5, [one.stderr for one in done]
+
+
+def test_a_request_that_is_turned_away_is_sent_again(fresh):
+    """As where a script of the same user asks at the same time."""
+    with subprocess.Popen(
+        [str(PYTHON), "-c", SLOW, str(fresh.socket), "2"], user=ALICE, group=ALICE, extra_groups=[],
+        stdout=subprocess.PIPE, text=True,
+    ) as slow:  # fmt: skip
+        assert slow.stdout.readline() == "open\n"
+        done = fresh.keep("--list", user=ALICE)
+        slow.communicate(timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_service_that_takes_no_request_is_given_up_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_keep, "_SECONDS", 0.5)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        first.connect(str(tmp_path / "s"))
+        with pytest.raises(KeepError, match=r"so many ask at once that .* took no request"):
+            cli_keep._ask(str(tmp_path / "s"), {"op": "list"})
 
 
 def test_one_who_asks_all_the_time_waits_and_others_do_not(fresh):

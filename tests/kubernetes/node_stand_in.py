@@ -19,6 +19,8 @@ from control_plane import ApiError
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
 LABEL = "nvidia.com/device-plugin.config"
 STRATEGIC = "application/strategic-merge-patch+json"
+# Labels of the pods of DaemonSets.
+SELECTED = {"openfleet-lab": "daemonset"}
 #: Answers of a server that has not read all of its data.
 _NOT_YET = (429, 500, 503)
 
@@ -60,8 +62,11 @@ class NodeStandIn:
     def add_pod(self, name, namespace="default", owner="ReplicaSet", selector=None, **metadata):
         """Make a pod on the node; return its UID. It ends once it is evicted."""
         if owner:
-            owners = [{"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x"}]
-            metadata["ownerReferences"] = owners
+            uid = self._daemonset(namespace) if owner == "DaemonSet" else "x"
+            reference = {"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": uid, "controller": True}
+            metadata["ownerReferences"] = [reference]
+        if owner == "DaemonSet":
+            metadata["labels"] = {**metadata.get("labels", {}), **SELECTED}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -74,6 +79,16 @@ class NodeStandIn:
         running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.plane.call("PATCH", "%s/%s/status" % (path, name), {"status": running}, STRATEGIC)
         return uid
+
+    def _daemonset(self, namespace):
+        """Make the DaemonSet x of a namespace, which selects pods with the labels SELECTED; return its UID."""
+        path = "/apis/apps/v1/namespaces/%s/daemonsets" % namespace
+        template = {"metadata": {"labels": SELECTED}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
+        spec = {"selector": {"matchLabels": SELECTED}, "template": template}
+        metadata = {"name": "x", "namespace": namespace}
+        daemonset = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+        found = self.plane.find(path + "/x") or self.plane.call("POST", path, daemonset)
+        return found["metadata"]["uid"]
 
     def pods(self):
         items = self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]

@@ -332,6 +332,24 @@ def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be
     assert set(api_server.call("GET", config_map)["data"]) == {"default"}
 
 
+def test_a_made_up_daemonset_keeps_no_pod_on_a_device_that_changes(api_server, fleet, node):
+    """The API server takes any owner that a pod names."""
+    fleet.share(MIXTURE)
+    devices = fleet.devices()
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "made-up", "uid": "made-up", "controller": True}
+    agent, miner = node.add_pod("agent", owner="DaemonSet"), node.add_pod("miner", owner=None, ownerReferences=[owner])
+    fleet.give({agent: devices["3g.40gb"][0], miner: devices["1g.10gb"][0]})
+    refused = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
+    assert refused.returncode != 0
+    assert "default/miner names a DaemonSet as its owner that does not exist" in said(refused)
+    assert fleet.devices() == devices and "miner" in node.pods()
+    force = {"gpu_drain_kubernetes_delete_options": {"force": True, "ignore_daemonsets": True}}
+    with changing(node):
+        run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED, **force)
+    assert run.returncode == 0, said(run)
+    assert "agent" in node.pods() and "miner" not in node.pods()
+
+
 def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(api_server, fleet, node):
     fleet.share(MIXTURE)
     devices = fleet.devices()

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for a Kubernetes API server: no cluster runs here.
 
-It speaks as much of the API as kubernetes.core's k8s_info, k8s_json_patch and k8s_drain ask for: discovery, one node, its pods,
-evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No authentication, no watches.
+It speaks as much of the API as kubernetes.core's k8s_info, k8s_json_patch and the module kubernetes_eviction ask for: discovery,
+one node, its pods, their DaemonSets, evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No
+authentication, no watches.
 A patch is a JSON patch (https://www.rfc-editor.org/rfc/rfc6902). As the real server's, its operation `test` takes what is missing
 for null.
 """
@@ -33,6 +34,8 @@ class KubernetesApi:
         #: What others do to the node, one before each patch that is asked for: new values of attributes of this object.
         self.meanwhile: list[dict] = []
         self.pods: dict[str, dict] = {}
+        #: Names of DaemonSets in the namespace ml. Each has its name for a uid, and selects `app: DaemonSet`.
+        self.daemonsets = ["x"]
         self.requests: list[str] = []
         #: Requests of this kind are answered with 500.
         self.broken: str | None = None
@@ -84,7 +87,8 @@ class KubernetesApi:
         """A pod that takes so long to go once it is evicted; a disruption budget refuses the first `protected` times."""
         metadata = {"name": name, "namespace": "ml", "uid": name}
         if owner:
-            metadata["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x"}]
+            reference = {"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x", "controller": True}
+            metadata.update(ownerReferences=[reference], labels={"app": owner})
         self.pods[name] = {
             "pod": {
                 "apiVersion": "v1",
@@ -118,6 +122,11 @@ class KubernetesApi:
             return 200, {"kind": "APIResourceList", "groupVersion": "v1", "resources": RESOURCES}
         if path == "/api/v1/nodes/n1":
             return 200, self.node()
+        daemonset = re.fullmatch("/apis/apps/v1/namespaces/ml/daemonsets/([^/]+)", path)
+        if daemonset and daemonset[1] in self.daemonsets:
+            metadata = {"namespace": "ml", "name": daemonset[1], "uid": daemonset[1]}
+            spec = {"selector": {"matchLabels": {"app": "DaemonSet"}}}
+            return 200, {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
         if path == "/api/v1/pods":
             assert query == "fieldSelector=spec.nodeName%3Dn1", query
             pods = [self.pods[name]["pod"] for name in self.there()]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -222,6 +223,34 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
     finally:
         for connection in held:
             connection.close()
+
+
+@pytest.mark.parametrize("errors", [1, 7], ids=["one error", "many errors"])
+def test_tenants_that_are_gone_before_the_answer_flood_no_journal(world, monkeypatch, errors):
+    """Two sockets in turn, and errors in turn: what was said of one never makes room for a line about the other."""
+    tenants = [worker.tenant for worker in pair(world, HALF_MS)]
+    lines, sent = [], iter(range(1 << 30))
+
+    def fail(*_arguments):
+        raise OSError(errno.EPIPE, "error %d" % (next(sent) // 2 % errors))
+
+    monkeypatch.setattr(vgpu_agent, "send", fail)
+    agent = vgpu_agent.Agent(tenants[0].root, SharedMemory(Notifier({})), lines.append)
+    agent.look()
+    rounds = iter(range(400))
+
+    def flood() -> None:
+        if next(rounds, None) is None:
+            raise Stopped
+        for tenant in tenants:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+                made.connect(f"/proc/self/fd/{folder_of(tenant)}/{vgpu_files.AGENT_SOCKET}")
+
+    monkeypatch.setattr(vgpu_agent, "_TICK_SECONDS", 0.001)
+    with pytest.raises(Stopped):
+        agent.serve(flood)
+    assert next(sent) >= 600, "the clients were answered"
+    assert 2 <= len(lines) <= 2 * 10, lines[:30]
 
 
 def test_what_clients_send_is_not_read(world, agent):

@@ -275,3 +275,44 @@ def test_a_token_that_no_header_can_have_is_not_repeated():
     with pytest.raises(PrometheusError, match="none of HTTP's") as error:
         Prometheus(Access("http://127.0.0.1:9", token="s3cr3t\n")).query("1")
     assert "s3cr3t" not in str(error.value)
+
+
+FORGED = "x\r\n\x1b[2Jgpu-7: right\u2028" + "y" * 5000
+HOSTILE = {
+    "a value": vector(({"host": "a"}, FORGED)),
+    "a type": answer({"resultType": FORGED, "result": []}),
+    "a refusal": (200, {}, json.dumps({"status": "error", "error": FORGED}).encode()),
+    "an error": refusal(422, FORGED),
+    "labels of another form": answer({"resultType": "vector", "result": [{"metric": ["a"], "value": [1, "1"]}]}),
+    "a label of another form": answer({"resultType": "vector", "result": [{"metric": {"a": 1}, "value": [1, "1"]}]}),
+    "rows of another form": answer({"resultType": "vector", "result": 7}),
+    "deep": (200, {}, b"[" * 100_000),
+    "a deep error": (400, {}, b"[" * 60_000),
+    "a packed error": (400, {"Content-Encoding": "gzip"}, gzip.compress(b"x" * (64 << 20))),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_hostile_server_sends_is_one_short_line_of_a_message(server, hostile):
+    """Exporters choose labels, and messages come into reports and mails."""
+    server.answer = lambda form: hostile
+    with pytest.raises(PrometheusError) as raised:
+        client(server).query("x")
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 700
+
+
+def test_labels_and_warnings_are_printable_and_short(server):
+    server.answer = lambda form: answer(
+        {"resultType": "vector", "result": [{"metric": {FORGED: FORGED, "host": "a"}, "value": [1, "1"]}]},
+        warnings=[FORGED, {"a": FORGED}],
+    )
+    found = client(server).query("x")
+    (sample,) = found.samples
+    texts = [*sample.labels, *sample.labels.values(), *found.warnings]
+    assert len(texts) == 6 and all(text.isprintable() and len(text) <= 1000 for text in texts)
+
+
+@pytest.mark.parametrize("warnings", [7, "x" * 5000, {"a": "b"}])
+def test_warnings_of_another_form_are_none(server, warnings):
+    server.answer = lambda form: answer({"resultType": "vector", "result": []}, warnings=warnings)
+    assert client(server).query("x").warnings == ()

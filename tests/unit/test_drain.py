@@ -272,3 +272,12 @@ def test_names_of_very_many_jobs_are_not_asked_for_without_end(monkeypatch):
     monkeypatch.setattr(drain_slurm, "_NAMES_SECONDS", -1)
     found = Slurm(squeue({})).jobs("gpu-a")
     assert [(job["id"], job["name"], job["user"]) for job in found] == [("5", "", "alice"), ("6", "", "CORP\\Bob B")]
+
+
+def test_texts_of_slurm_are_printable_and_short_in_messages():
+    """Who may update a node gives a reason, and a user names a job."""
+    hostile = "x\r\x1b[2J\u2028" + "y" * 5000
+    node = parse_node("NodeName=gpu-a State=DOWN+DRAIN Reason=%s [mallory@2026-01-01T00:00:00]" % hostile)
+    assert node.described().isprintable() and len(node.described()) < 500
+    (job, *_others) = Slurm(squeue({"5": hostile, "6": "x"})).jobs("gpu-a")
+    assert job["who"].isprintable() and len(job["who"]) < 500 and len(job["name"]) < 300

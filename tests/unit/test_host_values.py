@@ -75,7 +75,7 @@ HOSTILE = [
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "flag", "number"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "line", "flag", "number"}))
 @each
 def test_no_name_and_no_count_is_anything_but_that(kind, value):
     with pytest.raises(HostValueError) as error:
@@ -417,3 +417,8 @@ def test_a_host_that_dies_while_the_module_runs_is_said_to_have_died(result):
     message = host_results.layout_result({**result, "failed": True})["msg"]
     assert message.startswith("The host stopped answering while the module ran")
     assert "run again" in message and "deserialization" not in message and "MODULE" not in message
+
+
+def test_a_line_is_one_line_of_a_message():
+    said = checked("h", "x", "line", "HTTP response body:\r\n  forged\x1b[2J\u2028" + "y" * 5000)
+    assert said.startswith("HTTP response body: forged\\x1b[2J") and said.isprintable() and len(said) == 1000

@@ -226,3 +226,22 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, part):
         finally:
             ended.set()
             thread.join(60)
+
+
+HOSTILE = "x\r\n\x1b[2J\u2028" + "y" * 5000
+
+
+def test_what_a_kernel_is_called_is_one_short_line_of_the_log(server):
+    """Users name their kernels, and root's log and mails have what was shut down."""
+    server.kernels = [kernel(1, name=HOSTILE), kernel(2, name=[HOSTILE])]
+    gone = shut_down(server.access, 48 * HOUR, NOW)
+    assert len(gone) == 2 and all(line.isprintable() and len(line) < 400 for line in gone)
+
+
+@pytest.mark.parametrize("changes", [{"last_activity": HOSTILE}, {"id": HOSTILE}, {"id": "a" * 5000}])
+def test_what_a_server_says_is_one_short_line_of_a_message(server, changes):
+    server.kernels = [kernel(1, **changes)]
+    with pytest.raises(JupyterError) as raised:
+        shut_down(server.access, 48 * HOUR, NOW)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+    assert server.deleted == []

@@ -11,8 +11,12 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import 
 DEFAULT = Options(ignore_daemonsets=True)
 
 
+DAEMONSET = {"namespace": "ml", "name": "agent", "uid": "uid-agent", "selector": {"matchLabels": {"app": "agent"}}}
+
+
 def pod(name, owner="ReplicaSet", volumes=(), phase="Running", **metadata):
-    owners = {"ownerReferences": [{"kind": owner}]} if owner else {}
+    reference = {"kind": owner, "name": "agent", "uid": "uid-agent", "controller": True}
+    owners = {"ownerReferences": [reference], "labels": {"app": "agent"}} if owner else {}
     return {
         "metadata": {"namespace": "ml", "name": name, "uid": "uid-%s" % name, **owners, **metadata},
         "spec": {"volumes": list(volumes)},
@@ -20,9 +24,9 @@ def pod(name, owner="ReplicaSet", volumes=(), phase="Running", **metadata):
     }
 
 
-def chosen(*pods, uids=None, options=DEFAULT):
-    uids = [each["metadata"]["uid"] for each in pods] if uids is None else uids
-    return [str(each) for each in pods_to_evict("n1", pods, uids, options)]
+def chosen(*pods, uids=(), options=DEFAULT, daemonsets=(DAEMONSET,)):
+    uids = [each["metadata"]["uid"] for each in pods] if uids == () else uids
+    return [str(each) for each in pods_to_evict("n1", pods, uids, options, daemonsets)]
 
 
 def test_only_named_pods_go():
@@ -62,3 +66,61 @@ def test_a_static_pod_stops_all():
     static = pod("s", owner="Node", annotations={"kubernetes.io/config.mirror": "x"})
     with pytest.raises(EvictionError, match="ml/s is a static pod"):
         chosen(pod("a"), static, options=Options(True, True, True))
+
+
+def owned(**changes):
+    """A pod that says that a DaemonSet is its owner."""
+    reference = {"kind": "DaemonSet", "name": "agent", "uid": "uid-agent", "controller": True, **changes}
+    return pod("a", ownerReferences=[reference])
+
+
+MADE_UP = {
+    "no such DaemonSet": (owned(), []),
+    "another uid": (owned(uid="uid-made-up"), [DAEMONSET]),
+    "another name": (owned(name="made-up"), [DAEMONSET]),
+    "another namespace": (owned(), [{**DAEMONSET, "namespace": "kube-system"}]),
+    "not its controller": (owned(controller=False), [DAEMONSET]),
+    "a controller by text": (owned(controller="true"), [DAEMONSET]),
+    "another selector": (owned(), [{**DAEMONSET, "selector": {"matchLabels": {"app": "other"}}}]),
+    "an empty selector": (owned(), [{**DAEMONSET, "selector": {}}]),
+    "no selector": (owned(), [{**DAEMONSET, "selector": None}]),
+}
+
+
+@pytest.mark.parametrize(("named", "daemonsets"), MADE_UP.values(), ids=MADE_UP)
+def test_a_made_up_daemonset_exempts_no_pod(named, daemonsets):
+    """A tenant's pod names any owner. It goes as one without an owner does: nothing would make it again."""
+    with pytest.raises(EvictionError, match=r"ml/a names a DaemonSet .*\(force\).*No pod was evicted"):
+        chosen(named, daemonsets=daemonsets)
+    assert chosen(named, daemonsets=daemonsets, options=Options(True, True)) == ["ml/a"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        ({"key": "app", "operator": "In", "values": ["x", "agent"]}, True),
+        ({"key": "app", "operator": "In", "values": ["x"]}, False),
+        ({"key": "app", "operator": "NotIn", "values": ["x"]}, True),
+        ({"key": "none", "operator": "NotIn", "values": ["x"]}, True),
+        ({"key": "app", "operator": "Exists"}, True),
+        ({"key": "none", "operator": "Exists"}, False),
+        ({"key": "none", "operator": "DoesNotExist"}, True),
+        ({"key": "app", "operator": "Other"}, False),
+        ("app", False),
+    ],
+)
+def test_selectors_with_expressions_match_as_the_api_has_them(rule, matches):
+    daemonset = {**DAEMONSET, "selector": {"matchExpressions": [rule]}}
+    assert chosen(owned(), daemonsets=[daemonset], options=Options(True, True)) == ([] if matches else ["ml/a"])
+
+
+def test_without_uids_all_pods_go_but_mirror_pods_and_those_of_daemonsets():
+    static = pod("s", owner="Node", annotations={"kubernetes.io/config.mirror": "x"})
+    pods = [pod("b"), static, owned(), pod("done", phase="Succeeded")]
+    assert chosen(*pods, uids=None) == ["ml/b"]
+
+
+def test_a_message_names_few_pods_of_very_many():
+    with pytest.raises(EvictionError) as raised:
+        chosen(*(pod("p%d" % number, owner=None) for number in range(1000)))
+    assert "and 980 more pods" in str(raised.value) and len(str(raised.value)) < 3000

@@ -43,8 +43,8 @@ PLACES = {
     "techniques.mps.observe.Daemons._replaced": LINK,
     "techniques.vgpu.agent_client.socket_folder": OWN,
     "techniques.vgpu.agent_memory.Memory.adopt": OWN,
-    "techniques.vgpu.host.VgpuHost._mounted": SIZE,
-    "techniques.vgpu.host.VgpuHost.names_of": CHILD,
+    "techniques.vgpu.identity.Identities._host_mounts": SIZE,
+    "techniques.vgpu.identity.Identities._names": CHILD,
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import peer
+from ansible_collections.openfleet.gpu.plugins.modules import unit_request
 from ansible_collections.openfleet.gpu.plugins.modules.unit_request import RequestError, send
 
 
@@ -134,3 +135,14 @@ def test_a_name_in_an_address_is_not_told():
     with pytest.raises(RequestError) as caught:
         send(asked("http://me:s3cret@127.0.0.1:9/x", password=""))
     assert "s3cret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
+
+
+def test_a_large_answer_is_refused_and_a_deep_one_has_no_json(server, monkeypatch):
+    """Where there is no password, any user may have the port."""
+    monkeypatch.setattr(unit_request, "MOST_BYTES", 1000)
+    server.answers.update({"/large": (200, b"x" * 2000), "/deep": (200, b"[" * 900)})
+    params = {"method": "GET", "username": "", "password": "", "ca_path": None, "unit": "x"}
+    url = serve(server)
+    with pytest.raises(RequestError, match="its answer is larger than"):
+        send({**params, "url": url + "/large"})
+    assert "json" not in send({**params, "url": url + "/deep"})

@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
+import struct
+import time
 from argparse import Namespace
 from typing import Any, Iterator, Mapping
 
@@ -21,8 +24,12 @@ from ..keep.keeps import KeepError, duration
 from ..keep.notices import utc
 from ..printable import printable
 
-#: The service gives up first.
-_SECONDS = 2 * keep_server.ANSWER_SECONDS
+#: Seconds until the command gives up, turned away or waiting. One answer takes less, and another user may have two ahead of it.
+_SECONDS = 3 * keep_server.ANSWER_SECONDS
+#: Seconds before a request that was turned away is sent again: the first time, and at most.
+_FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
+#: struct timeval of SO_SNDTIMEO (socket(7)).
+_TIMEVAL = struct.Struct("ll")
 #: The first descriptor that systemd hands over (sd_listen_fds(3)).
 _FIRST_DESCRIPTOR = 3
 
@@ -98,13 +105,22 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
     line = json.dumps(request).encode() + b"\n"
     if len(line) > keep_server.MOST_LINE_BYTES:
         raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")
+    deadline, delay = time.monotonic() + _SECONDS, _FIRST_DELAY
+    while True:
+        told = _ask_once(path, line, deadline)
+        error = told.get("error")
+        if not isinstance(error, dict) or not error.get("again") or time.monotonic() + delay > deadline:
+            return told
+        # Users who were turned away together come back apart.
+        time.sleep(delay * random.uniform(0.5, 1.0))
+        delay = min(2 * delay, _MOST_DELAY)
+
+
+def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
+    """Raises KeepError where there is no answer."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_SECONDS)
-        try:
-            connection.connect(path)
-        except OSError:
-            cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
-            raise KeepError("this host", "nothing can be kept here: %s is not served" % path, cure) from None
+        _connect(connection, path, deadline)
+        connection.settimeout(max(0.1, deadline - time.monotonic()))
         # A connection that was turned away has its reason to read, though the line was not taken.
         with contextlib.suppress(OSError):
             connection.sendall(line)
@@ -118,6 +134,22 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
             "this host", "its service for keeps gave no answer", "Try again; see: journalctl -u gpu-layout-keep."
         )
     return told
+
+
+def _connect(connection: socket.socket, path: str, deadline: float) -> None:
+    """Connect, waiting in the kernel while others have filled the socket's queue. Raises KeepError."""
+    # A socket with a timeout of Python's does not wait: the kernel refuses it at once where the queue is full (unix(7), EAGAIN).
+    seconds, microseconds = divmod(int(max(0.1, deadline - time.monotonic()) * 1e6), 1000000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, microseconds))
+    try:
+        connection.connect(path)
+    except BlockingIOError:
+        problem = "so many ask at once that %s took no request for %d s" % (path, _SECONDS)
+        cure = "Try again. Root sees who asks by: ss -xp | grep %s." % os.path.basename(path)  # noqa: PTH119
+        raise KeepError("this host", problem, cure) from None
+    except OSError:
+        cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
+        raise KeepError("this host", "nothing can be kept here: %s is not served" % path, cure) from None
 
 
 def _read(connection: socket.socket) -> bytes:

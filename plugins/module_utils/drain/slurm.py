@@ -32,6 +32,8 @@ _REASON = re.compile(r"\sReason=(.*?)\s*\[([^@\]\s]+)@[^\]\s]+\]", re.DOTALL)
 _ANSWER_SECONDS = 5
 #: How long the names of jobs are asked for, one by one. The others are told without their names.
 _NAMES_SECONDS = 20
+#: Characters of a name, a state or a reason in a message.
+_MOST_SHOWN = 200
 #: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 #: Jobs that have the node: those that run, and those of which something is left.
@@ -60,8 +62,9 @@ class Node:
 
     def described(self) -> str:
         if not self.reason:
-            return self.state
-        return "%s, by %s with the reason: %s" % (self.state, self.set_by or "an unknown user", self.reason)
+            return _shown(self.state)
+        parts = (self.state, self.set_by or "an unknown user", self.reason)
+        return "%s, by %s with the reason: %s" % tuple(map(_shown, parts))
 
 
 def parse_node(record: str) -> Node:
@@ -76,6 +79,11 @@ def parse_node(record: str) -> Node:
     return Node(
         values["NodeName"], "+".join(words), frozenset(flags), reason.strip(), set_by, values.get("NodeHostName", "")
     )
+
+
+def _shown(text: str) -> str:
+    """Return a text of Slurm's as messages have it."""
+    return printable(text[:_MOST_SHOWN]) + ("..." if len(text) > _MOST_SHOWN else "")
 
 
 def check_reason(reason: str) -> str:
@@ -135,9 +143,9 @@ class Slurm:
         name = ""
         # It may hold anything, lines that look like jobs too: what is asked of all jobs at once has no names in it.
         with contextlib.suppress(NoAnswerError):
-            name = printable(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
+            name = _shown(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
         limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
-        told = "Slurm job %s (%s) of user %s, %s, %s" % (number, name, user, state.lower(), limit)
+        told = "Slurm job %s (%s) of user %s, %s, %s" % (*map(_shown, (number, name, user, state.lower(), limit)),)
         return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": told}
 
     def drain(self, name: str, reason: str) -> Node:

@@ -41,12 +41,18 @@ ANSWER_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 #: Users whose requests are counted. More than a host has at once.
 _MOST_USERS = 4096
+#: Connections that are taken before those that are open are looked at again.
+_MOST_AT_ONCE = 64
 _ROOT = 0
 #: Since Linux 6.5; the constant is not in Python's socket module.
 _SO_PEERPIDFD = 77
 
 #: Given the line and the user: the answer as JSON.
 Answer = Callable[[bytes, int], str]
+
+
+class _BusyError(KeepError):
+    """A request that can be taken once others have been answered."""
 
 
 @dataclass
@@ -89,10 +95,15 @@ class Server:
             self._selector.close()
 
     def _accept(self) -> None:
-        try:
-            made, _address = self._listener.accept()
-        except OSError:
-            return
+        """Take the connections that wait, so that those of one user leave room in the queue for others."""
+        for _number in range(_MOST_AT_ONCE):
+            try:
+                made, _address = self._listener.accept()
+            except OSError:
+                return
+            self._take(made)
+
+    def _take(self, made: socket.socket) -> None:
         if passed_files.refuse(made) and passed_files.waits(made):
             self._left.append(made)
             return
@@ -101,7 +112,7 @@ class Server:
             uid = caller(made)
             self._admit(uid)
         except FleetError as error:
-            _send(made, failure(error))
+            _send(made, failure(error, again=isinstance(error, _BusyError)))
             made.close()
             return
         self._open[made.fileno()] = _Connection(made, uid, time.monotonic() + LINE_SECONDS)
@@ -112,7 +123,7 @@ class Server:
         if uid == _ROOT and len(self._open) < MOST_CONNECTIONS:
             return
         if sum(one.uid == uid for one in self._open.values()) >= MOST_OF_USER or len(self._open) >= MOST_CONNECTIONS:
-            raise KeepError("this host", "too many ask at once", "Try again in a few seconds.")
+            raise _BusyError("this host", "too many ask at once", "Try again in a few seconds.")
         now = time.monotonic()
         if len(self._requests) >= _MOST_USERS:
             self._requests = {each: times for each, times in self._requests.items() if times[-1] > now - _MINUTE}
@@ -170,9 +181,10 @@ class Server:
         connection.socket.close()
 
 
-def failure(error: FleetError) -> str:
-    """Return the answer of a request that failed."""
-    return json.dumps({"error": {"where": error.where, "problem": error.problem, "cure": error.cure}})
+def failure(error: FleetError, again: bool = False) -> str:
+    """Return the answer of a request that failed. `again`: it may be sent again soon, as it is."""
+    found = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    return json.dumps({"error": {**found, **({"again": True} if again else {})}})
 
 
 def caller(connection: socket.socket) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Mapping
 
 from .. import peer
 from ..errors import FleetError
+from ..foreign_text import one_line, text
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, TimeLimit, opener
 
@@ -31,7 +32,9 @@ from ..http_opener import FAILURES, Request, TimeLimit, opener
 TIMEOUT_SECONDS, ALL_SECONDS = 30, 300
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
-_ID = re.compile(r"[0-9A-Za-z-]+")
+#: Characters of what it says, in a message.
+_SHOWN = 200
+_ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
 
 class JupyterError(FleetError):
@@ -61,9 +64,10 @@ def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dr
         if not idle or now - since < quiet_seconds:
             continue
         if not _ID.fullmatch(str(kernel.get("id"))):
-            raise _error(server, "it names a kernel %r" % kernel.get("id"))
+            raise _error(server, "it names a kernel '%s'" % text(kernel.get("id"), _SHOWN))
         if dry or _ask(server, limit, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
-            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], kernel.get("name"), (now - since) / 3600))
+            name = text(kernel.get("name"), _SHOWN)
+            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], name, (now - since) / 3600))
     return gone
 
 
@@ -71,18 +75,18 @@ def _kernels(server: Server, limit: TimeLimit) -> list[Mapping[str, Any]]:
     body = _ask(server, limit, "GET", "/api/kernels")
     try:
         found = json.loads(body or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(kernel, dict) for kernel in found):
         raise _error(server, "it does not list its kernels")
     return found
 
 
-def _seconds(server: Server, text: Any) -> float:
+def _seconds(server: Server, given: Any) -> float:
     """Of a time as Jupyter writes it, in UTC."""
-    found = _TIME.fullmatch(str(text))
+    found = _TIME.fullmatch(str(given))
     if not found:
-        raise _error(server, "it gives the time of a kernel as %r" % (text,))
+        raise _error(server, "it gives the time of a kernel as '%s'" % text(given, _SHOWN))
     return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
 
 
@@ -112,7 +116,9 @@ def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | No
                 return None
             raise _error(server, "it answered HTTP %d" % error.code) from None
     except FAILURES as error:
-        raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
+        raise _error(
+            server, "it could not be reached: %s" % one_line(getattr(error, "reason", None) or error, _SHOWN)
+        ) from None
 
 
 def _error(server: Server, problem: str, cure: str = "") -> JupyterError:

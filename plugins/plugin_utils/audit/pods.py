@@ -16,6 +16,7 @@ from typing import Any, Iterator, Mapping
 from ...module_utils.errors import FleetError
 from ...module_utils.holders.model import KUBELET
 from ...module_utils.kubernetes_client import core_api, has_client, pods_of
+from ..host_values import text
 from ..plain import plain
 from .model import Pod
 
@@ -29,6 +30,8 @@ _AT_A_TIME = 8
 _TEMPLATE_HASH = "pod-template-hash"
 #: More labels than people give to a pod. The API has no bound of its own.
 _MOST_LABELS = 64
+#: Characters of a name, of a label's key with its prefix, and of its value: as long as the API allows.
+_NAME, _KEY, _VALUE = 253, 317, 63
 
 
 class PlaceError(FleetError):
@@ -115,15 +118,15 @@ def pod_of(item: Mapping[str, Any]) -> Pod:
     labels = metadata.get("labels") or {}
     owners = metadata.get("ownerReferences") or ()
     owner = next((one for one in owners if one.get("controller")), None)
-    kind, name = (str(owner["kind"]), str(owner["name"])) if owner else ("", "")
+    kind, name = (text(owner["kind"], _VALUE), text(owner["name"], _NAME)) if owner else ("", "")
     template = labels.get(_TEMPLATE_HASH)
     if kind == "ReplicaSet" and template and name.endswith("-%s" % template):
         kind, name = "Deployment", name[: -len(template) - 1]
     return Pod(
-        str(metadata["namespace"]),
-        str(metadata["name"]),
+        text(metadata["namespace"], _VALUE),
+        text(metadata["name"], _NAME),
         "%s/%s" % (kind, name) if owner else "",
-        dict(sorted((str(key), str(value)) for key, value in labels.items())[:_MOST_LABELS]),
+        dict(sorted((text(key, _KEY), text(value, _VALUE)) for key, value in labels.items())[:_MOST_LABELS]),
     )
 
 

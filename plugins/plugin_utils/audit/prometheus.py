@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
+from ...module_utils.foreign_text import one_line
 from ...module_utils.http_opener import HTTPException, Request, basic, opener
 from ..host_values import MOST_TEXT, text
 
@@ -153,9 +154,9 @@ class Prometheus:
                 samples = (Sample({}, float(result[1])),)
             else:
                 raise ValueError("a result of type %r" % (kind,))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
-        return Answer(samples, tuple(map(text, list(data.get("warnings", ()))[:_MOST_WARNINGS])))
+        except _MALFORMED as error:
+            raise self._malformed(error) from None
+        return Answer(samples, _warnings(data))
 
     def query_range(
         self, expression: str, start_seconds: float, end_seconds: float, step_seconds: float
@@ -181,9 +182,9 @@ class Prometheus:
                 Course(_labels(row["metric"]), {float(at): float(value) for at, value in row["values"]})
                 for row in data["result"]
             )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
-        return RangeAnswer(courses, tuple(map(text, list(data.get("warnings", ()))[:_MOST_WARNINGS])))
+        except _MALFORMED as error:
+            raise self._malformed(error) from None
+        return RangeAnswer(courses, _warnings(data))
 
     def now(self) -> float:
         """The server's clock, in seconds since the epoch. Raises PrometheusError."""
@@ -224,9 +225,11 @@ class Prometheus:
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
                 raise self._error("it could not be reached within %g s" % self.access.timeout_seconds, _REACH) from None
-            raise self._error("it could not be reached: %s" % error.reason, _REACH) from None
+            raise self._error("it could not be reached: %s" % one_line(error.reason, _SHOWN), _REACH) from None
         except (HTTPException, OSError, EOFError, zlib.error) as error:
-            raise self._error("its answer broke off: %s" % (error or type(error).__name__), _REACH) from None
+            raise self._error(
+                "its answer broke off: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
+            ) from None
         except ValueError:
             # Its text would repeat a header, and with it a secret.
             raise self._error(
@@ -234,11 +237,11 @@ class Prometheus:
             ) from None
         try:
             found = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._error("it answered with something other than JSON", _NOT_ONE) from None
         if not isinstance(found, dict) or found.get("status") != "success" or not isinstance(found.get("data"), dict):
             why = found.get("error", "no reason given") if isinstance(found, dict) else "not an object"
-            raise self._error("it refused the query: %s" % text(why, _SHOWN), _NOT_ONE)
+            raise self._error("it refused the query: %s" % one_line(why, _SHOWN), _NOT_ONE)
         return {"warnings": found.get("warnings") or (), **found["data"]}
 
     def _read(self, response: Any) -> bytes:
@@ -289,10 +292,16 @@ class Prometheus:
             )
         return self._error("it answered HTTP %d: %s" % (code, text), "Look at its log.")
 
+    def _malformed(self, error: Exception) -> PrometheusError:
+        # The text of the error repeats what the server sent.
+        return self._error("its answer is not what the API promises: %s" % one_line(error, _SHOWN), _NOT_ONE)
+
     def _error(self, problem: str, cure: str, *, too_much: bool = False) -> PrometheusError:
         return PrometheusError(self.name, problem, cure, too_much=too_much)
 
 
+#: What an answer of another form than the API's raises.
+_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 _REACH = "Look whether the address is right and the server runs, and whether this machine may reach it."
 _NOT_ONE = "Look whether prometheus.url is that of a Prometheus-compatible API (ends before /api/v1)."
 
@@ -302,21 +311,26 @@ def _text_of(error: urllib.error.HTTPError) -> str:
     try:
         body = error.read(_BLOCK)
         if error.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
+            with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+                body = file.read(_BLOCK)
         found = json.loads(body)
         said = str(found["error"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, HTTPException):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error, HTTPException):
         said = error.reason or "no reason given"
-    return text(" ".join(str(said).split()), _SHOWN)
+    return one_line(said, _SHOWN)
+
+
+def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
+    given = data.get("warnings")
+    return tuple(text(each) for each in given[:_MOST_WARNINGS]) if isinstance(given, (list, tuple)) else ()
 
 
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
     """An exporter chooses most of them, and they come into reports and messages."""
-    return {
-        # Of the millions that a large fleet has nearly all are fine as they are.
-        name: value if str.isprintable(value) and len(value) <= MOST_TEXT else text(value)
-        for name, value in given.items()
-    }
+    # Of the millions that a large fleet has nearly all are fine as they are.
+    if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):
+        return dict(given)
+    return {text(name): text(value) for name, value in given.items()}
 
 
 def _without_credentials(url: str) -> str:

@@ -172,8 +172,8 @@ class MpsHost(Daemons):
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
         if had_unit:
-        with contextlib.suppress(FileNotFoundError):
-            ask(self._run, ["systemctl", "daemon-reload"])
+            with contextlib.suppress(FileNotFoundError):
+                ask(self._run, ["systemctl", "daemon-reload"])
 
     # --- parts of it ------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from typing import Callable, Sequence
 
 from ... import passed_files
 from ...errors import FleetError
+from ...log_limit import LimitedLog
 from . import files as vgpu_files
 from .agent_client import ShownFile, socket_folder
 from .agent_memory import SharedMemory, send
@@ -48,6 +49,8 @@ _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
 #: Descriptors in one message, so that a program needs no room for more open files at a time (agent.h).
 _MOST_IN_MESSAGE = 32
+#: The source of lines that no tenant causes.
+_AGENT = "the agent"
 
 Log = Callable[[str], None]
 
@@ -105,7 +108,7 @@ class Agent:
     """Serves the tenants of the host below `root`, as its layout has them at each moment."""
 
     def __init__(self, root: Path, memory: SharedMemory, log: Log = print) -> None:
-        self._root, self._memory, self._log = root, memory, log
+        self._root, self._memory, self._log = root, memory, LimitedLog(log)
         self._tenants = VgpuHost(root=str(root))
         self._seen: object = None
         self._said: dict[object, str] = {}
@@ -144,7 +147,7 @@ class Agent:
                 self._seen = now
             self._said.pop("tenants", None)
         except (OSError, FleetError) as error:
-            self._say("tenants", "the tenants cannot be read, those of before are served: %s" % error)
+            self._say("tenants", _AGENT, "the tenants cannot be read, those of before are served: %s" % error)
         for listener in self._listeners.values():
             for descriptor in list(listener.unread):
                 if not _bytes_unread(listener.unread[descriptor]):
@@ -153,6 +156,7 @@ class Agent:
                 self._bind(listener)
             self._take_more(listener)
         self._show()
+        self._log.summarize()
 
     def _show(self) -> None:
         """Write what every user may know of the pages."""
@@ -161,7 +165,9 @@ class Agent:
             self._said.pop("show", None)
         except OSError as error:
             self._say(
-                "show", "tenants are shown as without the agent, for what users may see cannot be written: %s" % error
+                "show",
+                _AGENT,
+                "tenants are shown as without the agent, for what users may see cannot be written: %s" % error,
             )
 
     def _fingerprint(self) -> object:
@@ -204,7 +210,7 @@ class Agent:
             # A tenant that is being written, or taken away, has no folder for a moment.
             if listener.failures < _PATIENCE and isinstance(error, FileNotFoundError):
                 return
-            self._say(listener.path, "%s: it cannot be made: %s" % (listener.path, error))
+            self._say(listener.path, listener.tenant.key, "%s: it cannot be made: %s" % (listener.path, error))
             return
         self._said.pop(listener.path, None)
         listener.failures = 0
@@ -213,6 +219,8 @@ class Agent:
         self._epoll.register(listener.listening, select.EPOLLIN)
 
     def _drop(self, listener: _Listener) -> None:
+        for about in (listener.path, ("accept", listener.path), ("send", listener.path)):
+            self._said.pop(about, None)
         for connection in listener.unread.values():
             self._by_descriptor.pop(connection.fileno())
             connection.close()
@@ -232,7 +240,7 @@ class Agent:
             return
         except OSError as error:
             # As with too many open files: not again before the next look.
-            self._say("accept", "%s: %s" % (listener.path, error))
+            self._say(("accept", listener.path), listener.tenant.key, "%s: %s" % (listener.path, error))
             self._epoll.modify(listener.listening, 0)
             return
         connection.setblocking(False)
@@ -240,7 +248,8 @@ class Agent:
             send(connection, self._memory.parts_for(listener.tenant), _MOST_IN_MESSAGE)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._say("send", "a client of %s has no answer: %s" % (listener.path, error))
+            text = "a client of %s has no answer: %s" % (listener.path, error)
+            self._say(("send", listener.path), listener.tenant.key, text)
         descriptor = connection.fileno()
         listener.unread[descriptor] = connection
         self._by_descriptor[descriptor] = listener
@@ -269,11 +278,11 @@ class Agent:
         """Return how many answers on the socket may be unread, so that those of all sockets together leave room for others."""
         return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
-    def _say(self, about: object, text: str) -> None:
-        """Log it once, until it is another."""
+    def _say(self, about: object, source: str, text: str) -> None:
+        """Log a text once, until there is another about the same thing. `source` is the tenant whose clients can cause it."""
         if self._said.get(about) != text:
             self._said[about] = text
-            self._log(text)
+            self._log.write(source, text)
 
 
 def _bytes_unread(connection: socket.socket) -> int:

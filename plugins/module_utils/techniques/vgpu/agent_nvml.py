@@ -34,6 +34,7 @@ from ...durable import replacing
 from ...errors import FleetError, NvmlError, UnansweredCallError
 from ...file_worker import one_look
 from ...frozen import frozen
+from ...log_limit import LimitedLog
 from ...nvml.bounded_session import BoundedSession
 from ...proc_files import link, read
 from ...transaction import looking
@@ -341,7 +342,7 @@ class Reporter:
     """Asks NVML for all tenants of the host below `root`, and writes their reports."""
 
     def __init__(self, root: Path, state_directory: str, log: Log = print) -> None:
-        self._root, self._state_directory, self._log = root, state_directory, log
+        self._root, self._state_directory, self._log = root, state_directory, LimitedLog(log)
         self._processes = Processes(root)
         self._reports: Dict[str, Report] = {}
         self._said = ""
@@ -379,7 +380,7 @@ class Reporter:
             text = "processes ask NVML themselves, those in containers do not know what their contexts take: %s" % error
             if text != self._said:
                 self._said = text
-                self._log(text)
+                self._log.write("NVML", text)
 
     def _follow(self, tenants: Sequence[VgpuTenant]) -> None:
         keys = {tenant.key for tenant in tenants}

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from ... import durable, proc_files, systemd
+from ... import durable, systemd
 from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_or_none, one_look
@@ -27,12 +27,12 @@ from ...model import Gpu, Holder, Host
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
 from .agent_client import handed_out
+from .identity import Identities
 from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENANTS, VgpuName, VgpuSeen, VgpuTenant
 from .observe import Tenants
 
-_NAME_VARIABLE = "OPENFLEET_VGPU="
-#: For a look at the names that processes have, which happens under the host's lock; and of one process's mounts.
-_NAMES_SECONDS, _MOST_MOUNTS = 20.0, 1 << 22
+#: For a look at the names that processes have, which happens under the host's lock.
+_NAMES_SECONDS = 20.0
 
 
 class VgpuHost(Tenants):
@@ -159,30 +159,8 @@ class VgpuHost(Tenants):
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the name by which the library in a process takes it for a tenant's: identity.c says by what.
-
-        There is at most one, unless the process has the variable several times. None where it does not answer, and may have any.
-        """
-        mounted = self._mounted(pid)
-        if len(mounted) == 1:
-            return mounted
-        text = memory_or_none(str(self._proc / str(pid) / "environ"))
-        if text is None:
-            return None
-        words = text.split("\0")
-        named = {word[len(_NAME_VARIABLE) :] for word in words if word.startswith(_NAME_VARIABLE)}
-        return named.intersection(mounted) if mounted else named
-
-    def _mounted(self, pid: int) -> set[str]:
-        """Names of the tenants whose quota folders are mount points for a process, as in containers."""
-        mounted = set()
-        text = proc_files.read(str(self._proc / str(pid) / "mountinfo"), _MOST_MOUNTS)
-        # The fifth word is the mount point: proc(5). No name of a tenant has a character that is escaped there.
-        for words in (line.split(" ", 5) for line in text.split("\n")):
-            folder, _slash, name = words[4].rpartition("/") if len(words) > 5 else ("", "", "")
-            if folder == "/" + SETTINGS:
-                mounted.add(name)
-        return mounted
+        """Return the names by which a process is a tenant's (`identity`). None where it does not answer, and may have any."""
+        return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
