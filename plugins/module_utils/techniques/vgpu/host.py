@@ -23,6 +23,7 @@ from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_or_none, one_look
 from ...holders.model import UNKNOWN
+from ...holders.tasks import live_task
 from ...model import Gpu, Holder, Host
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
@@ -163,6 +164,8 @@ class VgpuHost(Tenants):
 
         There is at most one, unless the process has the variable several times. None where it does not answer, and may have any.
         """
+        # A process whose main thread has ended shows neither mounts nor environment by it.
+        pid = live_task(str(self._proc), pid) or pid
         mounted = self._mounted(pid)
         if len(mounted) == 1:
             return mounted
