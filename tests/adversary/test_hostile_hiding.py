@@ -22,7 +22,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles,
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import devices as holders_devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import hidden_files, tasks
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes as holders_processes
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
@@ -181,6 +183,31 @@ def test_a_table_of_very_many_tasks_is_read_to_the_deadline(folder, driver):
     )
     with process(PYTHON, "-c", crowd, folder, user=ALICE) as made:
         assert [(one.kind, one.pid) for one in holders(folder, made)] == [("device_handle", made.pid)]
+
+
+def test_a_process_that_starts_during_a_scan_is_scanned_too(folder, driver, monkeypatch):
+    with hides(folder, "nothing") as first, hides(folder, "mapped") as made:
+        listed = iter([[first.pid], [first.pid, made.pid], [first.pid, made.pid]])
+        monkeypatch.setattr(holders_processes, "_pids", lambda _proc: next(listed))
+        assert [(one.kind, one.pid) for one in holders(folder, first, made)] == [("device_handle", made.pid)]
+
+
+#: Has a node open and a socket that listens, and ends its main thread.
+SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ended(sys.argv[1])\n"
+
+
+def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
+    """It serves clients: a reclaim that stops what is idle does not take it for idle."""
+    with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
+        found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none", sockets=True)
+        (holder,) = [one for one in found if one.pid == made.pid]
+        assert (holder.listens, holder.clients) == (True, 0)
+
+
+def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(folder):
+    variable = {vgpu_host._NAME_VARIABLE.rstrip("="): "alice"}
+    with process(PYTHON, folder / "hiding.py", "main_ended", "/dev/zero", user=ALICE, **variable) as made:
+        assert vgpu_host.VgpuHost(root=str(folder)).names_of(made.pid) == {"alice"}
 
 
 # --- Mappings that are never told ---------------------------------------------------------------------------------------

@@ -133,8 +133,10 @@ def _has_memory(folder: str) -> bool:
     return True
 
 
-# Files on block devices by device and inode, and whether they are none of the driver's: a file system on one has an inode once.
-_known: Dict[Tuple[str, str], bool] = {}
+# Device and inode of files on block devices that are none of the driver's: such a file system has an inode once.
+_known: Set[Tuple[str, str]] = set()
+# Start, end, device, inode and path of a line of /proc/PID/maps.
+_Line = Tuple[str, str, str, str, str]
 
 
 @task
@@ -159,7 +161,7 @@ def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
             rows.append(NO_RIGHT)
             continue
         if not majors:
-            row[1] = sorted({path for _area, _device, _inode, path in files if _NODE_NAME.search(path)})
+            row[1] = sorted({line[-1] for line in files if _NODE_NAME.search(line[-1])})
         else:
             row[0] = _devices_of(folder, files, remote, set(majors))
         rows.append(row)
@@ -174,7 +176,7 @@ def has_mapped_node(folder: str, majors: List[int]) -> bool:
     _row, files = _sorted_lines(_beginning(folder + "/maps"))
     if majors:
         return bool(_devices_of(folder, files, [], set(majors)))
-    return any(_USED_NODE.search(path) for _area, _device, _inode, path in files)
+    return any(_USED_NODE.search(line[-1]) for line in files)
 
 
 def _beginning(path: str) -> str:
@@ -191,39 +193,31 @@ def _beginning(path: str) -> str:
     return b"".join(chunks).decode(errors="replace")
 
 
-def _sorted_lines(text: str) -> Tuple[List[Any], List[Tuple[str, str, str, str]]]:
-    """Return an empty row with the inodes of mapped rings, and the mapped files: (area, device, inode, path)."""
-    files, rings = [], set()
-    for start, end, device, inode, path in _MAPPED.findall(text):
-        if path == RING:
-            rings.add(int(inode))
-        elif path.startswith("/"):
-            # Names in map_files have no leading zeros.
-            area = "%s-%s" % (start.lstrip("0") or "0", end.lstrip("0") or "0")
-            files.append((area, device, inode, path))
-    return [[], [], sorted(rings)], files
+def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
+    """Return an empty row with the inodes of mapped rings, and the lines of mapped files."""
+    lines = _MAPPED.findall(text)
+    rings = {int(line[3]) for line in lines if line[4] == RING}
+    return [[], [], sorted(rings)], [line for line in lines if line[4].startswith("/")]
 
 
-def _devices_of(
-    folder: str, files: List[Tuple[str, str, str, str]], remote: List[str], majors: Set[int]
-) -> List[List[int]]:
+def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[int]) -> List[List[int]]:
     """Return (major, minor) of each mapping of a device with such a number."""
     found = []
     # On other file systems (overlay, btrfs, tmpfs) different files may have the same device and inode. Lines of a process with
     # the same path besides are one file.
     own: Dict[Tuple[str, str, str], Any] = {}
-    for area, device, inode, path in files:
-        anonymous = device.startswith(_ANONYMOUS_DEVICE)
-        if device in remote or (not anonymous and _known.get((device, inode))):
+    for start, end, device, inode, path in files:
+        if (device, inode) in _known or device in remote:
             continue
         key = (device, inode, path)
         if key not in own:
-            own[key] = device_of("%s/map_files/%s" % (folder, area))
+            # Names in map_files have no leading zeros.
+            own[key] = device_of("%s/map_files/%s-%s" % (folder, start.lstrip("0") or "0", end.lstrip("0") or "0"))
         number = own[key]
         if number is not None and number[0] in majors:
             found.append([number[0], number[1]])
-        elif not anonymous:
-            _known[device, inode] = True
+        elif not device.startswith(_ANONYMOUS_DEVICE):
+            _known.add((device, inode))
     return found
 
 
