@@ -71,10 +71,20 @@ def hides(folder, how, node="/dev/zero", user=ALICE):
         started = made.__enter__()
     except AssertionError as error:
         pytest.skip("this kernel or its settings lack what %s takes: %s" % (how, error))
+    if how.startswith("main_ended"):
+        wait_for_main_thread(started)
     try:
         yield started
     finally:
         made.__exit__(None, None, None)
+
+
+def wait_for_main_thread(made):
+    """Its thread says that it runs, which may be before the main thread has ended."""
+    limit = time.monotonic() + 60
+    while Path("/proc/%d/stat" % made.pid).read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def holders(folder, *processes, modules=None):
@@ -199,6 +209,7 @@ SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ende
 def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
     """It serves clients: a reclaim that stops what is idle does not take it for idle."""
     with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
+        wait_for_main_thread(made)
         found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none", sockets=True)
         (holder,) = [one for one in found if one.pid == made.pid]
         assert (holder.listens, holder.clients) == (True, 0)
@@ -207,6 +218,7 @@ def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
 def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(folder):
     variable = {vgpu_host._NAME_VARIABLE.rstrip("="): "alice"}
     with process(PYTHON, folder / "hiding.py", "main_ended", "/dev/zero", user=ALICE, **variable) as made:
+        wait_for_main_thread(made)
         assert vgpu_host.VgpuHost(root=str(folder)).names_of(made.pid) == {"alice"}
 
 
@@ -249,10 +261,7 @@ def test_a_holder_that_hides_is_ended(folder, how):
 
 def test_a_process_whose_main_thread_ended_is_waited_for_and_killed(folder):
     with process(PYTHON, "-c", STUBBORN, folder, folder / "dev/nvidia5", user=ALICE) as made:
-        limit = time.monotonic() + 60
-        while Path("/proc/%d/stat" % made.pid).read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        wait_for_main_thread(made)
         (holder,) = by_name(folder, made)
         assert end_holders([Disturbance("gpu 5", (holder,))], grace_seconds=0.2)
         assert made.wait(timeout=60) == -signal.SIGKILL

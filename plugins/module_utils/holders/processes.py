@@ -418,7 +418,9 @@ class _Scan:
         return counts, tuple(suspects)
 
     def _member(self, seen: Seen) -> Process:
-        folder = folder_of(self._proc, seen.pid, seen.task)
+        # The main thread may have ended since.
+        task = live_task(self._proc, seen.pid) if seen.task is None else seen.task
+        folder = folder_of(self._proc, seen.pid, task)
         return Process(seen.pid, folder, self._mounts.devices(seen.mount_namespace))
 
     def _of_rings(self, member: Process, paths: Sequence[str], mapped: Sequence[int]) -> list[Suspect]:
