@@ -18,17 +18,15 @@ import re
 from .accounts import account_of
 from .file_worker import NoAnswerError, ask, task
 from .holders.cgroup import parse_cgroup
+from .holders.hidden_files import has_mapped_node
 from .holders.model import DEVICE_HANDLE
-from .holders.open_files import device_of
+from .holders.open_files import RING, device_of
 from .holders.processes import owner_of
+from .holders.tasks import can_compare, folder_of, live_task, tables
 from .model import Holder, Process
 from .peer_owner import own_container
 from .proc_files import link, read
 
-#: A line of /proc/PID/maps: addresses, and a path that names a node of the driver. A process has some thousands of lines.
-_MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*?(/\S*/nvidia\S*)", re.MULTILINE)
-_MOST_BYTES = 1 << 24
-_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
 _GPU_NODE = re.compile(r"/nvidia(?:\d+|-caps/nvidia-cap\d+)$")
 #: The first user id of accounts of people (login.defs(5), UID_MIN).
 _FIRST_USER = 1000
@@ -58,20 +56,14 @@ def has_mapped(pid: int) -> bool:
 @task
 def _has_mapped(pid: int, majors: list[int]) -> bool:
     """Asked in a child: what a process has mapped, and each file of it, may never be told."""
-    for start, end, path in _MAPPED.findall(read("/proc/%d/maps" % pid, _MOST_BYTES)):
-        if not majors:
-            if _NODE.search(path):
-                return True
-            continue
-        # The path is of the mount namespace of the process that opened it, and so may be any user's choice.
-        device = device_of("/proc/%d/map_files/%s-%s" % (pid, start, end))
-        if device is not None and device[0] in majors:
-            return True
-    return False
+    return has_mapped_node(folder_of("/proc", pid, live_task("/proc", pid)), majors)
 
 
 def has_open(pid: int) -> bool:
-    """Return whether a process has a GPU's node open just now. Where that may not be looked at, or takes too long, it has."""
+    """Return whether a process keeps a GPU's node open just now, in a table of any thread, mapped, or by a ring of io_uring.
+
+    Returns True if that may not be read, or takes too long.
+    """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
     except NoAnswerError:
@@ -83,11 +75,28 @@ def has_open(pid: int) -> bool:
 @task
 def _has_open(pid: int, majors: list[int]) -> bool:
     """Asked in a child: a process may have a million files open, and some of a server that is gone."""
-    folder = "/proc/%d/fd" % pid
-    paths = ("%s/%s" % (folder, name) for name in os.listdir(folder))
+    for task_id, folder in tables("/proc", pid, can_compare()):
+        try:
+            names = os.listdir(folder + "/fd")
+        except (FileNotFoundError, ProcessLookupError):
+            if task_id == pid:
+                raise
+            # The thread has ended.
+            continue
+        if any(_is_node("%s/fd/%s" % (folder, name), majors) for name in names):
+            return True
+    return _has_mapped(pid, majors)
+
+
+def _is_node(path: str, majors: list[int]) -> bool:
+    """Return whether an open file is a node of the driver, or a ring, which may have one."""
+    target = link(path) or ""
+    if target == RING:
+        return True
     if majors:
-        return any(device and device[0] in majors for device in map(device_of, paths))
-    return any(_GPU_NODE.search(link(path) or "") for path in paths)
+        device = device_of(path)
+        return device is not None and device[0] in majors
+    return bool(_GPU_NODE.search(target))
 
 
 def _majors() -> set[int]:

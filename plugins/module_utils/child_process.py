@@ -27,9 +27,9 @@ from .proc_files import read
 _REAP_SECONDS = 0.5
 #: Between two looks whether it has ended: most do within a fraction of a millisecond. Each pause is twice the one before.
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
-#: The name of a child that looks at something of an account's.
-_NAME, _NAMED = "look-%d", re.compile(r"look-(\d+)\n?")
-_STATUS = re.compile(r"^(State|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
+# Name of a child that reads something of an account: the kind of question, and the account.
+_NAME = "%s-%d"
+_STATUS = re.compile(r"^(State|Threads|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
 _KILLED = 1 << (signal.SIGKILL - 1)
 #: Children of this process: killed and not yet ended.
 _left: List[int] = []
@@ -90,24 +90,26 @@ def was_killed(status: str) -> bool:
     return found is not None and bool(int(found.group(1), 16) & _KILLED)
 
 
-def mark(account: int) -> None:
-    """Give this process the name by which `stuck` finds it: it looks at something of this account's from here on."""
+def mark(account: int, kind: str = "look") -> None:
+    """Give this process the name by which `stuck` finds it: it reads something of this account from here on."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
-        file.write(_NAME % account)
+        file.write(_NAME % (kind, account))
 
 
-def stuck() -> Counter[int]:
-    """Return by account how many children of this and earlier looks were killed and have not ended.
+def stuck(kind: str = "look") -> Counter[int]:
+    """Return by account how many children with this kind of question, of this and earlier looks, were killed and have not ended.
 
     They are root's, or of that account: a user who poses as one has his own things not looked at.
     """
     found: Counter[str] = Counter()
+    named = re.compile(kind + r"-(\d+)\n?")
     for name in os.listdir("/proc"):
-        called = _NAMED.fullmatch(read("/proc/%s/comm" % name)) if name.isdigit() else None
+        called = named.fullmatch(read("/proc/%s/comm" % name)) if name.isdigit() else None
         if called is None:
             continue
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
-        ended = status.get("State", "Z") in "ZX"
+        # A main thread may end before the others.
+        ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
             found[called.group(1)] += 1
     told: Counter[int] = Counter()

@@ -31,6 +31,8 @@ _MOST_OF_ACCOUNT, _MOST_OF_ROOT, _MOST = 1, 8, 32
 #: A /dev of 16,384 nodes says less.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 24, 1 << 16
 _ROOT = 0
+# Kinds of children, by the names that they have in /proc (child_process.mark).
+FILES, MAPS = "look", "map"
 _tasks: Dict[str, Callable[..., Any]] = {}
 
 
@@ -54,7 +56,8 @@ def task(function: Callable[..., Any]) -> Callable[..., Any]:
 class Worker:
     """One look's questions."""
 
-    def __init__(self, deadline: float = math.inf) -> None:
+    def __init__(self, deadline: float = math.inf, name: str = FILES) -> None:
+        self._name = name
         #: In seconds of time.monotonic(); nothing is asked after it.
         self._deadline = deadline
         self._seconds_left = _ALL_SECONDS
@@ -66,7 +69,7 @@ class Worker:
     def ask(self, account: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a task returns, asked in the child. Raises its OSError, and NoAnswerError."""
         if self._unanswered is None:
-            self._unanswered = child_process.stuck()
+            self._unanswered = child_process.stuck(self._name)
         if self._unanswered[account] >= _most_of(account):
             raise NoAnswerError(asked=True)
         began = time.monotonic()
@@ -103,7 +106,7 @@ class Worker:
             self._known = frozenset(_tasks)
             near, far = socket.socketpair()
             with far:
-                self._child = (child_process.start(lambda: _serve(far), [far.fileno()]), near)
+                self._child = (child_process.start(lambda: _serve(far, self._name), [far.fileno()]), near)
         connection = self._child[1]
         answer = bytearray()
         try:
@@ -123,7 +126,7 @@ def _most_of(account: int) -> int:
     return _MOST_OF_ROOT if account == _ROOT else _MOST_OF_ACCOUNT
 
 
-_current: Worker | None = None
+_current: Dict[str, Worker] | None = None
 
 
 def _forget() -> None:
@@ -137,30 +140,35 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def one_look(deadline: float = math.inf) -> Iterator[None]:
-    """Let all questions of the block be one look's: one child for all, and one bound. A look within a look is a part of it."""
+    """Let all questions of the block be one look's: one child of each kind, and one bound.
+
+    A look within a look is a part of it.
+    """
     global _current
     if _current is not None:
         yield
         return
-    _current = Worker(deadline)
+    _current = {name: Worker(deadline, name) for name in (FILES, MAPS)}
     try:
         yield
     finally:
-        _current.close()
+        for worker in _current.values():
+            worker.close()
         _current = None
 
 
-def ask(account: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str = FILES) -> Any:
     """Return what a task returns, asked in a child process. Raises its OSError, and NoAnswerError.
 
-    `account` is the uid whose doing it is if nothing answers (`accounts.account_of`).
+    `account` is the uid whose doing it is if nothing answers (`accounts.account_of`). `worker` is FILES, or MAPS for
+    what waits for no file system: its questions are counted apart, so that a silent file system leaves no mapping unread.
     """
     with one_look():
         assert _current is not None
-        return _current.ask(account, function, *arguments)
+        return _current[worker].ask(account, function, *arguments)
 
 
-def _serve(connection: socket.socket) -> int:
+def _serve(connection: socket.socket, name_of_child: str) -> int:
     """Answer in the child until the parent closes its end."""
     os.chdir("/")
     marked = None
@@ -168,7 +176,7 @@ def _serve(connection: socket.socket) -> int:
         for line in lines:
             account, name, arguments = json.loads(line)
             if account != marked:
-                child_process.mark(account)
+                child_process.mark(account, name_of_child)
                 marked = account
             try:
                 answer = [None, _tasks[name](*arguments)]

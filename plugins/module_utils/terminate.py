@@ -18,7 +18,7 @@ from .errors import ApplyError
 from .essential_units import is_essential, is_on_bus
 from .file_worker import one_look
 from .holders.model import DEVICE_HANDLE
-from .holders.processes import start_ticks
+from .holders.processes import started_ticks_of
 from .model import Holder, Process
 
 _POLL_SECONDS = 0.05
@@ -81,11 +81,12 @@ class _Target:
         self.pid, self._descriptor = pid, None
         with contextlib.suppress(AttributeError, OSError):
             self._descriptor = os.pidfd_open(pid)
-        self._begun = _started(pid)
+        self._begun = started_ticks_of(pid)
 
     @property
     def alive(self) -> bool:
-        return self._begun is not None and _started(self.pid) == self._begun
+        # It holds the GPU until its last thread has ended.
+        return self._begun is not None and started_ticks_of(self.pid) == self._begun
 
     def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -126,20 +127,11 @@ def _is_still(holder: Holder | Process) -> bool:
     if not isinstance(holder, Holder):
         return True
     pid = holder.pid or 0
-    if holder.started_ticks is not None and _started(pid) != holder.started_ticks:
+    if holder.started_ticks is not None and started_ticks_of(pid) != holder.started_ticks:
         return False
     if holder.kind != DEVICE_HANDLE:
         return True
     return has_open(pid)
-
-
-def _started(pid: int) -> int | None:
-    """When the process began, in the kernel's count: a pid alone may be another process by now. None: it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, errors="replace", newline="\n") as file:  # noqa: PTH123
-            return start_ticks(file.read())
-    except OSError:
-        return None
 
 
 def _never() -> Sequence[int]:

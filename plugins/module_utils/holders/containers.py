@@ -58,12 +58,12 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
     for members in by_namespace.values():
         for member in sorted(members, key=lambda process: process.pid):
             try:
-                places = _given(devices, "%s/%d" % (processes.proc, member.pid))
+                places = _given(devices, processes.folder(member.pid))
             except (FileNotFoundError, ProcessLookupError):
                 # It has ended meanwhile, or shows no /dev; another one of the same namespace may do.
                 continue
             except NoAnswerError as error:
-                users = is_foreign("%s/%d" % (processes.proc, member.pid)) and not any(one.nodes for one in members)
+                users = is_foreign(processes.folder(member.pid)) and not any(one.nodes for one in members)
                 if not (users and error.asked):
                     problem = "the devices of the container of pid %d, user %s, are not known: its file system does not answer"
                     problem %= (member.pid, processes.user(member.pid))

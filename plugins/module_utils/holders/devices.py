@@ -48,8 +48,14 @@ class Devices:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
         #: Without one, as with simulated GPUs, nodes have no numbers, and names have to do.
-        self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self._listed_majors.split()
+        self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self.listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
+
+    @cached_property
+    def majors(self) -> frozenset[int]:
+        """The major numbers of all nodes of the driver's modules; none without a driver."""
+        listed = re.findall(r"^\s*(\d+) nvidia", self.listed_majors, re.MULTILINE)
+        return frozenset({_GPU_MAJOR, *map(int, listed)}) if self.has_driver else frozenset()
 
     @property
     def can_be_open(self) -> bool:
@@ -131,11 +137,12 @@ class Devices:
         return int(found.group(1)) if found else None
 
     def _major(self, name: str) -> int | None:
-        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), self._listed_majors, re.MULTILINE)
+        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), self.listed_majors, re.MULTILINE)
         return int(found.group(1)) if found else None
 
     @cached_property
-    def _listed_majors(self) -> str:
+    def listed_majors(self) -> str:
+        """The text of /proc/devices."""
         return _read(self._proc / "devices")
 
 

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find what counts as using a GPU or one of its instances: what NVML lists is only a part of it.
+"""Find what counts as using a GPU or one of its instances: NVML lists only a part of it.
 
-A job between two kernels, a container that was given a GPU, a scheduler's allocation hold it as well, and what cannot
-be determined counts as held. Look again right before each destructive step: a look takes milliseconds, and what it
-saw is true for as long.
+A job between two kernels, a container that was given a GPU and a scheduler's allocation hold it as well, and what cannot be
+determined counts as held. Search again right before each destructive step: a result is valid only for the moment of its search.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Iterable, Tuple
+from typing import TYPE_CHECKING, AbstractSet, Any, Iterable, Sequence, Tuple
 
+from .. import child_process
 from ..command import Run, run_tool
 from ..file_worker import one_look
 from ..model import MPS_CONTROL, MPS_SERVER, Holder, Host, to_data
 from ..printable import printable
+from ..proc_files import read
 from .containers import HAS_OPEN, WATCHES, containers, with_names
 from .devices import Devices, Place
+from .hidden_files import IN_MAPS, IN_RING, IN_SOCKET, NO_RIGHT, distinct_files
 from .model import (
     CONTAINER,
     DEVICE_HANDLE,
@@ -37,6 +39,9 @@ from .model import (
 from .processes import COMMAND_LENGTH, Processes, scan
 from .watchers import is_watcher
 
+if TYPE_CHECKING:
+    from . import use_count
+
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
@@ -51,6 +56,24 @@ _LOOK_SECONDS = 20.0
 _VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
 #: What a message has room for.
 _PIDS_SHOWN = 5
+# Scans that must find the same difference between the driver's use count and open files: files are opened and closed meanwhile.
+_SCANS = 3
+# Problem and cure by the reason why a process is a suspect.
+_SUSPECTS = {
+    IN_RING: (
+        "a process has files registered with io_uring, and the kernel does not tell whether a GPU is among them",
+        "End it, or have it unregister its files.",
+    ),
+    IN_SOCKET: (
+        "open files were sent to a Unix socket of a process that does not receive them, and may be of a GPU",
+        "End it, or have it receive them.",
+    ),
+    IN_MAPS: ("what a process has mapped cannot be read in time", "End it, or what serves its file system."),
+    NO_RIGHT: (
+        "what a process has mapped cannot be read",
+        "Run as root; within a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
+    ),
+}
 #: Of each text: with what it takes to write out a command line's control characters.
 _TEXT_LENGTH = 4 * COMMAND_LENGTH
 
@@ -63,17 +86,19 @@ def find_holders(
     kubelet_directory: str = KUBELET_DIRECTORY,
     sockets: bool = False,
 ) -> Tuple[Holder, ...]:
-    """All holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
+    """Return all holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
 
-    `host` is as just observed; this process itself is left out. `sockets` asks for `listens` and `clients` too. Raises nothing
-    for what it cannot see: that is a holder of kind unknown, which says how to mend it.
+    `host` is as just observed. This process and its running children are left out: they have the GPUs open for this run
+    (nvml/bounded_session.py). A child that was given up and hangs in the driver still holds them, so it counts. `sockets` asks for
+    `listens` and `clients` too. Raises nothing: what it cannot read is a holder of kind unknown, whose text has the fix.
     """
     if not host.gpus:
         return ()
     devices = Devices(host, proc, dev)
     deadline = time.monotonic() + _LOOK_SECONDS
     with one_look(deadline):
-        processes = scan(devices, proc, deadline)
+        own = child_process.running() if proc == "/proc" else frozenset()
+        processes, hidden = _scanned(devices, proc, deadline, own)
         found = [
             *_of_mps(host, devices, processes, run),
             *_of_processes(host, devices, processes),
@@ -81,6 +106,7 @@ def find_holders(
             *_of_slurm(host, devices, processes, run, deadline),
             *_of_kubelet(host, devices, processes, kubelet_directory),
             *_not_seen(host, devices, processes),
+            *_hidden(host, hidden),
         ]
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
         told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
@@ -94,6 +120,62 @@ def find_holders(
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
     """Those in the way of destroying that GPU instance; without one, of a reset or a change of MIG mode of the GPU."""
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
+
+
+def _scanned(devices: Devices, proc: str, deadline: float, own: AbstractSet[int]) -> tuple[Processes, int]:
+    """Return the processes, and how many references to the driver no open file explains.
+
+    Suspects are left out if the driver's use count shows that nothing is hidden.
+    """
+    modules = proc + "/modules"
+    if not devices.has_driver:
+        return scan(devices, proc, deadline, own), 0
+    hidden = 0
+    for _again in range(_SCANS):
+        before = read(modules)
+        processes = scan(devices, proc, deadline, own)
+        if not before:
+            break
+        found = _compared(devices, processes, own, before, read(modules))
+        if found.accounted:
+            processes = replace(processes, suspects=())
+        hidden = found.hidden
+        if not hidden or time.monotonic() > deadline:
+            break
+    return processes, hidden
+
+
+def _compared(
+    devices: Devices, processes: Processes, own: AbstractSet[int], before: str, after: str
+) -> use_count.Verdict:
+    """Compare the driver's use count, from before and after the scan, with the files that the scan found."""
+    from . import use_count
+
+    def taken(files: Iterable[Sequence[int]]) -> int:
+        return sum(use_count.references((file[2], file[3]), devices.listed_majors) for file in files)
+
+    files = [file for file in processes.driver_files if taken([file])]
+    apart = distinct_files(files)
+    mapped = sum(
+        count * use_count.references(number, devices.listed_majors)
+        for number, count in processes.driver_mappings.items()
+    )
+    found = use_count.Found(
+        None if apart is None else taken(apart),
+        taken(files if apart is None else apart) + mapped,
+        complete=processes.complete and not processes.unreadable and not processes.crowded,
+        # The task of an open file is a process's main thread, as far as it has one table.
+        uses=any(file[0] not in {*own, os.getpid()} for file in files),
+    )
+    return use_count.compare(before, after, found)
+
+
+def _hidden(host: Host, references: int) -> list[Holder]:
+    if not references:
+        return []
+    problem = "the driver is in use by something that no process shows: %d more references than found (/proc/modules)"
+    cure = "End what may hide a GPU (docs/holders.md, Hidden files), or reboot the host."
+    return unknown(host.gpus, problem % references, cure)
 
 
 def _of_mps(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
@@ -206,10 +288,28 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
         # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: on a GPU in MIG mode not all are listed to such a caller.
         instances = [gpu for gpu in host.gpus if gpu.mig.enabled]
         holders += unknown(instances, "NVML lists the processes of other users to root only", cure)
+    if devices.can_be_open:
+        for reason, (problem, cure_of_it) in _SUSPECTS.items():
+            pids = sorted({one.pid for one in processes.suspects if one.reason == reason})
+            if pids:
+                holders += _suspected(host, processes, pids, problem, cure_of_it)
     if devices.uncertain:
         problem = "/proc/driver/nvidia does not tell the number of its device node"
         holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")
     return holders
+
+
+def _suspected(host: Host, processes: Processes, pids: list[int], problem: str, cure: str) -> list[Holder]:
+    """Return a holder for all processes that are suspects for the same reason; with the process if it is one."""
+    shown = []
+    for pid in pids[:_PIDS_SHOWN]:
+        about = [text for text in (short(processes.command(pid)), processes.user(pid)) if text]
+        shown.append("pid %d%s" % (pid, " (%s)" % ", user ".join(about) if about else ""))
+    more = ["%d more" % (len(pids) - _PIDS_SHOWN)] if len(pids) > _PIDS_SHOWN else []
+    details = {}
+    if len(pids) == 1:
+        details = {"pid": pids[0], "user": processes.user(pids[0]), "command": processes.command(pids[0])}
+    return unknown(host.gpus, "%s: %s" % (problem, ", ".join(shown + more)), cure, **details)
 
 
 def _with_times(holder: Holder, processes: Processes) -> Holder:

@@ -27,6 +27,7 @@ from .devices import Devices, Place
 from .model import MPS, short, unknown
 from .open_files import device_of
 from .processes import Processes, executable_of, in_container, owner_of
+from .tasks import can_compare, tables
 
 #: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
@@ -133,16 +134,23 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
     """Return (major, minor) of the devices that a process has open; none where it has ended, or does not tell in time."""
     process = "%s/%d" % (proc, pid)
     try:
-        return {(major, minor) for major, minor in ask(account_of(process), _open_devices, process + "/fd")}
+        return {(major, minor) for major, minor in ask(account_of(process), _open_devices, proc, pid)}
     except (OSError, NoAnswerError):
         return set()
 
 
 @task
-def _open_devices(folder: str) -> list[tuple[int, int]]:
+def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
     """Asked in a child: who answers at a daemon's pipes names any process, with as many open files as it likes."""
-    found = (device_of("%s/%s" % (folder, name)) for name in os.listdir(folder))  # noqa: PTH208
-    return sorted({node for node in found if node})
+    found = set()
+    for task_id, folder in tables(proc, pid, can_compare(proc)):
+        try:
+            found |= {device_of("%s/fd/%s" % (folder, name)) for name in os.listdir(folder + "/fd")}  # noqa: PTH208
+        except (FileNotFoundError, ProcessLookupError):
+            if task_id == pid:
+                raise
+            # The thread has ended.
+    return sorted(node for node in found if node)
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:

@@ -18,7 +18,9 @@ from ..frozen import frozen
 from ..model import Holder
 from ..peer import End, end_of
 from .cgroup import Origin, parse_cgroup
+from .open_files import SOCKET
 from .processes import Processes
+from .tasks import can_compare, tables
 
 #: Of a unit or container, of a process of it, and of a network namespace.
 _MOST_PROCESSES, _MOST_FILES, _MOST_SOCKETS = 4096, 1 << 16, 1 << 16
@@ -123,7 +125,7 @@ class _SocketReading:
                 if monitored:
                     found = self._origin(pid)
                 else:
-                    text = _read("%s/%d/cgroup" % (self.processes.proc, pid))
+                    text = _read(self.processes.folder(pid) + "/cgroup")
                     if text not in known:
                         known[text] = parse_cgroup(text, self.processes.own_container)
                     found = known[text]
@@ -142,24 +144,32 @@ class _SocketReading:
         return self._inodes[pid]
 
     def _inodes_of(self, pid: int) -> Iterator[int]:
-        with os.scandir("%s/%d/fd" % (self.processes.proc, pid)) as entries:
-            for count, entry in enumerate(entries):
-                if count == _MOST_FILES:
-                    raise _UnknownError
-                if count % 1000 == 0:
-                    self._in_time()
-                try:
-                    target = os.readlink(entry.path)
-                except FileNotFoundError:
-                    # Closed meanwhile.
-                    continue
-                if target.startswith("socket:["):
-                    yield int(target[len("socket:[") : -1])
+        count = 0
+        for task, folder in tables(self.processes.proc, pid, can_compare(self.processes.proc)):
+            try:
+                with os.scandir(folder + "/fd") as entries:
+                    for entry in entries:
+                        if count == _MOST_FILES:
+                            raise _UnknownError
+                        if count % 1000 == 0:
+                            self._in_time()
+                        count += 1
+                        try:
+                            target = os.readlink(entry.path)
+                        except FileNotFoundError:
+                            # Closed meanwhile.
+                            continue
+                        if target.startswith(SOCKET):
+                            yield int(target[len(SOCKET) : -1])
+            except (FileNotFoundError, ProcessLookupError):
+                if task == pid:
+                    raise
+                # The thread has ended.
 
     def _namespace(self, pid: int) -> str | None:
         """The network namespace of a process; None where it has ended."""
         try:
-            return os.readlink("%s/%d/ns/net" % (self.processes.proc, pid))
+            return os.readlink(self.processes.folder(pid) + "/ns/net")
         except (FileNotFoundError, ProcessLookupError):
             return None
         except OSError:
@@ -170,7 +180,7 @@ class _SocketReading:
         if namespace not in self._tables:
             for pid in pids:
                 self._in_time()
-                texts = [_table_of("%s/%d/net/%s" % (self.processes.proc, pid, name)) for name in ("tcp", "tcp6")]
+                texts = [_table_of("%s/net/%s" % (self.processes.folder(pid), name)) for name in ("tcp", "tcp6")]
                 # Behind it, so that the pid has not become another process's.
                 if texts[0] is not None and self._namespace(pid) == namespace:
                     self._tables[namespace] = [socket for text in texts if text for socket in _sockets(text)]

@@ -24,6 +24,7 @@ from .. import systemd
 from ..accounts import account_of
 from ..command import program
 from ..file_worker import NoAnswerError, ask, one_look, task
+from ..holders.tasks import folder_of, live_task
 from ..proc_files import LINE_END
 from .files import Installation, InstallError
 from .manifest import Manifest
@@ -203,7 +204,9 @@ def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
             if process.name == "1":
                 continue  # no tenant; and root of a container may not look at it
             try:
-                found.update(ask(account_of(str(process)), _mapped_by, str(process / "maps"), names))
+                # A main thread that has ended shows no mappings of its process.
+                folder = folder_of(proc, int(process.name), live_task(proc, int(process.name)))
+                found.update(ask(account_of(str(process)), _mapped_by, folder + "/maps", names))
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             except (OSError, NoAnswerError):

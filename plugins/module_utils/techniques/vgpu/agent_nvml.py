@@ -34,6 +34,7 @@ from ...durable import replacing
 from ...errors import FleetError, NvmlError, UnansweredCallError
 from ...file_worker import one_look
 from ...frozen import frozen
+from ...holders.tasks import live_task
 from ...log_limit import LimitedLog
 from ...nvml.bounded_session import BoundedSession
 from ...proc_files import link, read
@@ -166,7 +167,8 @@ class Processes:
         said = dict(_STATUS.findall(read("%s/%d/status" % (self._proc, pid))))
         names = self._host.names_of(pid) or set()
         owner = next((one for one in tenants if names.intersection(one.names) and _may_be(one, said)), None)
-        namespace = re.search(r"\d+", link("%s/%d/ns/pid" % (self._proc, pid)) or "")
+        task = live_task(self._proc, pid) or pid
+        namespace = re.search(r"\d+", link("%s/%d/ns/pid" % (self._proc, task)) or "")
         inside = said.get("NSpid", str(pid)).split()
         return Process(
             None if owner is None else owner.key,

@@ -22,6 +22,7 @@ from typing import Callable, Dict, Iterator, Tuple
 from ... import proc_files
 from ...frozen import frozen
 from ...holders.cgroup import parse_cgroup
+from ...holders.tasks import live_task
 from .model import SETTINGS
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
@@ -58,9 +59,11 @@ class Identities:
         None where the process does not answer, and may have any name.
         """
         for ancestor in self._lineage(pid):
-            maker = self._namespace_maker(ancestor)
+            # A process whose main thread has ended shows neither mounts nor environment by it.
+            task = live_task(self._proc, ancestor) or ancestor
+            maker = self._namespace_maker(task)
             if maker != _UNTRUSTED:
-                return self._names(ancestor, maker)
+                return self._names(task, maker)
         return set()
 
     def _lineage(self, pid: int) -> Iterator[int]:

@@ -1,0 +1,321 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# ruff: noqa: PTH116, PTH123
+"""Find files that processes keep open without a descriptor: mapped, registered with io_uring, or in flight in a Unix socket.
+
+The kernel names the device of a mapped file. Of registered files it gives names, which users choose, and of files in flight
+only a count. A ring or socket that may hold a GPU's node is therefore a suspect, and not a known holder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+
+from ..accounts import account_of
+from ..file_worker import MAPS, NoAnswerError, ask, task
+from ..frozen import frozen
+from ..proc_files import read
+from .open_files import RING, device_of, info_of
+from .tasks import can_compare, distinct
+
+# Why a process is a suspect.
+IN_RING, IN_SOCKET, IN_MAPS, NO_RIGHT = "ring", "socket", "mapping", "right"
+_ROOT = 0
+# Processes in one question: few enough for the time limit of a question.
+_BATCH = 16
+# A process may have as many mappings as vm.max_map_count allows, each with a path of a page.
+_MOST_BYTES = 1 << 24
+_MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) ([1-9][0-9]*) +(.*)$", re.MULTILINE)
+_NODE_NAME = re.compile(r"/nvidia(?:-cap)?\d+(?: \(deleted\))?$")
+# Who has one of these mapped uses a GPU.
+_USED_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
+_ANONYMOUS_DEVICE = "00:"
+# A ring's lock may be taken just when it is asked for its files: then the kernel lists none (io_uring/fdinfo.c).
+_RING_TRIES, _RING_PAUSE_SECONDS = 20, 0.005
+_MOST_RING_BYTES = 1 << 20
+_REGISTERED = re.compile(r"^UserFiles:\s*(\d+)$(.*?)(?=^UserBufs:|\Z)", re.MULTILINE | re.DOTALL)
+_SLOT = re.compile(r"^\s*\d+: (.*)$", re.MULTILINE)
+_NO_FILE = "<none>"
+# How Linux 6.10 and later writes a registered file that is none of a file system.
+_NOT_OF_FILE_SYSTEM = re.compile(r"(?:socket|pipe):\[\d+\]|anon_inode:\[?\w+\]?")
+_IN_FLIGHT = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
+# A receiver that is running takes its files sooner.
+_IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
+
+
+@frozen
+class Suspect:
+    """A process that may hold a GPU. `reason` is IN_RING, IN_SOCKET, IN_MAPS (no answer) or NO_RIGHT (not permitted)."""
+
+    pid: int
+    reason: str
+
+
+@frozen
+class Process:
+    """A process to examine: its folder in /proc, and the devices of remote file systems that it has mounted."""
+
+    pid: int
+    folder: str
+    remote: Sequence[str] = ()
+
+
+@frozen
+class Mappings:
+    """Mapped nodes by process: device numbers, or paths on a host without a driver. Inodes of mapped rings. Suspects."""
+
+    devices: Mapping[int, Sequence[Tuple[int, int]]]
+    paths: Mapping[int, Sequence[str]]
+    rings: Mapping[int, Sequence[int]]
+    suspects: Sequence[Suspect]
+
+
+def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: float) -> Mappings:
+    """Return what processes have mapped, of the driver's major numbers; by path if there are none.
+
+    Asked in a child, in batches of one account: a process can delay for ever who asks for its mappings, by a page fault that a
+    file system of its user never answers. `deadline` is in seconds of time.monotonic().
+    """
+    by_account: Dict[int, List[Process]] = {}
+    for one in processes:
+        # A kernel thread has no memory.
+        if _has_memory(one.folder):
+            by_account.setdefault(account_of(one.folder), []).append(one)
+    devices: Dict[int, List[Tuple[int, int]]] = {}
+    paths: Dict[int, List[str]] = {}
+    rings: Dict[int, List[int]] = {}
+    suspects = []
+    for account, members in by_account.items():
+        for one, row in _asked(account, members, majors, deadline):
+            if isinstance(row, str):
+                suspects.append(Suspect(one.pid, row))
+            elif row is not None:
+                devices[one.pid] = [(major, minor) for major, minor in row[0]]
+                paths[one.pid], rings[one.pid] = row[1], row[2]
+    return Mappings(devices, paths, rings, suspects)
+
+
+def _asked(
+    account: int, members: Sequence[Process], majors: Sequence[int], deadline: float
+) -> List[Tuple[Process, Any]]:
+    """Return each process with its row of `_mapped`, or with the reason why there is none."""
+    rows: List[Tuple[Process, Any]] = []
+    batches = [members[at : at + _BATCH] for at in range(0, len(members), _BATCH)]
+    while batches:
+        batch = batches.pop(0)
+        try:
+            if time.monotonic() > deadline:
+                raise NoAnswerError(asked=False)
+            answer = ask(account, _mapped, [[one.folder, *one.remote] for one in batch], list(majors), worker=MAPS)
+        except NoAnswerError:
+            if len(batch) > 1:
+                # One at a time, so that only those that do not answer are suspects, as far as questions are allowed.
+                batches[:0] = [[one] for one in batch]
+            else:
+                rows.append((batch[0], IN_MAPS))
+        else:
+            rows += zip(batch, answer)
+    return rows
+
+
+def _has_memory(folder: str) -> bool:
+    try:
+        os.readlink(folder + "/exe")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+# Device and inode of files on block devices that are none of the driver's: such a file system has an inode once.
+_known: Set[Tuple[str, str]] = set()
+# Start, end, device, inode and path of a line of /proc/PID/maps.
+_Line = Tuple[str, str, str, str, str]
+
+
+@task
+def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
+    """Return for each process [device numbers, paths, inodes of rings]; None if it has ended, or why it cannot be told."""
+    allowed = not majors or _may_follow()
+    rows: List[Any] = []
+    for folder, *remote in processes:
+        try:
+            text = _beginning(folder + "/maps")
+        except (FileNotFoundError, ProcessLookupError):
+            rows.append(None)
+            continue
+        except OSError:
+            rows.append(NO_RIGHT)
+            continue
+        if len(text) > _MOST_BYTES:
+            rows.append(IN_MAPS)
+            continue
+        row, files = _sorted_lines(text)
+        if majors and files and not allowed:
+            rows.append(NO_RIGHT)
+            continue
+        if not majors:
+            row[1] = sorted({line[-1] for line in files if _NODE_NAME.search(line[-1])})
+        else:
+            row[0] = _devices_of(folder, files, remote, set(majors))
+        rows.append(row)
+    return rows
+
+
+def has_mapped_node(folder: str, majors: List[int]) -> bool:
+    """Return whether a process has a node of the driver mapped: by number, or by name without major numbers.
+
+    Call it in a child. Raises OSError.
+    """
+    _row, files = _sorted_lines(_beginning(folder + "/maps"))
+    if majors:
+        return bool(_devices_of(folder, files, [], set(majors)))
+    return any(_USED_NODE.search(line[-1]) for line in files)
+
+
+def _beginning(path: str) -> str:
+    with open(path, "rb", buffering=0) as file:
+        chunks = []
+        size = 0
+        while size <= _MOST_BYTES:
+            # The kernel gives a page at a time.
+            chunk = file.read(1 << 20)
+            if not chunk:
+                break
+            chunks.append(chunk)
+            size += len(chunk)
+    return b"".join(chunks).decode(errors="replace")
+
+
+def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
+    """Return an empty row with the inodes of mapped rings, and the lines of mapped files."""
+    lines = _MAPPED.findall(text)
+    rings = {int(line[3]) for line in lines if line[4] == RING}
+    return [[], [], sorted(rings)], [line for line in lines if line[4].startswith("/")]
+
+
+def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[int]) -> List[List[int]]:
+    """Return (major, minor) of each mapping of a device with such a number."""
+    found = []
+    # On other file systems (overlay, btrfs, tmpfs) different files may have the same device and inode. Lines of a process with
+    # the same path besides are one file.
+    own: Dict[Tuple[str, str, str], Any] = {}
+    for start, end, device, inode, path in files:
+        if (device, inode) in _known or device in remote:
+            continue
+        key = (device, inode, path)
+        if key not in own:
+            # Names in map_files have no leading zeros.
+            own[key] = device_of("%s/map_files/%s-%s" % (folder, start.lstrip("0") or "0", end.lstrip("0") or "0"))
+        number = own[key]
+        if number is not None and number[0] in majors:
+            found.append([number[0], number[1]])
+        elif not device.startswith(_ANONYMOUS_DEVICE):
+            _known.add((device, inode))
+    return found
+
+
+def _may_follow() -> bool:
+    """Return whether links in map_files may be followed: CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5))."""
+    first = _MAPPED.search(read("/proc/self/maps", 1 << 16))
+    try:
+        if first is not None:
+            os.stat("/proc/self/map_files/%s-%s" % (first.group(1).lstrip("0"), first.group(2).lstrip("0")))
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def registered(text: str) -> List[str] | None:
+    """Return the names of files that are registered with a ring, of its fdinfo; None if the kernel does not list them."""
+    found = _REGISTERED.search(text)
+    if found is None:
+        return None
+    slots = _SLOT.findall(found.group(2))
+    if int(found.group(1)) and not slots:
+        return None
+    return [name for name in slots if name != _NO_FILE]
+
+
+def may_be_node(name: str) -> bool:
+    """Return whether a registered file of this name may be a device node: users choose names in file systems."""
+    return not _NOT_OF_FILE_SYSTEM.fullmatch(name)
+
+
+def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None], List[int]]:
+    """Return for each ring of a process the names of its registered files, None if unknown; and the inodes of the rings."""
+    try:
+        rows = ask(account_of(folder), _rings, list(paths), worker=MAPS)
+    except NoAnswerError:
+        return [None], []
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+@task
+def _rings(paths: List[str]) -> List[Any]:
+    """Asked in a child: until Linux 5.12 the kernel waits for the ring's lock."""
+    rows = []
+    for path in paths:
+        try:
+            inode = os.stat(path).st_ino
+        except OSError:
+            # Closed meanwhile.
+            continue
+        names = None
+        for _again in range(_RING_TRIES):
+            names = registered(info_of(path, _MOST_RING_BYTES))
+            if names is not None:
+                break
+            time.sleep(_RING_PAUSE_SECONDS)
+        rows.append([names, inode])
+    return rows
+
+
+def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[Suspect]:
+    """Return the processes with a Unix socket that keeps files which were sent and are not received (unix(7), SCM_RIGHTS).
+
+    `sockets` are (pid, link, path) of all open sockets. The kernel tells how many such files a socket has since Linux 5.6. Files
+    that are received within a second are no reason for suspicion.
+    """
+    once = {link: (pid, path) for pid, link, path in sockets}
+    left = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
+    end = min(deadline, time.monotonic() + _IN_FLIGHT_SECONDS)
+    while left and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        left = {link: where for link, where in left.items() if _IN_FLIGHT.search(info_of(where[1]))}
+    return [Suspect(pid, IN_SOCKET) for pid in sorted({pid for pid, _path in left.values()})]
+
+
+def distinct_files(files: Sequence[Tuple[int, int, int, int]]) -> List[Tuple[int, int, int, int]] | None:
+    """Return one of the (task id, descriptor, major, minor) of each open file description; None if the kernel does not tell.
+
+    Asked in a child: kcmp(2) waits for a process that executes a program, which a file system can delay for ever.
+    """
+    if not files or not can_compare():
+        return None if files else []
+    try:
+        return [
+            (one[0], one[1], one[2], one[3])
+            for one in ask(_ROOT, _distinct, [list(file) for file in files], worker=MAPS)
+        ]
+    except NoAnswerError:
+        return None
+
+
+@task
+def _distinct(files: List[List[int]]) -> List[List[int]]:
+    found = []
+    by_device: Dict[Tuple[int, int], List[List[int]]] = {}
+    for file in files:
+        by_device.setdefault((file[2], file[3]), []).append(file)
+    for members in by_device.values():
+        found += distinct(members, lambda file: (file[0], file[1]))
+    return found

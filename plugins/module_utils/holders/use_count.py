@@ -1,0 +1,107 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compare the use count of the driver's module with the open files that a scan found. Pure.
+
+The kernel counts the users of a module in /proc/modules: each module that depends on it, and each open file of its nodes, however
+a process keeps that open. So a count above the files that were found is a file that no scan of /proc shows.
+
+An open file takes a reference for the module of its operations, and one for the owner of the device if that is set
+(fs/char_dev.c). The driver's sources say where it is (kernel-open/nvidia: nv.c, nv-caps.c, nv-caps-imex.c, nv-dmabuf.c, and until
+release 535 nv-frontend.c, which takes one more). This was not verified on a running driver.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Mapping, Tuple
+
+from ..frozen import frozen
+
+MODULE = "nvidia"
+# Modules of NVIDIA's driver package that take references only as users of the module, or to themselves.
+_DRIVERS_OWN = {MODULE, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
+# RDMA registers buffers of the driver (dma-buf), and keeps a reference to each, which no open file shows.
+_KEEPS_BUFFERS = "ib_core"
+_LINE = re.compile(r"^(\S+) \d+ (\d+|-) (\S+) \S+ \S+(?: \((\S*)\))?$", re.MULTILINE)
+_OUT_OF_TREE = "O"
+# Major numbers are known by name only (/proc/devices), except the driver's first one. Minor 254 is nvidia-modeset's.
+_GPU_MAJOR, _MODESET_MINOR = 195, 254
+_FRONTEND = "nvidia-frontend"
+_CAPABILITIES = ("nvidia-caps", "nvidia-caps-imex-channels")
+# Device number of a dma-buf in a list of files.
+BUFFER = (0, 0)
+
+
+@frozen
+class Found:
+    """What a scan found.
+
+    `least` and `most` are the references that the found files take at least and at most, since a mapping may be of a file that is
+    open besides; `least` is None if processes may share the files. `complete` is whether all processes were examined, `uses`
+    whether one of them has a node of the driver open.
+    """
+
+    least: int | None
+    most: int
+    complete: bool
+    uses: bool
+
+
+@frozen
+class Verdict:
+    """`hidden` references that nothing found explains; `accounted`: every reference is explained, so that nothing is hidden.
+
+    Neither is set if the counts cannot be compared.
+    """
+
+    hidden: int = 0
+    accounted: bool = False
+
+
+def references(number: Tuple[int, int], listed_majors: str) -> int:
+    """Return how many references to the module an open file of this device number takes, by the text of /proc/devices."""
+    if number == BUFFER:
+        return 1
+    major, minor = number
+    names = re.findall(r"^\s*%d (\S+)$" % major, listed_majors, re.MULTILINE)
+    if major == _GPU_MAJOR:
+        if _FRONTEND in names:
+            return 2 if minor == _MODESET_MINOR else 3
+        return 0 if minor == _MODESET_MINOR else 1
+    return 2 if any(name in _CAPABILITIES for name in names) else 0
+
+
+def compare(before: str, after: str, found: Found) -> Verdict:
+    """Compare the texts of /proc/modules from before and after a scan with what it found.
+
+    A file that was opened or closed during the scan is in one of the two counts only.
+    """
+    counts = [_unexplained_by_modules(text) for text in (before, after)]
+    taken = [count for count in counts if count is not None]
+    if len(taken) < len(counts) or not found.complete:
+        return Verdict()
+    modules = _modules(after)
+    if any(_OUT_OF_TREE in flags and name not in _DRIVERS_OWN for name, (_count, _users, flags) in modules.items()):
+        # It may take references by symbol_get(), which name no user.
+        return Verdict()
+    if _KEEPS_BUFFERS in modules and found.uses:
+        return Verdict()
+    return Verdict(hidden=max(0, min(taken) - found.most), accounted=min(taken) == max(taken) == found.least)
+
+
+def _unexplained_by_modules(text: str) -> int | None:
+    """Return the references to the module that are not of modules; None if the kernel does not tell."""
+    line = _modules(text).get(MODULE)
+    if line is None or not line[0].isdigit():
+        return None
+    count, users, _flags = line
+    return int(count) - len([user for user in users.split(",") if user and user != "-"])
+
+
+def _modules(text: str) -> Mapping[str, Tuple[str, str, str]]:
+    """Return (use count, users, flags) by module (proc_modules(5))."""
+    found: Dict[str, Tuple[str, str, str]] = {}
+    for name, count, users, flags in _LINE.findall(text):
+        found[name] = (count, users, flags)
+    return found

@@ -1,0 +1,272 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Users who keep a GPU's node open where the main thread of their process has no descriptor of it: the GPU is held.
+
+The node is /dev/zero, which everybody may open and map, on a host whose driver has its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import hiding
+import pytest
+from attackers import ALICE, BOB, PYTHON, Window, gpu, holding, host, process, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import devices as holders_devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import hidden_files, tasks
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes as holders_processes
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+
+#: The major number of memory devices, and the minor number of /dev/zero among them.
+MEMORY, ZERO = 1, 5
+#: Where the tests' own programs have the script's functions.
+WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
+IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
+IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
+#: Of these the kernel shows that there are files, and not which.
+SUSPECTS = {
+    "stream": "sent to a Unix socket",
+    "datagram": "sent to a Unix socket",
+    "not_accepted": "sent to a Unix socket",
+    "socket_in_flight": "sent to a Unix socket",
+    "in_flight_of_thread": "sent to a Unix socket",
+    "ring": "registered with io_uring",
+    "ring_of_thread": "registered with io_uring",
+    "mapped_ring": "registered with io_uring",
+}
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        (made / "dev/nvidia5").write_bytes(bytes(hiding.PAGE))
+        shutil.copy(hiding.__file__, made)
+        yield made
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver with the major number of memory devices."""
+    monkeypatch.setattr(holders_devices, "_GPU_MAJOR", MEMORY)
+
+
+@contextlib.contextmanager
+def hides(folder, how, node="/dev/zero", user=ALICE):
+    """A process of a user that hides the node; skips where the kernel has not what it takes."""
+    made = process(PYTHON, folder / "hiding.py", how, node, user=user)
+    try:
+        started = made.__enter__()
+    except AssertionError as error:
+        pytest.skip("this kernel or its settings lack what %s takes: %s" % (how, error))
+    if how.startswith("main_ended"):
+        wait_for_main_thread(started)
+    try:
+        yield started
+    finally:
+        made.__exit__(None, None, None)
+
+
+def wait_for_main_thread(made):
+    """Its thread says that it runs, which may be before the main thread has ended."""
+    limit = time.monotonic() + 60
+    while Path("/proc/%d/stat" % made.pid).read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def holders(folder, *processes, modules=None):
+    window = Window(folder / "proc", *processes)
+    (window.folder / "devices").write_text("Character devices:\n  1 mem\n")
+    if modules is not None:
+        (window.folder / "modules").write_text(modules)
+    return list(find_holders(host(gpu(ZERO)), str(window.folder), str(folder / "dev"), kubelet_directory="/none"))
+
+
+def by_name(folder, made):
+    """What root finds of a process on a host of simulated GPUs, where names of files are nodes."""
+    found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none")
+    return [holder for holder in found if holder.pid == made.pid]
+
+
+@pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
+def test_a_node_that_the_kernel_shows_elsewhere_is_open(folder, driver, how):
+    with hides(folder, how) as made:
+        found = holders(folder, made)
+        assert [(one.kind, one.pid, one.gpu_uuid) for one in found] == [("device_handle", made.pid, "GPU-5")]
+        assert found[0].user == str(ALICE) and how in found[0].command and found[0].started_ticks
+
+
+@pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
+def test_on_simulated_hosts_a_name_is_a_node_there_too(folder, how):
+    with hides(folder, how, folder / "dev/nvidia5") as made:
+        assert [(one.kind, one.gpu_uuid) for one in by_name(folder, made)] == [("device_handle", "GPU-5")]
+
+
+@pytest.mark.parametrize("how", ["ring", "ring_of_thread"])
+def test_on_simulated_hosts_the_name_of_a_registered_file_is_a_node(folder, how):
+    with hides(folder, how, folder / "dev/nvidia5") as made:
+        assert [(one.kind, one.gpu_uuid) for one in by_name(folder, made)] == [("device_handle", "GPU-5")]
+
+
+@pytest.mark.parametrize("how", SUSPECTS)
+def test_a_file_that_may_be_a_node_blocks_as_unknown(folder, driver, how):
+    with hides(folder, how) as made:
+        (found,) = holders(folder, made)
+        assert (found.kind, found.pid, found.gpu_uuid, found.user) == ("unknown", made.pid, "GPU-5", str(ALICE))
+        assert SUSPECTS[how] in found.who and "pid %d" % made.pid in found.who and found.blocks()
+
+
+@pytest.mark.parametrize("how", ["stream", "ring", "mapped_ring"])
+def test_a_use_count_that_open_files_explain_clears_suspects(folder, driver, how):
+    """Users of GPUs that use io_uring besides, or are stopped while they receive files, block no change."""
+    with hides(folder, how) as made:
+        assert (
+            holders(folder, made, modules="nvidia 1 1 nvidia_uvm, Live 0x0 (POE)\nnvidia_uvm 1 0 - Live 0x0 (OE)\n")
+            == []
+        )
+
+
+@pytest.mark.parametrize("how", [*SUSPECTS, "closed_ring"])
+def test_a_use_count_above_what_was_found_blocks(folder, driver, how):
+    """A ring without a descriptor and a mapping is seen by nothing else."""
+    with hides(folder, how) as made:
+        found = holders(folder, made, modules="nvidia 1 3 nvidia_uvm, Live 0x0 (POE)\n")
+        (count,) = [one for one in found if one.pid is None]
+        assert (count.kind, count.gpu_uuid) == ("unknown", "GPU-5") and "2 more references than found" in count.who
+        assert count.blocks()
+
+
+@pytest.mark.parametrize("how", ["nothing", "thread", "mapped"])
+def test_a_process_that_hides_nothing_from_the_count_is_no_suspect(folder, driver, how):
+    with hides(folder, how) as made:
+        found = holders(folder, made, modules="nvidia 1 1 nvidia_uvm, Live 0x0 (POE)\n")
+        assert [one.kind for one in found] == ([] if how == "nothing" else ["device_handle"])
+
+
+def test_files_that_are_received_a_moment_later_are_no_suspects(folder, driver):
+    """As of every service that takes files from clients."""
+    late = "pair = in_flight('/dev/null')\nthreading.Timer(0.2, lambda: pair[1].recvmsg(1, 0)).start()\nwait()\n"
+    with process(PYTHON, "-c", WITH_WAYS + late, folder, user=ALICE) as made:
+        assert holders(folder, made) == []
+
+
+def test_without_kcmp_every_table_is_read(folder, driver, monkeypatch):
+    monkeypatch.setattr(tasks, "_CALL_NUMBER", None)
+    with hides(folder, "thread") as made:
+        assert [(one.kind, one.pid) for one in holders(folder, made)] == [("device_handle", made.pid)]
+
+
+def test_threads_that_share_a_table_are_not_read_again(folder, driver, monkeypatch):
+    many = (
+        "import threading\nfor _ in range(300): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    many += "import sys\nprint('open', flush=True)\nsys.stdin.read()"
+    read = []
+    real = os.scandir
+    with process(PYTHON, "-c", many, user=ALICE) as made:
+        monkeypatch.setattr(os, "scandir", lambda path: read.append(str(path)) or real(path))
+        assert holders(folder, made) == []
+    assert [path for path in read if path.endswith("/fd")] == ["%s/proc/%d/fd" % (folder, made.pid)]
+
+
+def test_a_table_of_very_many_tasks_is_read_to_the_deadline(folder, driver):
+    """Each thread has a table of its own, and the node is in the last."""
+    crowd = WITH_WAYS + (
+        "ready = threading.Semaphore(0)\n"
+        "def own(number):\n    libc.unshare(CLONE_FILES)\n    [os.dup(0) for _ in range(20)]\n"
+        "    number == 99 and opened('/dev/zero')\n    ready.release()\n    threading.Event().wait()\n"
+        "for number in range(100): threading.Thread(target=own, args=[number]).start()\n"
+        "[ready.acquire() for _ in range(100)]\nwait()\n"
+    )
+    with process(PYTHON, "-c", crowd, folder, user=ALICE) as made:
+        assert [(one.kind, one.pid) for one in holders(folder, made)] == [("device_handle", made.pid)]
+
+
+def test_a_process_that_starts_during_a_scan_is_scanned_too(folder, driver, monkeypatch):
+    with hides(folder, "nothing") as first, hides(folder, "mapped") as made:
+        listed = iter([[first.pid], [first.pid, made.pid], [first.pid, made.pid]])
+        monkeypatch.setattr(holders_processes, "_pids", lambda _proc: next(listed))
+        assert [(one.kind, one.pid) for one in holders(folder, first, made)] == [("device_handle", made.pid)]
+
+
+#: Has a node open and a socket that listens, and ends its main thread.
+SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ended(sys.argv[1])\n"
+
+
+def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
+    """It serves clients: a reclaim that stops what is idle does not take it for idle."""
+    with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
+        wait_for_main_thread(made)
+        found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none", sockets=True)
+        (holder,) = [one for one in found if one.pid == made.pid]
+        assert (holder.listens, holder.clients) == (True, 0)
+
+
+def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(folder):
+    variable = {vgpu_host._NAME_VARIABLE.rstrip("="): "alice"}
+    with process(PYTHON, folder / "hiding.py", "main_ended", "/dev/zero", user=ALICE, **variable) as made:
+        wait_for_main_thread(made)
+        assert vgpu_host.VgpuHost(root=str(folder)).names_of(made.pid) == {"alice"}
+
+
+# --- Mappings that are never told ---------------------------------------------------------------------------------------
+
+
+def test_mappings_that_do_not_answer_block_as_unknown_and_hide_no_other(folder, driver, monkeypatch):
+    """As where a page fault waits for a file system of the user's: only that user's processes are not known."""
+    real = hidden_files._beginning
+    monkeypatch.setattr(file_worker, "_SECONDS", 1.0)
+    with hides(folder, "nothing") as silent, hides(folder, "mapped", user=BOB) as made:
+        asked = lambda path: signal.pause() if "/%d/" % silent.pid in path else real(path)  # noqa: E731
+        monkeypatch.setattr(hidden_files, "_beginning", asked)
+        found = {(one.kind, one.pid): one for one in holders(folder, silent, made)}
+        assert set(found) == {("unknown", silent.pid), ("device_handle", made.pid)}
+        assert "cannot be read in time" in found["unknown", silent.pid].who
+
+
+def test_links_to_mapped_files_that_may_not_be_followed_are_not_left_out(folder, driver, monkeypatch):
+    monkeypatch.setattr(hidden_files, "_may_follow", lambda: False)
+    with hides(folder, "mapped") as made:
+        (found,) = holders(folder, made)
+        assert (found.kind, found.pid) == ("unknown", made.pid) and "CAP_SYS_ADMIN" in found.who
+
+
+# --- A process ends with its last thread --------------------------------------------------------------------------------
+
+#: Ignores SIGTERM, and ends its main thread.
+STUBBORN = WITH_WAYS + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nmain_ended(sys.argv[1])\n"
+
+
+@pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
+def test_a_holder_that_hides_is_ended(folder, how):
+    with hides(folder, how, folder / "dev/nvidia5") as made:
+        (holder,) = by_name(folder, made)
+        assert bare_handles.has_open(made.pid)
+        (ended,) = end_holders([Disturbance("gpu 5", (holder,))], grace_seconds=60)
+        assert ended == holder.who and made.wait(timeout=60) == -signal.SIGTERM
+
+
+def test_a_process_whose_main_thread_ended_is_waited_for_and_killed(folder):
+    with process(PYTHON, "-c", STUBBORN, folder, folder / "dev/nvidia5", user=ALICE) as made:
+        wait_for_main_thread(made)
+        (holder,) = by_name(folder, made)
+        assert end_holders([Disturbance("gpu 5", (holder,))], grace_seconds=0.2)
+        assert made.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_who_has_the_node_no_more_is_not_ended(folder):
+    with holding(folder / "dev/nvidia5", user=ALICE) as held, hides(folder, "nothing", user=ALICE) as other:
+        assert bare_handles.has_open(held.pid) and not bare_handles.has_open(other.pid)

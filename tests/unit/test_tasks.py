@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tasks of real processes: which share a table of files, which files are the same, and when a process has ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.hidden_files import may_be_node, registered
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import start_ticks, started_ticks_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.tasks import (
+    can_compare,
+    distinct,
+    folder_of,
+    live_task,
+    other_tasks,
+)
+
+#: Ends its main thread; the other one ends at a line of standard input.
+MAIN_ENDS = """
+import ctypes, os, sys, threading
+def wait():
+    os.write(1, b"runs\\n")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=wait).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+LIMIT_SECONDS = 60
+
+
+def wait_for(condition):
+    limit = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def main_ended():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", MAIN_ENDS], **pipes) as process:
+        assert process.stdout.readline() == b"runs\n"
+        wait_for(lambda: stat(process.pid).rpartition(")")[2].split()[0] == "Z")
+        yield process
+        process.kill()
+
+
+def stat(pid):
+    return Path("/proc/%d/stat" % pid).read_text()
+
+
+def opened(folder):
+    return list(Path(folder, "fd").iterdir())
+
+
+def test_a_process_ends_with_its_last_thread(main_ended):
+    pid = main_ended.pid
+    started = started_ticks_of(pid)
+    assert started is not None and start_ticks(stat(pid)) == started
+    main_ended.stdin.write(b"\n")
+    main_ended.stdin.flush()
+    # It is not waited for yet: its state stays Z.
+    wait_for(lambda: start_ticks(stat(pid)) is None)
+    assert started_ticks_of(pid) is None
+
+
+def test_a_running_thread_shows_what_an_ended_main_thread_does_not(main_ended):
+    pid = main_ended.pid
+    task = live_task("/proc", pid)
+    assert [task] == other_tasks("/proc", pid)
+    assert opened("/proc/%d" % pid) == [] and opened(folder_of("/proc", pid, task)) != []
+    assert live_task("/proc", os.getpid()) is None
+    main_ended.kill()
+    wait_for(lambda: start_ticks(stat(pid)) is None)
+    assert live_task("/proc", pid) is None
+
+
+def test_a_process_that_is_gone_has_no_tasks():
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert other_tasks("/proc", process.pid) == [] and live_task("/proc", process.pid) is None
+
+
+@pytest.mark.skipif(not can_compare(), reason="this kernel has no kcmp(2), or a filter forbids it")
+def test_descriptors_of_one_open_file_count_once(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    with path.open() as one, path.open() as other:
+        again = os.dup(one.fileno())
+        child = os.fork()
+        if child == 0:
+            # It has all of them too.
+            time.sleep(LIMIT_SECONDS)
+            os._exit(0)
+        try:
+            numbers = [one.fileno(), other.fileno(), again]
+            files = [(pid, number) for pid in (os.getpid(), child) for number in numbers]
+            assert len(distinct(files, lambda file: file)) == 2
+            assert len(distinct([*files, (child, 1 << 15)], lambda file: file)) == 3
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            os.close(again)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t0\n", []),
+        # Linux 5.10 to 6.9, by the last name; 6.10 and later by path, and not those that are empty.
+        (
+            "UserFiles:\t3\n    0: nvidia0\n    1: <none>\n    2: a: b\nUserBufs:\t1\n    0: 0x7f/4\n",
+            ["nvidia0", "a: b"],
+        ),
+        ("UserFiles:\t2\n    1: /dev/nvidia0\nUserBufs:\t0\nPollList:\n  op=6, task_works=0\n", ["/dev/nvidia0"]),
+        # The ring's lock is taken.
+        ("UserFiles:\t2\nUserBufs:\t1\n", None),
+        ("SqMask:\t0x3\n", None),
+        ("", None),
+    ],
+)
+def test_the_files_of_a_ring_are_those_that_the_kernel_lists(text, names):
+    assert registered(text) == names
+
+
+def test_only_a_file_of_a_file_system_may_be_a_node():
+    assert not any(map(may_be_node, ["socket:[4711]", "pipe:[1]", "anon_inode:[eventfd]"]))
+    assert all(
+        map(may_be_node, ["/dev/nvidia0", "nvidia0", "/home/a/socket:[1]", "x", "", "socket:[1] (deleted)", "/"])
+    )

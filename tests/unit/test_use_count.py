@@ -1,0 +1,87 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The driver's use count against the files that a scan found: tables of texts as the kernel writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.use_count import Found, Verdict, compare, references
+
+OLD = "Character devices:\n  1 mem\n195 nvidia-frontend\n508 nvidia-caps\n510 nvidia-uvm\n"
+NEW = (
+    "Character devices:\n195 nvidia\n195 nvidia-modeset\n195 nvidiactl\n507 nvidia-caps-imex-channels\n508 nvidia-caps\n"
+    "510 nvidia-uvm\n"
+)
+LINE = "nvidia 56717312 %s %s Live 0xffffffffc0a00000 (POE)\n"
+OTHERS = "nvidia_uvm 1736704 4 - Live 0x0000000000000000 (OE)\next4 995328 2 - Live 0x0000000000000000\n"
+NOTHING = Found(0, 0, complete=True, uses=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "listed", "count"),
+    [
+        ((195, 0), NEW, 1),
+        ((195, 255), NEW, 1),
+        ((195, 254), NEW, 0),
+        ((508, 1), NEW, 2),
+        ((507, 0), NEW, 2),
+        ((510, 0), NEW, 0),
+        ((0, 0), NEW, 1),
+        ((195, 0), OLD, 3),
+        ((195, 255), OLD, 3),
+        ((195, 254), OLD, 2),
+        ((508, 1), OLD, 2),
+        ((1, 3), OLD, 0),
+    ],
+)
+def test_each_node_takes_the_references_that_the_drivers_sources_say(number, listed, count):
+    assert references(number, listed) == count
+
+
+def text(count, users="-", others=OTHERS):
+    return LINE % (count, users) + others
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found", "verdict"),
+    [
+        # Nothing is open: dependent modules are one each.
+        (text(0), text(0), NOTHING, Verdict(0, True)),
+        (text(2, "nvidia_uvm,nvidia_modeset,"), text(2, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(0, True)),
+        (text(3, "nvidia_uvm,nvidia_modeset,"), text(3, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(1, False)),
+        # Files that were found explain it, and mappings may.
+        (text(11, "nvidia_uvm,"), text(11, "nvidia_uvm,"), Found(10, 10, True, True), Verdict(0, True)),
+        (text(12, "nvidia_uvm,"), text(12, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(0, False)),
+        (text(42, "nvidia_uvm,"), text(42, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(1, False)),
+        # Files that were opened or closed during the scan.
+        (text(5), text(0), NOTHING, Verdict(0, False)),
+        (text(0), text(5), NOTHING, Verdict(0, False)),
+        (text(7), text(5), NOTHING, Verdict(5, False)),
+        # Processes may share the files: more is evidence, equal is none.
+        (text(4), text(4), Found(None, 4, True, True), Verdict(0, False)),
+        (text(5), text(5), Found(None, 4, True, True), Verdict(1, False)),
+        # Not all processes were examined.
+        (text(5), text(5), Found(0, 0, False, False), Verdict(0, False)),
+        # No driver, no counts (CONFIG_MODULE_UNLOAD), no text.
+        (OTHERS, OTHERS, NOTHING, Verdict(0, False)),
+        (text("-"), text("-"), NOTHING, Verdict(0, False)),
+        ("", "", NOTHING, Verdict(0, False)),
+        # As the simulator writes it.
+        ("nvidia 0 0 - Live 0x0000000000000000 (POE)\n",) * 2 + (Found(1, 1, True, True), Verdict(0, False)),
+    ],
+)  # fmt: skip
+def test_a_count_above_what_was_found_is_hidden_and_an_equal_one_accounts_for_all(before, after, found, verdict):
+    assert compare(before, after, found) == verdict
+
+
+@pytest.mark.parametrize("module", ["nvidia_fs", "efa", "gdrdrv"])
+def test_other_modules_that_may_take_references_make_the_count_no_evidence(module):
+    other = text(9, others=OTHERS + "%s 1 0 - Live 0x0 (OE)\n" % module)
+    assert compare(other, other, NOTHING) == Verdict()
+
+
+def test_rdma_keeps_buffers_of_processes_that_use_the_driver():
+    rdma = text(9, others=OTHERS + "ib_core 1 0 - Live 0x0\n")
+    assert compare(rdma, rdma, Found(4, 4, True, True)) == Verdict()
+    assert compare(rdma, rdma, NOTHING) == Verdict(9, False)
