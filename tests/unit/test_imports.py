@@ -86,7 +86,7 @@ print(*(name for name in files if ".openfleet.gpu.plugins.module_utils." in name
 """
 
 
-@pytest.mark.parametrize(("module", "most"), [("gpu_info", 31), ("layout", 69)])
+@pytest.mark.parametrize(("module", "most"), [("gpu_info", 33), ("layout", 70)])
 def test_modules_load_at_their_start_what_most_runs_need(module, most):
     """Each file is compiled in each run. What changes, recovers, exports or is asked of schedulers is loaded where it is used."""
     code = LOADED % module

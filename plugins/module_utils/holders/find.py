@@ -13,9 +13,8 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, AbstractSet, Any, Iterable, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Sequence, Tuple
 
-from .. import child_process
 from ..command import Run, run_tool
 from ..file_worker import one_look
 from ..model import MPS_CONTROL, MPS_SERVER, Holder, Host, to_data
@@ -89,16 +88,15 @@ def find_holders(
     """Return all holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
 
     `host` is as just observed. This process and its running children are left out: they have the GPUs open for this run
-    (nvml/bounded_session.py). A child that was given up and hangs in the driver still holds them, so it counts. `sockets` asks for
-    `listens` and `clients` too. Raises nothing: what it cannot read is a holder of kind unknown, whose text has the fix.
+    (nvml/bounded_session.py). A child that was given up and hangs in the driver still holds them, so it counts. `sockets` asks
+    for `listens` and `clients` too. Raises nothing: what it cannot read is a holder of kind unknown, whose text has the fix.
     """
     if not host.gpus:
         return ()
     devices = Devices(host, proc, dev)
     deadline = time.monotonic() + _LOOK_SECONDS
     with one_look(deadline):
-        own = child_process.running() if proc == "/proc" else frozenset()
-        processes, hidden = _scanned(devices, proc, deadline, own)
+        processes, hidden = _scanned(devices, proc, deadline)
         found = [
             *_of_mps(host, devices, processes, run),
             *_of_processes(host, devices, processes),
@@ -122,21 +120,21 @@ def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | No
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
 
 
-def _scanned(devices: Devices, proc: str, deadline: float, own: AbstractSet[int]) -> tuple[Processes, int]:
+def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, int]:
     """Return the processes, and how many references to the driver no open file explains.
 
     Suspects are left out if the driver's use count shows that nothing is hidden.
     """
     modules = proc + "/modules"
     if not devices.has_driver:
-        return scan(devices, proc, deadline, own), 0
+        return scan(devices, proc, deadline), 0
     hidden = 0
     for _again in range(_SCANS):
         before = read(modules)
-        processes = scan(devices, proc, deadline, own)
+        processes = scan(devices, proc, deadline)
         if not before:
             break
-        found = _compared(devices, processes, own, before, read(modules))
+        found = _compared(devices, processes, before, read(modules))
         if found.accounted:
             processes = replace(processes, suspects=())
         hidden = found.hidden
@@ -146,7 +144,7 @@ def _scanned(devices: Devices, proc: str, deadline: float, own: AbstractSet[int]
 
 
 def _compared(
-    devices: Devices, processes: Processes, own: AbstractSet[int], before: str, after: str
+    devices: Devices, processes: Processes, before: str, after: str
 ) -> use_count.Verdict:
     """Compare the driver's use count, from before and after the scan, with the files that the scan found."""
     from . import use_count
@@ -165,7 +163,7 @@ def _compared(
         taken(files if apart is None else apart) + mapped,
         complete=processes.complete and not processes.unreadable and not processes.crowded,
         # The task of an open file is a process's main thread, as far as it has one table.
-        uses=any(file[0] not in {*own, os.getpid()} for file in files),
+        uses=any(file[0] not in processes.own for file in files),
     )
     return use_count.compare(before, after, found)
 

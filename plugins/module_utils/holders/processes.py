@@ -16,7 +16,7 @@ import re
 import time
 from dataclasses import field, replace
 from functools import cached_property
-from typing import AbstractSet, Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from .. import child_process
 from ..file_worker import memory_of
@@ -88,6 +88,8 @@ class Processes:
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
     # Mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    # This process and its children, whose open files are counted only.
+    own: frozenset[int] = frozenset()
 
     def named(self, name: str) -> list[Seen]:
         return [process for process in self.seen.values() if process.name == name[:NAME_LENGTH]]
@@ -272,23 +274,22 @@ def command_of(words: Sequence[str]) -> str:
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
 
-def scan(
-    devices: Devices, proc: str = "/proc", deadline: float = math.inf, own: AbstractSet[int] = frozenset()
-) -> Processes:
-    """Examine every process but this one and those in `own` once. Processes that end meanwhile are left out.
+def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
+    """Examine every process but this one and its children once. Processes that end meanwhile are left out.
 
     `deadline` ends the scan, in seconds of time.monotonic(). Processes that are not reached by then are `crowded`.
     """
-    return _Scan(devices, proc, deadline, own).run()
+    return _Scan(devices, proc, deadline).run()
 
 
 class _Scan:
     """One scan."""
 
-    def __init__(self, devices: Devices, proc: str, deadline: float, own: AbstractSet[int]) -> None:
+    def __init__(self, devices: Devices, proc: str, deadline: float) -> None:
         self._devices, self._proc, self._deadline = devices, proc, deadline
-        # This process has the GPUs open itself, through NVML.
-        self._own = {*own, os.getpid()} if proc == "/proc" else set(own)
+        # A child has the GPUs open for this process (nvml/bounded_session.py). One that was given up and hangs in the driver
+        # still holds them, so it counts.
+        self._own = frozenset({os.getpid(), *child_process.running()} if proc == "/proc" else ())
         self._mounts = RemoteMounts(proc)
         self._compare = can_compare(proc)
         self._seen: dict[int, Seen] = {}
@@ -333,6 +334,7 @@ class _Scan:
             suspects,
             tuple(sorted(files)),
             driver_mappings,
+            self._own,
         )
 
     def _examine(self, pid: int) -> None:

@@ -23,7 +23,6 @@ from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_or_none, one_look
 from ...holders.model import UNKNOWN
-from ...holders.tasks import live_task
 from ...model import Gpu, Holder, Host
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
