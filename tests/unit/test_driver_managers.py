@@ -214,7 +214,7 @@ def test_dnf_removes_what_is_the_drivers():
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
 def test_files_of_distributions_are_whole(name):
     entry = DISTRIBUTIONS[name]
-    assert set(entry) == {"manager", "repository", "patterns", "build", "packages"}
+    assert set(entry) == {"manager", "repository", "patterns", "build", "next_kernel", "packages"}
     assert set(entry["repository"]) == {"directory", "architectures", "key", "fingerprints"}
     for fingerprint in entry["repository"]["fingerprints"]:
         assert fingerprint.endswith(entry["repository"]["key"].split(".")[0].upper())

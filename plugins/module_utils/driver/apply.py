@@ -131,6 +131,8 @@ class DriverChange:
 
     def _change(self, packages: Sequence[Step]) -> None:
         transaction = self.plan.transaction
+        for step in self._steps("uninstall"):
+            self._must(self._run_installer(step), "the installer's driver could not be removed", [step])
         if packages and transaction:
             if transaction.installs:
                 self.manager.refresh()

@@ -50,12 +50,26 @@ class Dnf(dnf.DnfBase):
         installs = [(name, _installed(host, name), found) for name, found in exact]
         installs += [(name, "", "") for name in names.free if not host.package(name)]
         removals = [(name, _installed(host, name)) for name in names.unwanted if host.package(name)]
-        arguments = ["%s-%s" % pair for pair in exact] + list(names.free)
+        following = [
+            (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
+        ]
+        missing = [asked for name, asked in following if asked not in self._matching(name, asked)]
+        following = [(name, asked) for name, asked in following if asked not in missing]
+        installs += [(name, "", "") for name, _asked in following]
+        arguments = ["%s-%s" % pair for pair in exact] + list(names.free) + [asked for _name, asked in following]
         changes = tuple(change for change in installs if change[1] != change[2] or not change[2])
-        return Transaction(chosen, changes, tuple(removals), tuple(arguments))
+        return Transaction(chosen, changes, tuple(removals), tuple(arguments), tuple(missing))
 
-    def resolve_removal(self, host: Host, patterns: Sequence[str]) -> Transaction:
-        found = [package for package in host.packages if rules.of_the_driver(package, patterns)]
+    def _matching(self, name: str, asked: str) -> list[str]:
+        """Return the offered versions of a package as they are asked for: kernel-devel-5.14.0-427.el9.x86_64."""
+        architecture = asked.rpartition(".")[2]
+        return ["%s-%s.%s" % (name, version, architecture) for version in self.offered([name])[name]]
+
+    def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
+        """What removing the driver takes away, and packages of others by name."""
+        found = [
+            package for package in host.packages if rules.of_the_driver(package, patterns) or package.name in foreign
+        ]
         return Transaction("", (), tuple((package.name, package.version) for package in found))
 
     def refresh(self) -> None:
