@@ -132,8 +132,11 @@ def _rpm(call: Run) -> tuple[Package, ...]:
             "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
         )
     locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
-    packages = (line.split("\t") for line in done.stdout.splitlines())
-    return tuple(Package(name, version, name in locked) for name, version in packages)
+    packages = [line.split("\t") for line in done.stdout.splitlines()]
+    # A transaction that was killed leaves packages in the old version and the new one.
+    several = [name for name, _version in packages if "nvidia" in name]
+    twice = {name for name in several if several.count(name) > 1}
+    return tuple(Package(name, version, name in locked, name in twice) for name, version in packages)
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:
