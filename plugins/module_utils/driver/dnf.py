@@ -98,7 +98,7 @@ class Dnf(dnf.DnfBase):
         arguments: tuple[str, ...],
         missing: tuple[str, ...],
     ) -> Transaction:
-        """Raises PlanError for a package that somebody else has locked."""
+        """Raises PlanError for a package that an administrator has locked."""
         for _action, name, _version in rows:
             package = host.package(name)
             if package and package.held and not rules.of_the_driver(package, patterns):
@@ -114,7 +114,9 @@ class Dnf(dnf.DnfBase):
         return Transaction(version, changes, tuple(sorted(removals)), arguments, missing)
 
     def refresh(self) -> None:
-        """DNF fetches for itself when it next needs to."""
+        """Fetch the index of the written repository: its first use asks a question, which an unattended DNF does not answer."""
+        if Path(files.REPO).exists():
+            self.call([*dnf.DNF, "makecache", "--repo=%s" % self.owner.name])
 
     def download(self, transaction: Transaction) -> None:
         problem = self.change("--allowerasing", "install", "--downloadonly", *transaction.arguments)

@@ -4,7 +4,7 @@
 """DNF (version 4, of RHEL 8 to 10): what is the same for all packages that this collection installs.
 
 Questions use a repository of the command line, not of /etc/yum.repos.d. Changes ignore version locks: the collection's own would
-hide the version that it is asked for. The driver refuses a plan that changes a package locked by somebody else.
+hide the version that it is asked for. The driver refuses a plan that changes a package locked by an administrator.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .model import Owner
 
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 CACHE = "/var/cache/dnf"
+_REPOSITORIES = "/etc/yum.repos.d"
 _LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 _SETTINGS = (
     "--setopt=install_weak_deps=False",
@@ -52,11 +53,18 @@ class DnfBase(Manager):
         asked = self._asked
         self._options = (
             "--repofrompath=%s,%s" % (asked, url),
-            *("--setopt=%s.%s" % (asked, option) for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1")),
+            # A host may be set to pass over repositories that fail (skip_if_unavailable in dnf.conf(5)).
+            *(
+                "--setopt=%s.%s" % (asked, option)
+                for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
+            ),
         )
         done = self.call([*DNF, *self._options, "makecache", "--refresh", "--repo=%s" % asked])
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
+        if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
+            # The file of an earlier run may name another address.
+            self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property
     def _asked(self) -> str:
