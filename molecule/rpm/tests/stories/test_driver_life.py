@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 
-import pytest
 from rpm_runs import LOOK, PARTS, RUNNING, Ask, State, differences, foretold, is_whole, play
 from thorough import THOROUGH
 
@@ -43,7 +42,9 @@ def test_the_driver_is_whole_locked_and_verified(lab_host):
 
 def test_upgrades_by_others_leave_the_driver_alone(lab_host):
     before = look(lab_host)
-    assert "590.48.01" in lab_host(HOST).check_output("dnf -q -y --disableplugin=versionlock repoquery nvidia-driver-cuda")
+    assert "590.48.01" in lab_host(HOST).check_output(
+        "dnf -q -y --disableplugin=versionlock repoquery nvidia-driver-cuda"
+    )
     done = lab_host(HOST).run("dnf --assumeyes upgrade")
     assert done.rc == 0, done.stderr
     assert look(lab_host) == before
@@ -76,7 +77,8 @@ def test_a_wrong_repository_a_dying_mirror_and_others_packages_stop_a_change_bef
         Ask(
             {**NEWER, "nvidia_driver_allow_removal": ["site-gpu-tools"]},
             first="dnf -q versionlock add site-gpu-tools",
-            then="{ dnf -q versionlock delete site-gpu-tools; dnf -q -y remove --noautoremove site-gpu-tools; } >/dev/null; " + LOOK,
+            then="{ dnf -q versionlock delete site-gpu-tools; dnf -q -y remove --noautoremove site-gpu-tools; } >/dev/null; "
+            + LOOK,
             fails=True,
         ),
     )
@@ -144,41 +146,6 @@ def test_a_failed_transaction_is_undone_and_an_enabled_stream_hides_no_version(l
 
 
 # -- From 590.48.01 ----------------------------------------------------------------------------------------------------
-
-
-KILL = """
-import os, signal, subprocess, sys, time
-while subprocess.run(["rpm", "-q", "libnvidia-ml-580.95.05"], capture_output=True).returncode:
-    time.sleep(0.01)
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        words = open("/proc/%s/cmdline" % pid).read()
-    except OSError:
-        continue
-    if int(pid) not in (1, os.getpid()) and any(word in words for word in ("ansible", "dnf")) and "kill.py" not in words:
-        os.kill(int(pid), signal.SIGKILL)
-"""
-
-
-@pytest.mark.thorough
-def test_a_change_that_was_killed_is_finished_by_the_next(lab_host):
-    encoded = base64.b64encode(KILL.encode()).decode()
-    older = {"nvidia_driver_version": "580.95.05"}
-    killed, finished, back = play(
-        HOST,
-        Ask(
-            older,
-            first=f"echo {encoded} | base64 -d >/run/kill.py; systemd-run --quiet --unit=kill python3 /run/kill.py",
-            then="ls /var/lib/openfleet-gpu/driver.json >&2; " + LOOK,
-            fails=True,
-        ),
-        Ask(older, then="! ls /var/lib/openfleet-gpu/driver.json; " + LOOK),
-        Ask(NEWEST),
-    )
-    assert len({State.read(killed.seen).packages.get(name) for name in PARTS}) > 1 or State.read(killed.seen).broken
-    assert finished.planned[0] == "finish what was interrupted"
-    is_whole(State.read(finished.seen), "580.95.05")
-    assert not back.failed
 
 
 def test_removal_takes_the_driver_and_leaves_what_others_need(lab_host):
