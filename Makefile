@@ -106,9 +106,9 @@ $(venv_oldest_core_stamp):
 	$(venv_oldest_core)/bin/pip install -qq --no-compile --requirement requirements-oldest-core.txt
 	touch $@
 
-# One at a time, since all builds use the same directory: each variant waits for the one before it. A variant is the base image with
-# what some hosts have besides: Prometheus and Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
-build_image = flock .lab/image.lock tests/lab/image/build
+# One at a time (tests/lab/image/build takes a lock). A variant is the base image with more packages for some hosts: Prometheus and
+# Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
+build_image = tests/lab/image/build
 .PHONY: image image-slurm image-sharing image-monitoring image-kubernetes
 image: packages
 	@$(build_image)
@@ -210,7 +210,7 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
 legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver monitoring mig \
-    limiter unit gpu_drain adversary vgpu lint simulator rules oldest oldest-core newest bundle holders
+    limiter unit gpu_drain adversary vgpu figures lint simulator rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -230,6 +230,7 @@ needs_vgpu := image-sharing
 needs_commands := image
 needs_rules := prometheus-tools
 needs_audits := prometheus-tools
+needs_figures := image prometheus-tools
 # Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
 KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
@@ -286,6 +287,10 @@ leg-limiter:
 # Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
 leg-rules:
 	@tests/leg run rules pytest --quiet tests/monitoring
+
+# Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts.
+leg-figures:
+	@tests/leg run figures pytest --quiet tests/benchmark
 
 # Audits and right-sizing on a real Prometheus, and their pages in Chromium.
 leg-audits:
@@ -362,9 +367,9 @@ leg-cores:
 # Debian 12's containerd does not know.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
-	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
+	tests/leg run trixie bash -ec 'tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
-	    [ -n "$(without_kubernetes)" ] || { flock .lab/image.lock tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
+	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
 # the rest of this machine.
