@@ -239,6 +239,20 @@ needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
+# The lab hosts of a leg: of all of them no more run at once than this machine has room for (tests/lab/inotify).
+hosts_default := 5
+hosts_audit := 4
+hosts_bundle := 1
+hosts_container_toolkit := 3
+hosts_figures := 1
+hosts_gpu_drain := 2
+hosts_kubernetes := 2
+hosts_mig := 4
+hosts_monitoring := 3
+hosts_nvidia_driver := 4
+hosts_sharing := 2
+hosts_trixie := 4
+hosts_vgpu := 1
 needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))
 comma := ,
 none :=
@@ -252,10 +266,10 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
-	$(PYTHON) tests/queue --limit $(LEG_SECONDS) $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
+	$(PYTHON) tests/queue --limit $(LEG_SECONDS) --room $$(tests/lab/inotify room) --cleanup 'tests/leg remove-hosts' $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
 	    $(call queued,image-sharing,image-slurm) prometheus-tools $(needs_newest) $(needs_oldest-core) \
 	    $(if $(without_kubernetes),,kubernetes-programs etcd $(call queued,image-kubernetes,image-sharing)) \
-	    $(foreach leg,$(legs),$(call queued,leg-$(leg),$(call needs_of,$(leg)))) || true
+	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
 test-thorough: ## every draw, sweep, sanitizer and version: before a release
