@@ -200,10 +200,8 @@ as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='
     HYPOTHESIS_STORAGE_DIRECTORY=$(CURDIR)/.cache/root/hypothesis PYTEST_DEBUG_TEMPROOT=$(PYTEST_DEBUG_TEMPROOT)
 endif
 
-# As root, and with no process in sight but those of the tests themselves: modules look through /proc for who holds a GPU, and
-# would take a container of the lab that was given one, in another leg of the same tests, for a holder of the simulated ones.
-# The first process of the namespace reaps what others leave behind.
-apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
+# As root, in a PID namespace: tests/apart.py says why, and does the same where pytest is run by hand.
+apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
 # cores: a leg waits for its hosts an eighth of its time.

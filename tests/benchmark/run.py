@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 import traceback
@@ -25,13 +24,11 @@ from typing import Iterator
 HERE = Path(__file__).resolve().parent
 #: Groups with lab hosts. podman manages containers only from the PID namespace that it started them in.
 ON_LAB_HOSTS = ("kubernetes", "site")
-#: Start a command as the child of the first process of a PID namespace.
-APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", '"$@"; exit $?', "--")
-#: Set for the process in that namespace.
-IS_APART = "OPENFLEET_BENCH_APART"
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "lab"), str(HERE.parents[1] / "collections")]
+
+import apart
 
 
 def groups() -> list[str]:
@@ -54,25 +51,16 @@ def main(arguments: list[str]) -> int:
     options = {name: os.environ[name] for name in OPTIONS if os.environ.get(name)}
     for group in arguments or groups():
         print(f"bench: group {group}", file=sys.stderr, flush=True)
-        if needs_namespace(group):
-            command = [*APART, sys.executable, str(HERE / "run.py"), group]
-            status = subprocess.run(command, env={**os.environ, IS_APART: "1"}, check=False).returncode
+        if group not in ON_LAB_HOSTS and apart.can_make_namespace():
+            # Modules look for GPU holders among all processes of the machine.
+            command = [*apart.COMMAND, sys.executable, str(HERE / "run.py"), group]
+            status = subprocess.run(command, env={**os.environ, apart.VARIABLE: "1"}, check=False).returncode
             if status:
                 return status
             continue
         for name, value, unit in figures(group, options):
             print(as_line(name, value, unit), flush=True)
     return 0
-
-
-def needs_namespace(group: str) -> bool:
-    """Return whether a group has to run in its own PID namespace.
-
-    Modules look for GPU holders among all processes of the machine, which include containers of other projects.
-    """
-    return (
-        group not in ON_LAB_HOSTS and IS_APART not in os.environ and os.geteuid() == 0 and bool(shutil.which("unshare"))
-    )
 
 
 def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
