@@ -67,8 +67,13 @@ def wait_until_up(host, after: str) -> None:
     up = f'[ "$(cut -d" " -f22 /proc/1/stat)" != {after} ] && systemctl is-system-running | grep -qE "running|degraded"'
     while host.run(up).rc != 0:
         if time.monotonic() > deadline:
-            pytest.fail(f"the host did not restart within {BOOT_SECONDS} s. {describe_failures(runner(host))}")
+            pytest.fail(no_restart(host, BOOT_SECONDS))
         time.sleep(0.1)
+
+
+def no_restart(host, seconds: float) -> str:
+    """Return the message about a lab host that did not restart within `seconds`, with its failed units."""
+    return f"the host did not restart within {seconds:g} s. {describe_failures(runner(host))}".rstrip()
 
 
 def reboot(host) -> None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from host_state import describe_failures, wait_until_started
-from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, runner
+from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
 
 # --collect: a unit that fails on purpose is not left behind in the list of failed ones.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
@@ -83,7 +83,7 @@ def test_a_host_comes_back_after_a_reboot_with_its_disk(lab_host):
         host.run("systemctl reboot")
         deadline = time.monotonic() + BOOT_SECONDS
         while host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started):
-            assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
+            assert time.monotonic() < deadline, no_restart(host, BOOT_SECONDS)
             time.sleep(0.2)
         wait_until_started(runner(host))
         assert host.file("/var/lib/openfleet-probe").exists
