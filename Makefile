@@ -106,9 +106,9 @@ $(venv_oldest_core_stamp):
 	$(venv_oldest_core)/bin/pip install -qq --no-compile --requirement requirements-oldest-core.txt
 	touch $@
 
-# One at a time, since all builds use the same directory: each variant waits for the one before it. A variant is the base image with
-# what some hosts have besides: Prometheus and Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
-build_image = flock .lab/image.lock tests/lab/image/build
+# One at a time (tests/lab/image/build takes a lock). A variant is the base image with more packages for some hosts: Prometheus and
+# Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
+build_image = tests/lab/image/build
 .PHONY: image image-slurm image-sharing image-monitoring image-kubernetes image-rpm
 image: packages
 	@$(build_image)
@@ -201,17 +201,15 @@ as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='
     HYPOTHESIS_STORAGE_DIRECTORY=$(CURDIR)/.cache/root/hypothesis PYTEST_DEBUG_TEMPROOT=$(PYTEST_DEBUG_TEMPROOT)
 endif
 
-# As root, and with no process in sight but those of the tests themselves: modules look through /proc for who holds a GPU, and
-# would take a container of the lab that was given one, in another leg of the same tests, for a holder of the simulated ones.
-# The first process of the namespace reaps what others leave behind.
-apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
+# As root, in a PID namespace: tests/apart.py says why, and does the same where pytest is run by hand.
+apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
 legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain adversary vgpu lint simulator rules oldest oldest-core newest bundle holders
+    limiter unit gpu_drain adversary vgpu figures lint simulator rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -232,6 +230,7 @@ needs_vgpu := image-sharing
 needs_commands := image
 needs_rules := prometheus-tools
 needs_audits := prometheus-tools
+needs_figures := image prometheus-tools
 # Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
 KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
@@ -240,6 +239,21 @@ needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
+# The lab hosts of a leg: of all of them no more run at once than this machine has room for (tests/lab/inotify).
+hosts_default := 5
+hosts_audit := 4
+hosts_bundle := 1
+hosts_container_toolkit := 3
+hosts_figures := 1
+hosts_gpu_drain := 2
+hosts_kubernetes := 2
+hosts_mig := 4
+hosts_monitoring := 3
+hosts_nvidia_driver := 4
+hosts_rpm := 2
+hosts_sharing := 2
+hosts_trixie := 4
+hosts_vgpu := 1
 needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))
 comma := ,
 none :=
@@ -253,10 +267,10 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
-	$(PYTHON) tests/queue --limit $(LEG_SECONDS) $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
+	$(PYTHON) tests/queue --limit $(LEG_SECONDS) --room $$(tests/lab/inotify room) --cleanup 'tests/leg remove-hosts' $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
 	    $(call queued,image-sharing,image-slurm) $(call queued,image-rpm,image-sharing) prometheus-tools $(needs_newest) $(needs_oldest-core) \
 	    $(if $(without_kubernetes),,kubernetes-programs etcd $(call queued,image-kubernetes,image-sharing)) \
-	    $(foreach leg,$(legs),$(call queued,leg-$(leg),$(call needs_of,$(leg)))) || true
+	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
 test-thorough: ## every draw, sweep, sanitizer and version: before a release
@@ -288,6 +302,10 @@ leg-limiter:
 # Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
 leg-rules:
 	@tests/leg run rules pytest --quiet tests/monitoring
+
+# Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts.
+leg-figures:
+	@tests/leg run figures pytest --quiet tests/benchmark
 
 # Audits and right-sizing on a real Prometheus, and their pages in Chromium.
 leg-audits:
@@ -364,9 +382,9 @@ leg-cores:
 # Debian 12's containerd does not know.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
-	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
+	tests/leg run trixie bash -ec 'tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
-	    [ -n "$(without_kubernetes)" ] || { flock .lab/image.lock tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
+	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
 # the rest of this machine.

@@ -1,10 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Leave out tests that are marked `thorough`, unless `make test-thorough` runs them."""
+"""Leave out tests that are marked `thorough` unless `make test-thorough` runs them, and give pytest a PID namespace."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from apart import enter_namespace
 from thorough import THOROUGH
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Run tests on simulated GPUs in a PID namespace (tests/apart.py)."""
+    enter_namespace(Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -20,11 +20,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "audit"), str(HERE.parent / "monitoring")]
 
+from amounts import amount
 from fleet_history import GIB, serve
 
 DAYS = 14
 STEP = 300
 TARGET = 10_000
+RUNS = 3
 #: Courses that differ; the GPUs of a fleet share them in turn.
 _VARIANTS = 32
 _PER_HOST = 8
@@ -61,13 +63,14 @@ FIGURES = (
 
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
-    largest = int(options.get("SIZE", 1800))
+    largest = amount(options, 1800, 72, "SIZE")
     sizes = [size for size in (largest // 9, largest // 3, largest) if size >= _PER_HOST]
     if len(sizes) < 3:
         for name in FIGURES:
             yield name, None, f"three sizes are needed, and SIZE={largest} is too small for them"
         return
-    measured = [(size, *measure(size)) for size in sizes]
+    days, runs = amount(options, DAYS, 2), amount(options, RUNS, 1)
+    measured = [(size, *measure(size, days, runs)) for size in sizes]
     sizes, *columns = zip(*measured)
     lines = [line(sizes, one) for one in columns]
     seconds, received, memory = (fixed + slope * TARGET for fixed, slope in lines)
@@ -86,21 +89,23 @@ def line(xs, ys):
     return middle_y - slope * middle_x, slope
 
 
-def measure(gpus):
-    """(seconds, bytes over the wire, bytes of memory at the most) of one audit, the best of three."""
+def measure(gpus, days, runs):
+    """(seconds, bytes over the wire, bytes of memory at the most) of one audit, the best of `runs`."""
     with tempfile.TemporaryDirectory(prefix="bench-audit-") as name:
         folder = Path(name)
-        print(f"bench: {gpus} GPUs, {DAYS} days: making their history", file=sys.stderr, flush=True)
-        with serve(partial(text, gpus), DAYS * 24, folder, _BLOCK) as url:
-            found = [run(url, folder) for _ in range(3)]
+        print(f"bench: {gpus} GPUs, {days} days: making their history", file=sys.stderr, flush=True)
+        with serve(partial(text, gpus), days * 24, folder, _BLOCK) as url:
+            found = [run(url, folder, days) for _ in range(runs)]
     best = min(found)
     print(f"bench: {gpus} GPUs: {best[0]:.1f} s, {best[1]} bytes, {best[2] >> 20} MiB", file=sys.stderr, flush=True)
     return best
 
 
-def run(url, folder):
+def run(url, folder, days):
     """One audit in a process of its own, so that its memory is its own."""
-    done = subprocess.run([sys.executable, __file__, url, str(folder)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, url, str(folder), str(days)], check=True, capture_output=True, text=True
+    )
     return tuple(json.loads(done.stdout))
 
 
@@ -124,7 +129,7 @@ def _wave(variant, step):
     return (2 + math.sin(step / 45.8 + variant) + math.sin(step / 320.9)) / 4
 
 
-def audit(url, folder):
+def audit(url, folder, days):
     """What the action does, and its figures."""
     import resource
 
@@ -144,7 +149,7 @@ def audit(url, folder):
     prometheus.Prometheus._read = counted
     started = time.perf_counter()
     access = prometheus.Access(url, timeout_seconds=300)
-    made = make(Order((DAYS * 24 - 1) * 3600.0, access, prices=[Price("*", 2.0)]), time.time())
+    made = make(Order((int(days) * 24 - 1) * 3600.0, access, prices=[Price("*", 2.0)]), time.time())
     write.all_of(made, Path(folder) / "report")
     seconds = time.perf_counter() - started
     return seconds, sum(received), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

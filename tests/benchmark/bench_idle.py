@@ -33,14 +33,16 @@ def figures(options):
         *idle_working.others(),
         *idle_abandoned.patterns(),
     ]
-    audits = [*idle_judge.GROWING, *idle_judge.LAST, *idle_judge.HOLIDAYS]
+    audits, clients = [*idle_judge.GROWING, *idle_judge.LAST, *idle_judge.HOLIDAYS], (None, 0, 2)
+    if options.get("SMALL"):
+        patterns, audits, clients = [patterns[0], patterns[-1]], idle_judge.LAST[-1:], ()
     say(f"the history of {len(patterns)} patterns is made")
     with tempfile.TemporaryDirectory(prefix="bench-idle-") as name, idle_judge.serve(patterns, Path(name)) as url:
         say(f"{len(audits)} audits")
         outcomes = [idle_judge.judge(url, patterns, audits)]
         # The same again on hosts that see clients, see none, or do not look.
-        for clients in (None, 0, 2):
-            outcomes.append(idle_judge.judge(url, idle_judge.seen_with(patterns, clients), idle_judge.LAST))
+        for seen in clients:
+            outcomes.append(idle_judge.judge(url, idle_judge.seen_with(patterns, seen), idle_judge.LAST))
     outcome = idle_judge.total(outcomes)
     for wrong in outcome.wrong:
         say(str(wrong))

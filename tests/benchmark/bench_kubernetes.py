@@ -20,6 +20,7 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
+from amounts import amount
 from mig_cases import random_cases
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
@@ -59,7 +60,7 @@ MIG = "nvidia.com/mig-%s"
 
 def figures(options):
     """Yield (name, value, unit) or (name, None, reason)."""
-    count = int(options.get("CASES") or PLANNED_TRANSITIONS)
+    count = amount(options, PLANNED_TRANSITIONS, 50, "CASES")
     needless, evicted, others = planned_evictions(int(options.get("SEED") or 1), count)
     print(f"bench: {count} planned transitions evict {evicted} pods and leave {others}", file=sys.stderr)
     yield "kubernetes_pods_disturbed_needlessly_planned", needless, "count"
@@ -72,7 +73,7 @@ def figures(options):
     with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, clusters.running(
         Path(folder) / "plane", [NODE]
     ) as cluster:
-        yield from on_cluster(cluster, clusters)
+        yield from on_cluster(cluster, clusters, amount(options, TRANSITIONS, 1))
 
 
 def why_no_cluster() -> str:
@@ -135,8 +136,8 @@ def as_pod(uid: str) -> dict:
 # -- The cluster -------------------------------------------------------------------------------------------------------
 
 
-def on_cluster(cluster, clusters):
-    """Yield the figures that need a cluster, in the order of ON_CLUSTER."""
+def on_cluster(cluster, clusters, transitions):
+    """Yield the figures that need a cluster, in the order of ON_CLUSTER, after so many changes of the layout."""
     import yaml
 
     manifest = HERE.parent / "kubernetes" / "device-plugin.yml"
@@ -149,7 +150,7 @@ def on_cluster(cluster, clusters):
         create(cluster, clusters.sleeper(name, {resource: 1}))
     before = {name: state(cluster.runs(name)) for name in staying}
     restarted, needless = [], 0
-    for number, (old, new) in enumerate(itertools.pairwise(itertools.islice(itertools.cycle(RESTS), TRANSITIONS + 1))):
+    for number, (old, new) in enumerate(itertools.pairwise(itertools.islice(itertools.cycle(RESTS), transitions + 1))):
         name = "moves-%d" % number
         create(cluster, clusters.sleeper(name, {MIG % old[-1]["profile"]: 1}))
         [device] = cluster.visible_devices(cluster.runs(name))
@@ -161,13 +162,13 @@ def on_cluster(cluster, clusters):
         disturbed = [each for each in staying if state(cluster.pod(each)) != before[each]]
         needless += len(disturbed) + (survives and gone)
         print(
-            f"bench: transition {number + 1} of {TRANSITIONS}: {restarted[-1]:.1f} s to allocatable, "
+            f"bench: transition {number + 1} of {transitions}: {restarted[-1]:.1f} s to allocatable, "
             f"{'evicted' if gone else 'left'} {name}, disturbed without need: {disturbed or 'none'}",
             file=sys.stderr,
         )
         if not gone:
             cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
-    asked = calls_of_run_without_changes(cluster, kubeconfig, layout_with(RESTS[TRANSITIONS % len(RESTS)]))
+    asked = calls_of_run_without_changes(cluster, kubeconfig, layout_with(RESTS[transitions % len(RESTS)]))
     writes = [request for request in asked if request[0] not in READING]
     print(*("bench: no-change run: %s %s" % request for request in asked), sep="\n", file=sys.stderr)
     values = (statistics.median(restarted), by_label, needless, len(asked), len(writes))

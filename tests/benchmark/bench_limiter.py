@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "limiter"))
 
+from amounts import amount
 from card import Card
 from limiter_lab import DEADLINE, OUT, Built, Client, Tenant
 
@@ -45,21 +46,22 @@ def figures(options):
     with tempfile.TemporaryDirectory(prefix="openfleet-limiter-") as name:
         folder = Path(name)
         built = Built(folder / "built")
-        yield from _costs(folder, built)
-        yield "limiter_start_300_processes", _start(folder, built), "s"
-        yield "limiter_quota_error", _quota_error(folder, built, random.Random(options.get("SEED", "1"))), "bytes"
-        yield from _shares(folder, built)
+        yield from _costs(folder, built, amount(options, RUNS, 1))
+        yield "limiter_start_300_processes", _start(folder, built, amount(options, PROCESSES, 3)), "s"
+        quotas, seed = amount(options, QUOTAS, 1), random.Random(options.get("SEED", "1"))
+        yield "limiter_quota_error", _quota_error(folder, built, seed, quotas), "bytes"
+        yield from _shares(folder, built, bool(options.get("SMALL")))
 
 
 def _tenant(folder: Path, built: Built, name: str) -> Tenant:
     return Tenant(folder / name / "root", Card(folder / name / "card"), built)
 
 
-def _costs(folder: Path, built: Built):
+def _costs(folder: Path, built: Built, runs: int):
     program = built.program("costs", "-O2", "-Wno-strict-prototypes")
     tenant = _tenant(folder, built, "costs").quota(1 << 30)
     added = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         bare, limited = (_measured(program, tenant.environment(preload)) for preload in (False, True))
         added.append([after - before for before, after in zip(bare, limited)])
     yield "limiter_launch_added", statistics.median(launch for launch, _ in added), "ns"
@@ -71,12 +73,12 @@ def _measured(program: Path, environment: dict[str, str]) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
-def _start(folder: Path, built: Built) -> float:
+def _start(folder: Path, built: Built, processes: int) -> float:
     """Seconds until so many processes that were started at once have all allocated something."""
-    tenant = _tenant(folder, built, "start").quota(PROCESSES * MIB)
+    tenant = _tenant(folder, built, "start").quota(processes * MIB)
     _ = built.library  # its making is not part of the time
     started = time.monotonic()
-    clients = [tenant.client(start=False) for _ in range(PROCESSES)]
+    clients = [tenant.client(start=False) for _ in range(processes)]
     try:
         for client in clients:
             client.send("call cuInit 0", "call cuDevicePrimaryCtxRetain & 0")
@@ -93,11 +95,11 @@ def _start(folder: Path, built: Built) -> float:
             client.__exit__()
 
 
-def _quota_error(folder: Path, built: Built, generator: random.Random) -> int:
+def _quota_error(folder: Path, built: Built, generator: random.Random, quotas: int) -> int:
     """The greatest distance, over many quotas, of what the card held from the quota that was to be filled, and of its peak
     from the quota."""
     worst = 0
-    for number in range(QUOTAS):
+    for number in range(quotas):
         quota = generator.randrange(1, 4 << 30)
         tenant = _tenant(folder, built, f"quota-{number}").quota(quota)
         clients = [tenant.client() for _ in range(3)]
@@ -121,11 +123,11 @@ def _take(client: Client, size: int) -> bool:
     return result == 0
 
 
-def _shares(folder: Path, built: Built):
+def _shares(folder: Path, built: Built, small: bool):
     import gangs
     import sm
 
-    for name, error in sm.sm_errors(folder / "shares", built).items():
+    for name, error in sm.sm_errors(folder / "shares", built, 1 if small else 10).items():
         yield name, error, "percentage points"
     # Not in the list of what is to be reached: what a launch costs a tenant that is held back. On a real driver two events
     # and their reading come on top.
@@ -135,4 +137,5 @@ def _shares(folder: Path, built: Built):
     yield "limiter_throttled_driver_calls", sm.driver_calls(folder / "one-stream", built, 1), "count"
     yield "limiter_throttled_driver_calls_4_streams", sm.driver_calls(folder / "four-streams", built, 4), "count"
     # Several processes a tenant, on a GPU each, that wait for each other: wall time over the time at their share.
-    yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built), "ratio"
+    runs, gang_cells = (1, gangs.BENCH[-1:]) if small else (gangs.BENCH_RUNS, gangs.BENCH)
+    yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built, runs, gang_cells), "ratio"

@@ -16,9 +16,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from amounts import amount
 from mig_cases import judge, random_cases, read_cases
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
@@ -59,14 +61,16 @@ def figures(options):
     if options.get("CASES"):
         cases = list(read_cases(options["CASES"]))
     else:
-        cases = list(random_cases(int(options.get("SEED") or 1), TRANSITIONS))
+        cases = list(random_cases(int(options.get("SEED") or 1), amount(options, TRANSITIONS, 100)))
     yield from _transitions(cases, verbose=bool(options.get("CASES")))
     yield "mig_plan_p99", _plan_p99(cases), "ms"
     size = int(options.get("SIZE") or 10_000)
     yield f"mig_plan_{size}_gpus", _plan_fleet(cases, size), "s"
-    yield from _module()
-    yield from _command()
-    yield from _faults(int(options.get("SEED") or 1), int(options.get("FAULTS") or FAULT_TRANSITIONS))
+    yield from _module(amount(options, RUNS, 1))
+    yield from _command(amount(options, RUNS, 1))
+    yield from _faults(
+        int(options.get("SEED") or 1), amount(options, FAULT_TRANSITIONS, 1, "FAULTS"), amount(options, 0, 20)
+    )
 
 
 def _transitions(cases, verbose):
@@ -108,7 +112,8 @@ def _plan_fleet(cases, size):
     return time.perf_counter() - start
 
 
-def _faults(seed, count):
+def _faults(seed, count, at_most):
+    """Sweep `count` transitions, each with `at_most` faults, all if that is 0."""
     if os.geteuid() != 0:
         yield "mig_fault_cases", None, ROOT_ONLY
         yield "mig_fault_bad_endings", None, ROOT_ONLY
@@ -121,7 +126,7 @@ def _faults(seed, count):
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         library = SimulatedHost.build(Path(folder)).library
         sweeps = {
-            pool.submit(_sweep, Path(folder) / str(number), library, transition): number
+            pool.submit(_sweep, Path(folder) / str(number), library, transition, at_most): number
             for number, transition in enumerate(random_transitions(seed, count), 1)
         }
         for done, sweep in enumerate(as_completed(sweeps), 1):
@@ -134,17 +139,18 @@ def _faults(seed, count):
     yield "mig_fault_bad_endings", bad, "count"
 
 
-def _sweep(folder, library, transition):
+def _sweep(folder, library, transition, at_most):
     """Return how many runs with a fault there were, and those that ended badly."""
     from fault_sweep import Sweep
 
     sweep = Sweep(folder, library)
     model, have, _busy, want = transition
-    endings = [*sweep.transition(*transition), *sweep.sick_gpu(model, have, want, most=SICK_CASES)]
+    cases = chain(sweep.transition(*transition), sweep.sick_gpu(model, have, want, most=SICK_CASES))
+    endings = list(islice(cases, at_most or None))
     return len(endings), [str(ending) for ending in endings if ending.wrong]
 
 
-def _module():
+def _module(runs):
     """Whole runs of the module's process on eight simulated H100, without Ansible's connection."""
     if os.geteuid() != 0:
         yield "mig_module_noop", None, ROOT_ONLY
@@ -155,7 +161,7 @@ def _module():
     with tempfile.TemporaryDirectory() as folder:
         host = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 8}])
         apply, noop = [], []
-        for run in range(RUNS):
+        for run in range(runs):
             for seconds, changed in ((apply, True), (noop, False)):
                 start = time.perf_counter()
                 result = host.module("mig", layout=RELAYOUTS[run % 2])
@@ -166,7 +172,7 @@ def _module():
         yield "mig_module_apply", statistics.median(apply), "s"
 
 
-def _command():
+def _command(runs):
     """Whole runs of `gpu-layout apply`, as it is installed, on eight simulated H100."""
     if os.geteuid() != 0:
         yield "mig_apply_8_gpus", None, ROOT_ONLY
@@ -181,7 +187,7 @@ def _command():
         files = [host.layout(layout, f"{number}.json") for number, layout in enumerate(RELAYOUTS)]
         apply, noop = [], []
         # One run more than is measured: the first one turns MIG mode on.
-        for run in range(RUNS + 1):
+        for run in range(runs + 1):
             for seconds, changed in ((apply, True), (noop, False)):
                 start = time.perf_counter()
                 done = host("apply", "--layout", files[run % 2], "--json")

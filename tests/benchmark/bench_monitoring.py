@@ -23,6 +23,8 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from amounts import amount
+
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / ".lab" / "prometheus" / "usr" / "bin" / "prometheus"
 FILES = ROOT / "roles" / "gpu_monitoring" / "files"
@@ -99,11 +101,12 @@ DEV = (
 
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
-    gpus = int(options.get("SIZE", 1000))
+    gpus = amount(options, 1000, 16, "SIZE")
     fleet = Fleet(-(-gpus // GPUS_PER_HOST))
+    interval = amount(options, INTERVAL, 1)
     try:
         with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as directory, Server(fleet) as server:
-            series, seconds, slowest, memory = measure(Path(directory), server.port, fleet)
+            series, seconds, slowest, memory = measure(Path(directory), server.port, fleet, interval)
     except BenchError as error:
         yield from ((name, None, str(error)) for name in FIGURES)
         return
@@ -278,7 +281,7 @@ class Server:
 # --- Prometheus -----------------------------------------------------------------------------------------------------
 
 
-def measure(directory: Path, port: int, fleet: Fleet) -> tuple[float, float, float, float]:
+def measure(directory: Path, port: int, fleet: Fleet, interval: int) -> tuple[float, float, float, float]:
     """Of one Prometheus with all rules, the worst of the last rounds: (series, seconds of all groups one after the other,
     seconds of the one that takes longest, MiB)."""
     rules = sorted((*(FILES / "rules").glob("*.yml"), *(FILES / "alerts").glob("*.yml")))
@@ -295,7 +298,7 @@ def measure(directory: Path, port: int, fleet: Fleet) -> tuple[float, float, flo
         for host in range(fleet.hosts)
     ]
     config = {
-        "global": {"scrape_interval": f"{INTERVAL}s", "evaluation_interval": f"{INTERVAL}s"},
+        "global": {"scrape_interval": f"{interval}s", "evaluation_interval": f"{interval}s"},
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [{"job_name": "gpu_exporter", "static_configs": targets}],
     }
@@ -316,18 +319,20 @@ def measure(directory: Path, port: int, fleet: Fleet) -> tuple[float, float, flo
             stderr=subprocess.STDOUT,
         )
     try:
-        return watch(process, f"http://{address}", log, fleet.hosts)
+        return watch(process, f"http://{address}", log, fleet.hosts, interval)
     finally:
         process.terminate()
         process.wait()
 
 
-def watch(process: subprocess.Popen, url: str, log: Path, hosts: int) -> tuple[float, float, float, float]:
+def watch(
+    process: subprocess.Popen, url: str, log: Path, hosts: int, interval: int
+) -> tuple[float, float, float, float]:
     until = time.monotonic() + DEADLINE
     rounds: list[list[float]] = []
     began, spent, warm = 0.0, 0.0, 0
     while len(rounds) < ROUNDS:
-        time.sleep(INTERVAL)
+        time.sleep(interval)
         if process.poll() is not None or time.monotonic() > until:
             raise BenchError(f"Prometheus does not run, or not in time: {log.read_text()[-300:]!r}")
         # The first rounds have not all hosts yet.
@@ -354,7 +359,7 @@ def watch(process: subprocess.Popen, url: str, log: Path, hosts: int) -> tuple[f
     recorded = number(url, 'count({__name__=~"gpu:.+|gpu_map:.+"})')
     series = number(url, 'count({host=~".+"})')
     print(f"bench: of {series:.0f} series {recorded:.0f} are recorded", file=sys.stderr)
-    cpu = (cpu_seconds(process.pid) - spent) / (time.monotonic() - began) * INTERVAL
+    cpu = (cpu_seconds(process.pid) - spent) / (time.monotonic() - began) * interval
     print(f"bench: {cpu:.2f} s of CPU in a round, scrapes included", file=sys.stderr)
     status = Path(f"/proc/{process.pid}/status").read_text()
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

@@ -21,6 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Iterable, NamedTuple
 
+from amounts import amount
+
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import (
@@ -70,8 +72,8 @@ def figures(options):
         yield "packing_gap_to_optimum", 100 * (first.score.gpus - first.bound) / first.bound, "percent"
     else:
         yield "packing_gap_to_optimum", None, "nothing was proven of the optimum"
-    yield from _large(requests, hosts, int(options.get("SIZE") or WORKLOADS), seed)
-    yield _replans(parts, fleet, first, seed)
+    yield from _large(requests, hosts, amount(options, WORKLOADS, 20, "SIZE"), seed)
+    yield _replans(parts, fleet, first, seed, amount(options, REPLANS, 2))
 
 
 # -- What is read ------------------------------------------------------------------------------------------------------
@@ -215,14 +217,14 @@ def timed(problem: Problem) -> tuple[Packing, float, float]:
     return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int):
+def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int, replans: int):
     """Instances that replans destroy over those that planning afresh destroys, after 5 % of the workloads changed.
 
     A changed workload asks for what another one of the file asks for, drawn at random.
     """
     today = tuple(Standing(s.host, s.index, s.shape, s.start, s.workload) for s in first.standing)
     mine = fresh = 0
-    for number in range(REPLANS):
+    for number in range(replans):
         rng = random.Random(seed * 1000 + number)
         workloads = list(as_workloads(parts))
         for n in rng.sample(range(len(parts)), round(CHANGED * len(parts))):

@@ -12,8 +12,8 @@ from pathlib import Path
 import naive_site
 from fleet import LAB, FleetError, Run, play_and_read, play_quietly
 
-#: The GPU hosts of the demo, with what makes site.yml run every role on them.
-INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory", "--limit", "gpu_hosts,localhost")
+#: The GPU hosts of the demo, with settings that make site.yml run every role on them.
+INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory")
 ROLES = tuple(
     f"openfleet.gpu.{name} :"
     for name in ("gpu_simulator", "nvidia_driver", "container_toolkit", "gpu_layout", "dcgm_exporter")
@@ -33,7 +33,7 @@ FIGURES = (
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
     yield from demo_times()
-    yield from run_without_changes()
+    yield from run_without_changes("l40s" if options.get("SMALL") else "gpu_hosts")
 
 
 def demo_times():
@@ -44,25 +44,29 @@ def demo_times():
         yield (name, times[name], "s") if name in times else (name, None, f"not measured yet: {how} measures it")
 
 
-def run_without_changes():
-    """All roles on hosts of their own that are as asked already, from simulator to exporter; nothing to drain."""
+def run_without_changes(hosts):
+    """Run all roles on lab hosts that need no change, from simulator to exporter, with nothing to drain.
+
+    `hosts` is a pattern of the inventory.
+    """
+    inventory = (*INVENTORY, "--limit", f"{hosts},localhost")
     names = ("site_module_executions_noop", "site_seconds_per_host_noop", "site_bytes_per_host_noop")
     yield "site_module_executions_naive", naive_site.executions(), "count per host"
-    os.environ["OPENFLEET_LAB"] = "bench"
+    os.environ["OPENFLEET_LAB"] = "bench-%s" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
     try:
-        play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *INVENTORY)
+        play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *inventory)
         try:
-            play_quietly("tests/benchmark/prepare.yml", "bench-create.log", *INVENTORY)
+            play_quietly("tests/benchmark/prepare.yml", "bench-create.log", *inventory)
             print("bench: site.yml with all roles on bare hosts, then twice more", file=sys.stderr)
-            first = play_and_read("site.yml", "bench-first.json", *INVENTORY)
+            first = play_and_read("site.yml", "bench-first.json", *inventory)
             counter = PodmanCounter(LAB / "bin" / "podman-counted", LAB / "podman-calls", LAB / "podman-sent")
             counted = play_and_read(
-                "site.yml", "bench-counted.json", *INVENTORY, "-e", f"ansible_podman_executable={counter.path}"
+                "site.yml", "bench-counted.json", *inventory, "-e", f"ansible_podman_executable={counter.path}"
             )
             # Timed apart from the count, which costs a little of its own.
-            timed = play_and_read("site.yml", "bench-timed.json", *INVENTORY)
+            timed = play_and_read("site.yml", "bench-timed.json", *inventory)
         finally:
-            play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *INVENTORY)
+            play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *inventory)
     except FleetError as error:
         reason = str(error).splitlines()[0]
         yield from ((name, None, reason) for name in names)

@@ -375,9 +375,13 @@ def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, st
     command = " ".join([program.name, *arguments])
     arguments = [argument.format(folder=client.folder) for argument in arguments]
     if client.entry.get("screen"):
-        drawing = f"stty cols 160 rows 60; timeout --foreground 3 {start} {' '.join(arguments)} || true"
-        status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)
-        output = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", output)
+        # It draws until it is ended. A busy machine may take longer for the first screen.
+        for seconds in (3, 30):
+            drawing = f"stty cols 160 rows 60; timeout --foreground {seconds} {start} {' '.join(arguments)} || true"
+            status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)
+            output = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", output)
+            if not list(_missing(model, client, output)):
+                break
     else:
         around = WITH_DRIVER_FILES if client.entry.get("driver_files") else []
         status, output = _run(host, [*around, *start.split(), *arguments], more)
@@ -388,14 +392,20 @@ def _shown(command: str, status: int, output: str, model: Model, client: Client)
     if status != 0:
         yield command, "", f"exit {status}: {_general(_last_line(output))}"
         return
+    for wanted in _missing(model, client, output):
+        yield command, "", f"missing: {wanted}"
+    if "errors" in client.entry:
+        for error in dict.fromkeys(re.findall(client.entry["errors"], output, re.MULTILINE)):
+            yield command, "", _general(error)
+
+
+def _missing(model: Model, client: Client, output: str) -> Iterator[str]:
+    """Yield the patterns that a client has to print, and did not."""
     words = {"name": model.name.replace("NVIDIA ", ""), "count": "3"}
     mig = client.entry.get("shows_mig", []) if model.mig_capable else []
     for wanted in [*client.entry["shows"], *mig]:
         if not re.search(wanted.format(**{k: re.escape(v) for k, v in words.items()}), output):
-            yield command, "", f"missing: {wanted}"
-    if "errors" in client.entry:
-        for error in dict.fromkeys(re.findall(client.entry["errors"], output, re.MULTILINE)):
-            yield command, "", _general(error)
+            yield wanted
 
 
 def _run(host, command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:

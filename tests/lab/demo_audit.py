@@ -109,8 +109,9 @@ def _seen(prometheus: Prometheus, places: dict) -> dict[Place, Subject]:
         waiting = [p for p in places if p not in there or not _works(there[p])]
         if not waiting:
             return there
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"no process is seen on {waiting}")
+        reason = prometheus.why_broken()
+        if reason or time.monotonic() > deadline:
+            raise RuntimeError(f"Prometheus shows no process on {waiting} {reason}".rstrip())
         time.sleep(0.5)
 
 

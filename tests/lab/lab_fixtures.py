@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import testinfra
 import yaml
+from host_state import BOOT_SECONDS, Run, describe_failures
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
@@ -26,7 +27,6 @@ if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
 
 #: The unit that restores a host's layout when it starts.
 BOOT_UNIT = "gpu-layout.service"
-BOOT_SECONDS = 180
 
 # The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
@@ -51,13 +51,29 @@ def boot_time(host) -> str:
     return host.check_output('cut -d" " -f22 /proc/1/stat')
 
 
+def runner(host) -> Run:
+    """Return a function that runs shell commands on a testinfra host, for host_state."""
+
+    def run(command: str) -> tuple[int, str]:
+        done = host.run(command)
+        return done.rc, done.stdout + done.stderr
+
+    return run
+
+
 def wait_until_up(host, after: str) -> None:
-    """Waits until everything on a lab host has started, in a later boot than that of the boot time `after`."""
+    """Wait until everything on a lab host has started or failed, in a later boot than that of the boot time `after`."""
     deadline = time.monotonic() + BOOT_SECONDS
     up = f'[ "$(cut -d" " -f22 /proc/1/stat)" != {after} ] && systemctl is-system-running | grep -qE "running|degraded"'
     while host.run(up).rc != 0:
-        assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
+        if time.monotonic() > deadline:
+            pytest.fail(no_restart(host, BOOT_SECONDS))
         time.sleep(0.1)
+
+
+def no_restart(host, seconds: float) -> str:
+    """Return the message about a lab host that did not restart within `seconds`, with its failed units."""
+    return f"the host did not restart within {seconds:g} s. {describe_failures(runner(host))}".rstrip()
 
 
 def reboot(host) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import json
 import shlex
 import urllib.parse
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
-#: Runs a shell command on a lab host: (status, output).
-Run = Callable[[str], "tuple[int, str]"]
+from host_state import Run, describe_failures
 
 ADDRESS = "http://127.0.0.1:9090"
 _FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
@@ -30,6 +29,10 @@ class Sample(NamedTuple):
 class Prometheus:
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def why_broken(self) -> str:
+        """Return why waiting is of no use: failed units of the host, or no inotify instance. Empty if neither is found."""
+        return describe_failures(self.run)
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of its API, as `query` or `targets`. Raises PrometheusError."""

@@ -172,6 +172,9 @@ def goes_on(prometheus: Prometheus, patience_seconds: float = 300) -> None:
             seen = "not all of its targets are up again: %s" % ", ".join(targets)
         except PrometheusError as error:  # it starts
             seen = str(error)
+        reason = prometheus.why_broken()
+        if reason:
+            raise RuntimeError(reason)
         time.sleep(0.5)
     raise RuntimeError("Prometheus has its history, and then: %s" % seen)
 

@@ -9,27 +9,18 @@ import subprocess
 import time
 
 import pytest
-from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY
+from host_state import describe_failures, wait_until_started
+from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
 
 # --collect: a unit that fails on purpose is not left behind in the list of failed ones.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
-
-
-def wait_until_running(host, seconds: float = BOOT_SECONDS) -> str:
-    """The state that systemd of `host` reaches, the last one seen when the time is over."""
-    deadline = time.monotonic() + seconds
-    while True:
-        state = host.run("systemctl is-system-running").stdout.strip()
-        if state in ("running", "degraded") or time.monotonic() > deadline:
-            return state
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_systemd_started_everything(lab_host, name):
     host = lab_host(name)
     assert host.check_output("cat /proc/1/comm") == "systemd"
-    assert host.check_output("systemctl list-units --failed --plain --no-legend") == ""
+    assert describe_failures(runner(host)) == ""
     assert host.check_output("systemctl is-system-running") == "running"
 
 
@@ -92,9 +83,9 @@ def test_a_host_comes_back_after_a_reboot_with_its_disk(lab_host):
         host.run("systemctl reboot")
         deadline = time.monotonic() + BOOT_SECONDS
         while host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started):
-            assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
+            assert time.monotonic() < deadline, no_restart(host, BOOT_SECONDS)
             time.sleep(0.2)
-        assert wait_until_running(host) == "running"
+        wait_until_started(runner(host))
         assert host.file("/var/lib/openfleet-probe").exists
         assert not host.file("/run/openfleet-probe").exists
     finally:

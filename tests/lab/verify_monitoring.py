@@ -63,7 +63,10 @@ def main() -> int:
             found = differences(prometheus, names)
         except PrometheusError as error:
             found = [str(error)]
-        if not found or time.monotonic() > deadline:
+        reason = prometheus.why_broken() if found else ""
+        if reason:
+            found.append(reason)
+        if not found or reason or time.monotonic() > deadline:
             break
         time.sleep(0.5)
     if found:

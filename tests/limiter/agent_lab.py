@@ -39,6 +39,16 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+def wait_until_read(path: Path) -> None:
+    """Wait until the agent has read a file twice, so that it has acted on what the first time showed.
+
+    The kernel notes an access in a file whose access time is older than its change (mount(8), relatime).
+    """
+    for _ in range(2):
+        os.utime(path, (0, time.time()))
+        wait_until(lambda: path.stat().st_atime > 0, "%s is read, on a file system with access times" % path)
+
+
 class Agent:
     """`gpu-layout vgpu-agent` below a root, and what systemd is to it: told when it is ready, and keeps descriptors."""
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,6 @@ BENCH = tuple(gangs for gangs in MATRIX if gangs.ranks == gangs.tenants == 2)
 BENCH_RUNS = 20
 
 
-def worst_ratio(folder: Path, built: Built) -> float:
-    """The greatest ratio of all runs of the benchmark's cells."""
-    return max(gangs.ratio(folder / f"{gangs}-{seed}", built, seed) for gangs in BENCH for seed in range(BENCH_RUNS))
+def worst_ratio(folder: Path, built: Built, runs: int = BENCH_RUNS, cells: Sequence[Gangs] = BENCH) -> float:
+    """Return the greatest ratio of all runs of the cells."""
+    return max(gangs.ratio(folder / f"{gangs}-{seed}", built, seed) for gangs in cells for seed in range(runs))

@@ -149,18 +149,21 @@ LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 
 
-def sm_errors(folder: Path, built: Built) -> dict[str, float]:
-    """The worst distance from the share in percentage points, over kernels of 10 us to 50 ms and a graph."""
+def sm_errors(folder: Path, built: Built, seconds: int = 10) -> dict[str, float]:
+    """Return the worst distance from the share in percentage points, over kernels of 10 us to 50 ms and a graph.
+
+    Each worker launches for `seconds` of the simulated clock.
+    """
     errors = {}
     for percent in (20, 50, 80):
         shares = [
-            alone(folder / f"{percent}-{i}", built, percent, f"{words} --seconds 10", **LATE)
+            alone(folder / f"{percent}-{i}", built, percent, f"{words} --seconds {seconds}", **LATE)
             for i, words in enumerate(BENCH)
         ]
         errors[f"limiter_sm_error_{percent}"] = max(abs(share - percent) for share in shares)
     worst = 0.0
     for i, words in enumerate(BENCH):
-        shares = two(folder / f"10-90-{i}", built, 10, 90, [f"{words} --seconds 10"] * 2, **LATE)
+        shares = two(folder / f"10-90-{i}", built, 10, 90, [f"{words} --seconds {seconds}"] * 2, **LATE)
         worst = max(worst, abs(shares[0] - 10), abs(shares[1] - 90))
     errors["limiter_sm_error_10_90"] = worst
     return errors

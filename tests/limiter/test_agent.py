@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from agent_lab import (
     seat_of,
     spec_of,
     wait_until,
+    wait_until_read,
 )
 from limiter_lab import DEADLINE
 from sm import World
@@ -201,7 +201,7 @@ def test_programs_of_both_names_of_a_renamed_tenant_have_one_page_and_one_share(
         spec = dataclasses.replace(spec_of(renamed), counted_as="tenant-0", aliases=("tenant-0",))
         (tenant.folder / "tenant.json.new").write_text(json.dumps(vgpu_files.to_data(spec)))
         (tenant.folder / "tenant.json.new").rename(tenant.folder / "tenant.json")
-        time.sleep(2.5)  # the agent looks once a second
+        wait_until_read(tenant.folder / "tenant.json")
     world.finish()
     assert old.share(0.3, 2.9) == pytest.approx(50, abs=POINTS)
     assert old.share(3.3, 6) + new.share(3.3, 6) == pytest.approx(50, abs=POINTS)

@@ -50,7 +50,7 @@ def test_a_dry_run_writes_nothing(site):
 
 def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
     """Its configuration has the rules, where they are to be, and not yet the targets."""
-    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4)
+    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
     assert f"Prometheus at {site.url} has not got the targets of gpu-1, gpu-2." in said
     assert f"{site.directory}/openfleet-gpu-scrape.yml under scrape_config_files" in said
@@ -118,7 +118,7 @@ def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
 @pytest.mark.thorough
 def test_rules_in_a_directory_that_prometheus_does_not_read_are_told_of(site):
     elsewhere = site.place / "elsewhere"
-    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4, gpu_monitoring_rules_directory=str(elsewhere))
+    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30, gpu_monitoring_rules_directory=str(elsewhere))
     said = " ".join(output.split())
     assert re.search(f"Prometheus at {site.url} has not got the rule groups (gpu_[a-z_]+, )+gpu_[a-z_]+", said)
     assert f"{elsewhere}/openfleet-gpu-*.yml under rule_files" in said
@@ -228,7 +228,7 @@ def failing(site):
 
 @pytest.mark.thorough
 def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, failing_rule):
-    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4)
+    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
     assert f"Prometheus at {site.url} has the rules, and cannot evaluate 1 of them" in said
     assert "gpu:failing: found duplicate series for the match group {}" in said

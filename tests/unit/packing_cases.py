@@ -71,9 +71,9 @@ def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
     chosen = Rules(
         policy=draw(st.sampled_from(["binpack", "spread"])),
         headroom_memory_percent=draw(st.sampled_from([0, 20])),
-        seconds=5,
+        seconds=60,
     )
-    return Problem(fleet(*models), wanted, (), chosen if rules else Rules(seconds=5))
+    return Problem(fleet(*models), wanted, (), chosen if rules else Rules(seconds=60))
 
 
 @st.composite

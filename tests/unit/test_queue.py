@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from patience import wait_until
 
 ROOT = Path(__file__).parents[2]
 #: In the place of make: notes its target, says so, and fails where a file of that name says so.
@@ -89,6 +93,87 @@ def test_a_target_that_does_not_end_fails_and_the_others_run(queue, tmp_path):
     assert "queue: after is left out: stuck failed" in done.stdout
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid-stuck").read_text()), 0)
+
+
+def test_a_target_that_is_ended_at_its_limit_is_cleaned_up_after(queue, tmp_path):
+    (tmp_path / "wait-stuck").touch()
+    done, log = queue("--limit", "3", "--cleanup", "sh -c 'echo clean $1 >>log' sh", "1", "stuck", "other")
+    assert done.returncode == 1
+    assert log == ["begin stuck", "clean stuck", "begin other", "end other"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_queue_ends_its_targets_and_cleans_up(tmp_path, number):
+    process, pids = _started(tmp_path)
+    process.send_signal(number)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "queue: interrupted by %s" % signal.Signals(number).name in output
+    _assert_cleaned(tmp_path, pids)
+
+
+def test_a_queue_whose_make_was_killed_ends_its_targets_and_cleans_up(tmp_path):
+    process, pids = _started(tmp_path, "sh", "-c", '"$@"; exit $?', "sh")
+    process.kill()
+    process.wait(60)
+    wait_until(lambda: not any(Path("/proc/%d" % pid).exists() for pid in pids), "the targets end")
+    wait_until(lambda: len(_cleaned(tmp_path)) == 2, "both are cleaned up after")
+    _assert_cleaned(tmp_path, pids)
+
+
+def _started(folder, *before):
+    """Start a queue of two targets that do not end; return it, and the pids of the targets once they run."""
+    (folder / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
+    (folder / "make").chmod(0o755)
+    for target in ("a", "b"):
+        (folder / ("wait-" + target)).touch()
+    command = [*before, sys.executable, str(ROOT / "tests" / "queue"), "--cleanup", "sh -c 'echo clean $1 >>log' sh"]
+    environment = {**os.environ, "PATH": "%s:%s" % (folder, os.environ["PATH"])}
+    process = subprocess.Popen(
+        [*command, "2", "a", "b"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = folder / "log"
+    wait_until(lambda: log.exists() and {"begin a", "begin b"} <= set(log.read_text().splitlines()), "both run")
+    return process, [int((folder / ("pid-" + target)).read_text()) for target in ("a", "b")]
+
+
+def _cleaned(folder):
+    return sorted(line for line in (folder / "log").read_text().splitlines() if line.startswith("clean"))
+
+
+def _assert_cleaned(folder, pids):
+    assert _cleaned(folder) == ["clean a", "clean b"]
+    assert not any(Path("/proc/%d" % pid).exists() for pid in pids)
+
+
+def test_no_more_lab_hosts_run_than_there_is_room_for(queue, tmp_path):
+    # Each target fails that runs beside another one with hosts.
+    (tmp_path / "make").write_text(
+        MAKE
+        + "\ncase $2 in lab*) [ ! -e busy ] || touch fail-$2; touch busy; sleep 0.2; rm -f busy; [ ! -e fail-$2 ];; esac\n"
+    )
+    done, log = queue("--room", "5", "4", "lab-a@3", "lab-b@3", "lab-c@8", "unit")
+    assert done.returncode == 0, log
+    # Those without hosts do not wait.
+    assert log.index("begin unit") < log.index("begin lab-b")
+
+
+def test_a_leg_counts_the_hosts_of_its_inventory():
+    makefile = (ROOT / "Makefile").read_text()
+    counted = dict(re.findall(r"^hosts_([\w-]+) := (\d+)$", makefile, re.MULTILINE))
+    inventories = {path.parents[1].name: path.parent for path in ROOT.glob("molecule/*/inventory/hosts.yml")}
+    inventories.update(
+        default=ROOT / "inventories" / "simulated", kubernetes=ROOT / "tests" / "kubernetes" / "inventory"
+    )
+    for leg, folder in inventories.items():
+        hosts = InventoryManager(DataLoader(), [str(folder)]).get_hosts("gpu_hosts,gpu_monitoring")
+        assert counted.pop(leg) == str(len(hosts)), leg
+    # The small benchmark has one of four, and Debian 13 has one scenario after the other.
+    assert counted == {"figures": "1", "trixie": "4"}
 
 
 def test_a_need_that_is_not_in_the_list_and_a_circle_are_refused(queue):

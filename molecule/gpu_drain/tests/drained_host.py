@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from host_modules import run_module
+from lab_fixtures import no_restart
 
 NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
@@ -109,7 +110,7 @@ class DrainedHost:
         while self.host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started) or self.host.run(
             "systemctl is-system-running"
         ).stdout.strip() not in ("running", "degraded"):
-            assert time.monotonic() < deadline, "the host did not come back"
+            assert time.monotonic() < deadline, no_restart(self.host, WAIT_SECONDS)
             time.sleep(0.2)
 
     # --- Slurm ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -25,10 +26,22 @@ EXPORTER_DOWN_SECONDS, XID_SECONDS = 40, 60
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+#: Return why no wait can succeed: one for each Monitor.
+_WHY_BROKEN: list[Callable[[], str]] = []
+_LOOKS_BETWEEN_CHECKS = 10
+
+
 def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str) -> Any:
-    """What look() gives once it is as wanted."""
+    """Return the value of look() once it is as wanted.
+
+    Fails after PATIENCE_SECONDS, and earlier if a unit of the monitoring host has failed, with the reason.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not wanted(seen := look()):
+    for turn in itertools.count(1):
+        if wanted(seen := look()):
+            break
+        reasons = [why_broken() for why_broken in _WHY_BROKEN] if turn % _LOOKS_BETWEEN_CHECKS == 0 else []
+        assert not any(reasons), f"{what}: {seen!r}. {' '.join(reasons)}"
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS} s, but {seen!r}"
         # A look costs a tenth of a second of CPU, of which others have need.
         time.sleep(1)
@@ -64,6 +77,7 @@ class Monitor:
         self.host = host
         self.name = container_name("monitor")
         self.prometheus = Prometheus(self._run)
+        _WHY_BROKEN.append(self.prometheus.why_broken)
 
     def _run(self, command: str) -> tuple[int, str]:
         done = self.host.run(command)

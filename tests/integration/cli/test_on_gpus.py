@@ -365,6 +365,20 @@ def test_every_subcommand_has_help(host, name):
     assert "--json" in done.stdout and "usage: gpu-layout %s" % name in done.stdout
 
 
+def _shows_the_wait(host, layout, message):
+    """Start a run that waits for GPUs in use until it has printed the message, then end it."""
+    log = host.folder / "waiting"
+    words = ["apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", str(2 * PATIENCE_SECONDS)]
+    with log.open("w") as output:
+        run = host.simulated.popen(host.words(*words), stdout=output, stderr=output)
+    try:
+        wait_until(lambda: run.poll() is not None or re.search(message, log.read_text()), "the message")
+        assert run.poll() is None, log.read_text()
+    finally:
+        run.kill()
+        run.wait()
+
+
 def test_what_is_in_use_stops_it_is_waited_for_or_is_ended(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]))
@@ -379,8 +393,10 @@ def test_what_is_in_use_stops_it_is_waited_for_or_is_ended(host):
         planned = host("plan", "--layout", layout, "--on-busy", "wait").stdout
         held = r"gpu 0 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\) is in use by pid %d\b" % job.pid
         assert re.search("in the way: " + held, planned)
-        waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0.5", status=1)
-        assert re.search("gpu-layout: waiting: " + held, waited.stderr)
+        # It does not wait at all: how a wait begins and ends is shown below.
+        waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0", status=1)
+        assert re.search("in use by pid %d" % job.pid, waited.stderr)
+        _shows_the_wait(host, layout, "gpu-layout: waiting: " + held)
         threading.Thread(target=job.wait, daemon=True).start()
         done = host("apply", "--layout", layout, "--on-busy", "force").stdout
         assert "ended: pid %d" % job.pid in done

@@ -147,6 +147,9 @@ def container(tmp_path):
 
     def start(*options: str):
         command = [podman, "run", "--detach", "--rm", "--network", "none", "--name", name, "--volume", "/usr:/usr:ro"]
+        # Found by these if the leg is ended (tests/leg).
+        command += ["--label", "openfleet.checkout=%s" % ROOT]
+        command += ["--label", "openfleet.leg=%s" % os.environ.get("OPENFLEET_LEG", "")]
         started = subprocess.run([*command, *options, "--rootfs", str(root), "sleep", "300"], capture_output=True)
         assert started.returncode == 0, started.stderr
         pid = subprocess.check_output([podman, "inspect", "--format", "{{.State.Pid}}", name], text=True).strip()

@@ -1,0 +1,59 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run pytest in its own PID namespace where tests use simulated GPUs.
+
+Modules look for GPU holders among all processes of the machine. A container of another project or checkout that was given a GPU
+counts as a holder of the simulated ones too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterable
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Tests that run modules on this machine.
+ON_THIS_MACHINE = ("tests/adversary", "tests/audit", "tests/clients", "tests/integration", "tests/kubernetes")
+#: Tests with lab hosts. podman manages containers only from the PID namespace that it started them in.
+WITH_LAB_HOSTS = (
+    "molecule",
+    "tests/benchmark",
+    "tests/lab",
+    *("tests/kubernetes/test_%s.py" % name for name in ("cdi", "nodes", "site")),
+)
+#: Is set in the namespace. Set it to run pytest without one.
+VARIABLE = "OPENFLEET_APART"
+#: The first process of the namespace reaps the others.
+COMMAND = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", '"$@"; exit $?', "--")
+
+
+def needs_namespace(paths: Iterable[Path]) -> bool:
+    """Return whether these paths have tests on this machine, and none with lab hosts."""
+    paths = [path.resolve() for path in paths]
+    return _overlap(paths, ON_THIS_MACHINE) and not _overlap(paths, WITH_LAB_HOSTS)
+
+
+def _overlap(paths: list[Path], names: Iterable[str]) -> bool:
+    places = [ROOT / name for name in names]
+    return any(path == place or path in place.parents or place in path.parents for path in paths for place in places)
+
+
+def can_make_namespace() -> bool:
+    """Return whether this process is in no such namespace yet, and may make one."""
+    if VARIABLE in os.environ or os.geteuid() != 0 or not shutil.which("unshare"):
+        return False
+    return subprocess.run([*COMMAND, "true"], capture_output=True, check=False).returncode == 0
+
+
+def enter_namespace(paths: Iterable[Path]) -> None:
+    """Replace this process by the same command in a PID namespace, if the paths need one and root may make one."""
+    if not needs_namespace(paths) or not can_make_namespace():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[VARIABLE] = "1"
+    os.execvp(COMMAND[0], [*COMMAND, sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,43 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which runs of pytest get a PID namespace."""
+
+from __future__ import annotations
+
+import pytest
+from apart import ROOT, WITH_LAB_HOSTS, needs_namespace
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["tests/integration"],
+        ["tests/unit", "tests/integration/modules/test_mig.py"],
+        ["tests/kubernetes/test_role.py"],
+        ["tests/adversary/test_hostile_host.py"],
+    ],
+)
+def test_tests_of_modules_on_this_machine_have_one(names):
+    assert needs_namespace([ROOT / name for name in names])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["tests/unit"],
+        # podman would not find the processes of lab hosts.
+        *([name] for name in WITH_LAB_HOSTS),
+        ["tests/integration", "tests/lab"],
+        ["tests/kubernetes"],
+        ["tests"],
+        ["."],
+    ],
+)
+def test_others_have_none(names):
+    assert not needs_namespace([ROOT / name for name in names])
+
+
+def test_every_file_that_starts_lab_hosts_is_known():
+    """Those that use the fixture of the cluster have nodes that are lab hosts."""
+    users = [path for path in (ROOT / "tests/kubernetes").glob("test_*.py") if "(cluster" in path.read_text()]
+    assert users and not any(needs_namespace([path]) for path in users)
