@@ -80,3 +80,10 @@ def test_a_tag_is_refused_if_no_host_asks_for_its_role(role, variables, accepted
 def test_roles_that_the_plan_of_a_host_needs_together(roles, layout, driver, inventory, sentences):
     lacking = tags.lacking(roles, {"layout": layout, "driver": driver}, {**PLAIN, **inventory})
     assert len(lacking) == sentences, lacking
+
+
+@pytest.mark.parametrize("known", [ROLES, []])
+def test_molecules_own_skipped_tags_refuse_no_run(known):
+    groups = {"gpu_hosts": ["h1"]}
+    assert tags.problem(known, ["all"], ["molecule-notest", "notest"], groups, None) == ""
+    assert tags.problem(known, ["all"], ["notest", "gpu_layuot"], groups, None) != ""

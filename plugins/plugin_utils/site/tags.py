@@ -12,6 +12,9 @@ from . import needs
 
 # Select every task, whatever else is named.
 _EVERYTHING = {"all", "tagged"}
+# Molecule skips these in every run of a playbook, whether a task has them or not
+# (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
+_SKIPPED_BY_MOLECULE = {"notest", "molecule-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
 # Variables of which a host must have one for the role to do anything. Roles without a row run on every host.
 _ASKED_BY = {
@@ -38,6 +41,7 @@ def problem(
     `hostvars`, roles that no host asks for are not looked for.
     """
     named = [tag for tag in dict.fromkeys(run) if tag not in _EVERYTHING]
+    skip = [tag for tag in skip if tag not in _SKIPPED_BY_MOLECULE]
     unknown = [tag for tag in [*named, *skip] if tag not in (*tags, "always")]
     if not (named or skip):
         return ""

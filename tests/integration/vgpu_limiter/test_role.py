@@ -87,8 +87,8 @@ def test_the_sources_are_sent_once_and_a_second_run_sends_little(tmp_path):
     (said, (first,)), (said_again, (second,)) = sent("first"), sent("second")
     assert "changed=1 " in said and "changed=0 " in said_again
     assert first > second + 50_000, "the sources, which the first run sent last"
-    # With the look at who has a library mapped, which is bounded by a child process.
-    assert second < 50_000
+    # With the reading of who has a library mapped, for every thread's files, and in a child process with limits.
+    assert second < 54_000
     assert (tmp_path / "root/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so").exists()
 
 
