@@ -75,11 +75,17 @@ class Record:
         self._write(ours)
 
     def renew(self, gpus: Iterable[Gpu]) -> None:
-        """After instances were put back where they had been: note the UUIDs that ours have now."""
-        there = {
-            (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i) for gpu in gpus for i in gpu.mig.instances
+        """Record the current UUIDs of our instances, after they were created again where they had been.
+
+        An instance that shows no compute instance keeps its recorded UUIDs: a driver that fails calls may hide them for a while.
+        """
+        current = {
+            (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i)
+            for gpu in gpus
+            for i in gpu.mig.instances
+            if i.compute_instances
         }
-        self._write({there.get((item.gpu_uuid, item.profile, item.start), item) for item in self.read()})
+        self._write({current.get((item.gpu_uuid, item.profile, item.start), item) for item in self.read()})
 
     def _write(self, ours: set[Owned]) -> None:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))

@@ -25,6 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders import hidde
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes as holders_processes
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import identity as vgpu_identity
 from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
@@ -216,7 +217,7 @@ def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
 
 
 def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(folder):
-    variable = {vgpu_host._NAME_VARIABLE.rstrip("="): "alice"}
+    variable = {vgpu_identity._NAME_VARIABLE.rstrip("="): "alice"}
     with process(PYTHON, folder / "hiding.py", "main_ended", "/dev/zero", user=ALICE, **variable) as made:
         wait_for_main_thread(made)
         assert vgpu_host.VgpuHost(root=str(folder)).names_of(made.pid) == {"alice"}

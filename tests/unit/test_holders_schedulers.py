@@ -516,7 +516,7 @@ def claimed(*devices, driver="gpu.nvidia.com"):
     ]
     state = {"ClaimUID": CLAIM, "ClaimName": "train-gpu", "Namespace": "ml", "PodUIDs": {POD: {}}}
     entries = [dict(state, DriverState={driver: {"Devices": listed}})]
-    data = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "Entries": entries}
+    data = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": entries}
     return json.dumps({"Data": json.dumps(data), "Checksum": 1})
 
 

@@ -413,11 +413,15 @@ class _Scan:
             rings = self._opened[member.pid].rings if member.pid in self._opened else []
             if rings or mapped.rings.get(member.pid):
                 suspects += self._of_rings(member, rings, mapped.rings.get(member.pid, ()))
+        # The init process passes its sockets to the host's own services, which receive as fast as the host lets them. The journal
+        # gets long messages as files.
+        inits = {target for target, _path in self._opened[1].sockets} if 1 in self._opened else set()
         sockets = [
             (pid, target, path)
             for pid, opened in self._opened.items()
             if pid not in skip
             for target, path in opened.sockets
+            if target not in inits
         ]
         suspects += in_flight(sockets, self._deadline)
         if time.monotonic() > self._deadline:

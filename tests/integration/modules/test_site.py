@@ -247,7 +247,8 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
     written = json.loads((report / "report.json").read_text())
     assert written["totals"]["hosts_left_out"] == 2 and written["totals"]["hosts_changed"] == 1
     notes = {host["name"]: host["note"] for host in written["hosts"]}
-    assert notes["one"] == "left out: could not be reached" and notes["two"].startswith("left out: gpu 0 (GPU-")
+    assert notes["one"] == "left out: could not be reached"
+    assert notes["two"].startswith("left out: gpu_layout[0].gpus[0]: gpu 0 (GPU-")
     assert "2 left out" in " ".join(done.stdout.split())
 
 
