@@ -109,7 +109,7 @@ $(venv_oldest_core_stamp):
 # One at a time (tests/lab/image/build takes a lock). A variant is the base image with more packages for some hosts: Prometheus and
 # Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
 build_image = tests/lab/image/build
-.PHONY: image image-slurm image-sharing image-monitoring image-kubernetes
+.PHONY: image image-slurm image-sharing image-monitoring image-kubernetes image-rpm
 image: packages
 	@$(build_image)
 
@@ -117,7 +117,8 @@ image-monitoring: image
 image-slurm: | image-monitoring
 image-sharing: | image-slurm
 image-kubernetes: image
-image-slurm image-sharing image-monitoring image-kubernetes: packages
+image-rpm: image
+image-slurm image-sharing image-monitoring image-kubernetes image-rpm: packages
 	@$(build_image) $(@:image-%=%)
 
 # Debian's Prometheus and Alertmanager, unpacked and never installed here, which would start them.
@@ -206,8 +207,8 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
-scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
-legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver monitoring mig \
+scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
+legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver rpm monitoring mig \
     limiter unit gpu_drain adversary vgpu figures lint simulator rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
@@ -220,6 +221,7 @@ LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
 
 # What a leg needs besides the packages. A host of the commands' own, made of the image's files, installs from bundles.
 needs_default := image-monitoring
+needs_rpm := image-rpm
 needs_monitoring := image-monitoring
 needs_audit := image-monitoring
 needs_gpu_drain := image-slurm
@@ -248,6 +250,7 @@ hosts_kubernetes := 2
 hosts_mig := 4
 hosts_monitoring := 3
 hosts_nvidia_driver := 4
+hosts_rpm := 2
 hosts_sharing := 2
 hosts_trixie := 4
 hosts_vgpu := 1
@@ -265,7 +268,7 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
 	$(PYTHON) tests/queue --limit $(LEG_SECONDS) --room $$(tests/lab/inotify room) --cleanup 'tests/leg remove-hosts' $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
-	    $(call queued,image-sharing,image-slurm) prometheus-tools $(needs_newest) $(needs_oldest-core) \
+	    $(call queued,image-sharing,image-slurm) $(call queued,image-rpm,image-sharing) prometheus-tools $(needs_newest) $(needs_oldest-core) \
 	    $(if $(without_kubernetes),,kubernetes-programs etcd $(call queued,image-kubernetes,image-sharing)) \
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
@@ -398,6 +401,7 @@ leg-kubernetes-api:
 # Scenarios of molecule, each with a fleet of its own: of those of some, the hosts that the thorough run alone has are left out.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
 leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell),localhost
+leg-rpm: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,el9),localhost
 leg-container_toolkit: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,boxes,engines),localhost
 $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1

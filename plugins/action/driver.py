@@ -1,12 +1,35 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.driver: runs the module, and writes out control characters of its result."""
+"""The action behind openfleet.gpu.driver: adds the minimum drivers of GPU models, and writes out control characters."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..module_utils.catalogue import load_models
 from ..plugin_utils.printable_action import PrintableAction
 
 
+def minimum_versions() -> dict[str, dict[str, Any]]:
+    """By PCI device id the name of the GPU, the first driver that runs it, and whether a document says so."""
+    return {
+        board.pci_device_id: {
+            "name": board.name,
+            "version": board.minimum_driver or model.minimum_driver,
+            "confirmed": bool(board.minimum_driver) or "minimum_driver" not in model.unconfirmed,
+        }
+        for model in load_models().values()
+        for board in model.boards
+        if board.minimum_driver or model.minimum_driver
+    }
+
+
 class ActionModule(PrintableAction):
-    pass
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        # The catalogue is on the controller; the module on the host sees the GPUs.
+        self._task.args = {
+            **self._task.args,
+            "minimum_versions": self._task.args.get("minimum_versions") or minimum_versions(),
+        }
+        return super().run(tmp, task_vars)

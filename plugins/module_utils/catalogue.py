@@ -52,10 +52,14 @@ class Placement:
 
 @frozen
 class Board:
-    """A product of the model: its name as NVML gives it, and its PCI device id (four hex digits, lower case)."""
+    """A product of the model: its name as NVML gives it, and its PCI device id (four hex digits, lower case).
+
+    `minimum_driver` is set where the board needs another driver than the model's other boards.
+    """
 
     name: str
     pci_device_id: str
+    minimum_driver: str | None = None
 
 
 @frozen
@@ -174,6 +178,7 @@ class Model:
     unconfirmed: Mapping[str, str]
     sources: tuple[str, ...]
     memory_bus_width_bits: int | None = None
+    minimum_driver: str | None = None
     variants: tuple[Variant, ...] = ()
 
     @property

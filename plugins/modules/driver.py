@@ -92,10 +92,21 @@ options:
     type: bool
     default: false
   allow_removal:
-    description: Packages of others that may be removed because they depend on what goes.
+    description:
+      - Packages of others that may be removed because they depend on what goes.
+      - Packages of a driver that was installed in another way, as C(nvidia-vgpu-ubuntu-580), which is refused otherwise.
+      - V(runfile) stands for the driver of a .run file.
     type: list
     elements: str
     default: []
+  minimum_versions:
+    description:
+      - By PCI device id (four hex digits, lower case) the C(name) of a GPU, the first driver C(version) that runs it, and
+        whether that is C(confirmed).
+      - A confirmed one refuses an older O(version), the others are noted.
+      - Empty takes the GPU models of the collection.
+    type: dict
+    default: {}
   runfile:
     description: Path of the .run file on the host, for O(source=runfile).
     type: path
@@ -218,6 +229,7 @@ def argspec():
         "reboot": {"type": "str", "choices": ["never", "later", "now"], "default": "never"},
         "fetch_only": {"type": "bool", "default": False},
         "allow_removal": {"type": "list", "elements": "str", "default": []},
+        "minimum_versions": {"type": "dict", "default": {}},
         "runfile": {"type": "path", "default": ""},
         "runfile_sha256": {"type": "str", "default": ""},
         "vulnerable": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},

@@ -19,7 +19,7 @@ from ..errors import ApplyError
 from ..frozen import frozen
 from ..packages.model import Step
 from . import initramfs
-from .files import SOURCES
+from .files import REPO, SOURCES
 from .model import Host, Plan, Request
 from .repack import repack
 
@@ -131,6 +131,8 @@ class DriverChange:
 
     def _change(self, packages: Sequence[Step]) -> None:
         transaction = self.plan.transaction
+        for step in self._steps("uninstall"):
+            self._must(self._run_installer(step), "the installer's driver could not be removed", [step])
         if packages and transaction:
             if transaction.installs:
                 self.manager.refresh()
@@ -221,8 +223,8 @@ class DriverChange:
     def _delete(self, step: Step) -> None:
         if Path(step.items[0]).exists():
             Path(step.items[0]).unlink()
-        if step.items[0] == SOURCES:
-            self.manager.forget_lists(self.host.files.get(SOURCES, ""))
+        if step.items[0] in (SOURCES, REPO):
+            self.manager.forget_lists(self.host.files.get(step.items[0], ""))
 
     def _initramfs(self, step: Step) -> None:
         cure = "See whether /boot has room. The driver itself is there; run again when this is mended."
@@ -259,7 +261,7 @@ def finish(manager: Any, state: Path) -> None:
         data = durable.read(journal, SCHEMA) or {"packages": [], "mark": ""}
         files = sorted(str(path) for path in kept.glob("*.deb")) if kept.is_dir() else []
         added = [name for name, old, _new in data["packages"] if not old]
-        problem = manager.put_back(files, added, data["mark"]) if files or added else problem
+        problem = manager.put_back(files, added, data["mark"]) if files or added or data["mark"] else problem
     if problem:
         raise ApplyError(
             "packages",

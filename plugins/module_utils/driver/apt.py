@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Iterable, Sequence
 
@@ -55,16 +56,22 @@ class Apt(apt.AptBase):
         assert self._private
         (self._private / "preferences" / files.NAME).write_text(files.preferences(chosen, list(pinned)))
         arguments = [self._exactly(name, chosen) for name in names.locked] + list(names.free)
+        following = [name for name, _asked in names.next_kernel if not host.package(name)]
+        offered = self.offered(following) if following else {}
+        arguments += [name for name in following if offered[name]]
         # Parts that are there beyond what is asked for come along; else they would stay behind in another version.
         for package in host.packages:
             if package.name not in names.locked and rules.of_the_driver(package, pinned):
                 there = [found for found in self.versions(package.name) if rules.upstream(found) == chosen]
                 arguments += ["%s=%s" % (package.name, there[0])] if there else []
         arguments += ["%s-" % name for name in names.unwanted if host.package(name)]
-        return parse(chosen, self.simulate(["install", *arguments], retry=True), tuple(arguments))
+        found = parse(chosen, self.simulate(["install", *arguments], retry=True), tuple(arguments))
+        return replace(found, missing=tuple(name for name in following if not offered[name]))
 
-    def resolve_removal(self, host: Host, patterns: Sequence[str]) -> Transaction:
-        names = [package.name for package in host.packages if rules.of_the_driver(package, patterns)]
+    def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
+        """What removing the driver would do, and packages of others by name. Raises PlanError."""
+        own = (package.name for package in host.packages if rules.of_the_driver(package, patterns))
+        names = list(dict.fromkeys([*own, *foreign]))
         return parse("", self.simulate(["purge", *names], retry=False), tuple(names)) if names else Transaction("")
 
     def _exactly(self, name: str, version: str) -> str:

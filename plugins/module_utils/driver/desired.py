@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,23 @@ class Driver:
         if not self.request.present:
             return self._plan_absent()
         rules.check_version(self.request.version)
+        patterns, minimums = self.catalogue["patterns"], self.params["minimum_versions"]
+        notes = rules.check_gpus(self.host.gpus, self.request.version, minimums)
+        foreign = rules.refuse_mixing(self.host, self.request, patterns)
         wanted = self._wanted()
+        wanted = replace(wanted, unwanted=(*wanted.unwanted, *foreign))
         self.flavor = wanted.flavor
         version = plan.settled(self.host, self.request, wanted)
         transaction = None
         if self._must_ask(version):
             version, transaction = self._ask(wanted)
+            notes = rules.check_gpus(self.host.gpus, version, minimums)
+        elif self.request.source == "runfile":
+            version = version or self.request.version
+            if foreign or any(rules.of_the_driver(package, patterns) for package in self.host.packages):
+                # Packages go before the installer runs: refuse_mixing has their permission.
+                self.manager.open("", b"")
+                transaction = self.manager.resolve_removal(self.host, patterns, foreign)
         self.vulnerable = minimum_versions.judged(
             minimum_versions.driver(version or self.request.version),
             self.params["vulnerable"],
@@ -79,7 +91,8 @@ class Driver:
         )
         repository = plan.Repository(self.repository["fingerprints"], self.catalogue["patterns"], _is_signed(wanted))
         goal = plan.Goal(wanted, version, transaction, desired)
-        return plan.present(self.host, self.request, goal, repository)
+        made = plan.present(self.host, self.request, goal, repository)
+        return replace(made, notes=made.notes + notes)
 
     def _wanted(self) -> Wanted:
         branch = rules.branch_of(self.request.version)
@@ -123,8 +136,9 @@ class Driver:
         return transaction.version, transaction
 
     def _plan_absent(self) -> Plan:
+        foreign = rules.refuse_foreign(self.host, self.request)
         self.manager.open("", b"")
-        transaction = self.manager.resolve_removal(self.host, self.catalogue["patterns"])
+        transaction = self.manager.resolve_removal(self.host, self.catalogue["patterns"], foreign)
         return plan.absent(
             self.host, self.request, self.manager.manager, self.keyring, transaction, self.catalogue["patterns"]
         )

@@ -12,6 +12,7 @@ from typing import Iterable, Sequence
 from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import dnf
+from ..packages.host_files import read_text
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 
@@ -30,36 +31,92 @@ class Dnf(dnf.DnfBase):
             self.ask_also(url, key, files.VERIFIED)
 
     def versions(self, name: str) -> list[str]:
-        return sorted(self.offered([name])[name], key=rules.order, reverse=True)
+        return _newest_first(self.offered([name])[name])
 
     def resolve(
         self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
+        """Return what installing would do, in the preferred version or else the newest of the request. Raises PlanError."""
         anchor = names.locked[0]
-        chosen = rules.choose(self.versions(anchor), request, anchor, prefer)
+        # Parts that are installed beyond the request come along, or else they would stay behind in another version.
+        more = [
+            package.name
+            for package in host.packages
+            if rules.of_the_driver(package, pinned) and rules.upstream(package.version)
+            and package.name not in (*names.locked, *names.free, *names.unwanted)
+        ]  # fmt: skip
+        offered = self.offered([*names.locked, *more])
+        chosen = rules.choose(_newest_first(offered[anchor]), request, anchor, prefer)
         exact = []
-        for name in names.locked:
-            there = [found for found in self.versions(name) if rules.upstream(found) == chosen]
-            if not there:
+        for name in (*names.locked, *more):
+            found = [version for version in offered[name] if rules.upstream(version) == chosen]
+            if found:
+                exact.append("%s-%s" % (name, found[0]))
+            elif name in names.locked:
                 raise PlanError(
                     name,
                     "the sources have no %s, which belongs to the driver and must be of its version" % chosen,
                     "Ask for another version. Nothing was changed.",
                 )
-            exact.append((name, there[0]))
-        installs = [(name, _installed(host, name), found) for name, found in exact]
-        installs += [(name, "", "") for name in names.free if not host.package(name)]
-        removals = [(name, _installed(host, name)) for name in names.unwanted if host.package(name)]
-        arguments = ["%s-%s" % pair for pair in exact] + list(names.free)
-        changes = tuple(change for change in installs if change[1] != change[2] or not change[2])
-        return Transaction(chosen, changes, tuple(removals), tuple(arguments))
+        following = [
+            (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
+        ]
+        missing = tuple(asked for name, asked in following if not self._is_offered(name, asked))
+        arguments = (*exact, *names.free, *(asked for _name, asked in following if asked not in missing))
+        rows = self.simulate("--allowerasing", "install", *arguments)
+        gone = [name for action, name, _version in rows if action == "remove"]
+        rest = [name for name in names.unwanted if host.package(name) and name not in gone]
+        if rest:
+            rows += self.simulate("remove", *rest)
+        return self._transaction(chosen, rows, host, pinned, arguments, missing)
 
-    def resolve_removal(self, host: Host, patterns: Sequence[str]) -> Transaction:
-        found = [package for package in host.packages if rules.of_the_driver(package, patterns)]
-        return Transaction("", (), tuple((package.name, package.version) for package in found))
+    def _is_offered(self, name: str, asked: str) -> bool:
+        """Whether a repository has a package by its name, or in the version and architecture that the request ends with."""
+        architecture = asked.rpartition(".")[2]
+        offered = self.offered(list(dict.fromkeys([asked, name])))
+        exact = ["%s-%s.%s" % (name, version, architecture) for version in offered[name]]
+        return bool(offered[asked]) or asked in exact
+
+    def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
+        """Return what removing the driver would do, and packages of others by name. Raises PlanError."""
+        names = [
+            package.name
+            for package in host.packages
+            if rules.of_the_driver(package, patterns) or package.name in foreign
+        ]
+        if not names:
+            return Transaction("")
+        rows = self.simulate("remove", *dict.fromkeys(names))
+        return self._transaction("", rows, host, patterns, (), ())
+
+    @staticmethod
+    def _transaction(
+        version: str,
+        rows: Sequence[tuple[str, str, str]],
+        host: Host,
+        patterns: Sequence[str],
+        arguments: tuple[str, ...],
+        missing: tuple[str, ...],
+    ) -> Transaction:
+        """Raises PlanError for a package that an administrator has locked."""
+        for _action, name, _version in rows:
+            package = host.package(name)
+            if package and package.held and not rules.of_the_driver(package, patterns):
+                raise PlanError(
+                    "packages",
+                    "this would change %s %s, which versionlock keeps" % (name, package.version),
+                    "Remove its lock (dnf versionlock delete %s), or ask for another version. Nothing was changed."
+                    % name,
+                )
+        installs = {(name, _installed(host, name), new) for action, name, new in rows if action == "install"}
+        removals = {(name, old) for action, name, old in rows if action == "remove"}
+        changes = tuple(sorted(change for change in installs if change[1] != change[2]))
+        return Transaction(version, changes, tuple(sorted(removals)), arguments, missing)
 
     def refresh(self) -> None:
-        """DNF fetches for itself when it next needs to."""
+        """Fetch the index of the written repository: its first use asks a question, which an unattended DNF does not answer."""
+        if Path(files.REPO).exists():
+            self.call([*dnf.DNF, "makecache", "--repo=%s" % self.owner.name])
 
     def download(self, transaction: Transaction) -> None:
         problem = self.change("--allowerasing", "install", "--downloadonly", *transaction.arguments)
@@ -76,10 +133,19 @@ class Dnf(dnf.DnfBase):
         return []
 
     def install(self, transaction: Transaction) -> str:
-        return self.change(self._comment, "--allowerasing", "install", *transaction.arguments)
+        problem = self.change(self._comment, "--allowerasing", "install", *transaction.arguments)
+        # What conflicts with nothing stays until it is removed.
+        rest = [name for name, _old in transaction.removals if self._has(name)]
+        return problem or (self.change(self._comment, "remove", *rest) if rest else "")
 
     def remove(self, transaction: Transaction) -> str:
-        return self.change(self._comment, "remove", *(name for name, _old in transaction.removals))
+        names = [name for name, _old in transaction.removals]
+        problem = self.change(self._comment, "remove", *names)
+        # A lock outlives its package.
+        return problem or (self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else "")
+
+    def _has(self, name: str) -> bool:
+        return self.call(["rpm", "--query", "--quiet", name]).returncode == 0
 
     def mark(self) -> str:
         """Return the number of the last transaction in DNF's history: 0 without one, empty if it cannot be read."""
@@ -115,11 +181,17 @@ class Dnf(dnf.DnfBase):
         return comments == [self.owner.name]
 
     def repair(self) -> str:
-        done = self.call(["dnf", "--quiet", "check"])
+        """Finish what was begun: of a transaction that was killed, packages are there in the old version and the new one."""
+        if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
+            problem = self.change(self._comment, "remove", "--duplicates")
+            if problem:
+                return problem
+        done = self.call(["dnf", "--quiet", "check", "--dependencies"])
         return "" if done.returncode == 0 else dnf.complaints(done.stdout + done.stderr)
 
-    def forget_lists(self, sources: str) -> None:
-        """DNF forgets the lists of a repository that is gone by itself."""
+
+def _newest_first(versions: Iterable[str]) -> list[str]:
+    return sorted(versions, key=rules.order, reverse=True)
 
 
 def _installed(host: Host, name: str) -> str:

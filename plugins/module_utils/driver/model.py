@@ -64,6 +64,12 @@ class Host:
     #: Fingerprints of the keys in the key ring of the driver's repository; empty where there is none.
     key_fingerprints: tuple[str, ...] = ()
     runfile: str = ""
+    #: Versions of the driver that DKMS knows.
+    dkms: tuple[str, ...] = ()
+    #: Folder that the installer of a .run file leaves behind.
+    installer_log: str = ""
+    #: Folder of a driver container, as the GPU operator runs it.
+    driver_container: str = ""
     #: An earlier change did not come to its end.
     interrupted: bool = False
 
@@ -104,6 +110,8 @@ class Wanted:
     #: Not to be there: the other flavour's modules.
     unwanted: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    #: Packages that bring headers or signed modules for the next kernel too: (name, what to ask the package manager for).
+    next_kernel: tuple[tuple[str, str], ...] = ()
 
 
 @frozen
@@ -115,6 +123,8 @@ class Transaction:
     removals: tuple[tuple[str, str], ...] = ()
     #: What to ask of the package manager for just this: name=version, name, name-.
     arguments: tuple[str, ...] = ()
+    #: Packages for the next kernel that no source has.
+    missing: tuple[str, ...] = ()
 
 
 @frozen

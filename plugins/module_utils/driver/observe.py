@@ -25,6 +25,11 @@ _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
+#: Left by the installer of a .run file, which also backs up files there.
+_INSTALLER_LOG = "/var/lib/nvidia/log"
+#: Root of the driver container, and the mark of a driver that it has loaded (GPU operator, assets/state-driver).
+_DRIVER_CONTAINER = ("/run/nvidia/driver/usr", "/run/nvidia/validations/.driver-ctr-ready")
+_DKMS = "/var/lib/dkms/nvidia"
 _UNIT_FIELDS = ("UnitFileState", "ActiveState")
 _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -70,6 +75,9 @@ def look(
         files=read_texts(paths),
         key_fingerprints=keys.of(keyring),
         runfile="/usr/bin/nvidia-uninstall" if Path("/usr/bin/nvidia-uninstall").exists() else "",
+        dkms=tuple(sorted(path.name for path in Path(_DKMS).glob("[0-9]*.[0-9]*") if path.is_dir())),
+        installer_log=_INSTALLER_LOG if Path(_INSTALLER_LOG).exists() else "",
+        driver_container=next((path for path in _DRIVER_CONTAINER if Path(path).exists()), ""),
         interrupted=interrupted,
     )
 
@@ -124,8 +132,11 @@ def _rpm(call: Run) -> tuple[Package, ...]:
             "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
         )
     locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
-    packages = (line.split("\t") for line in done.stdout.splitlines())
-    return tuple(Package(name, version, name in locked) for name, version in packages)
+    packages = [line.split("\t") for line in done.stdout.splitlines()]
+    # A transaction that was killed leaves packages in the old version and the new one.
+    several = [name for name, _version in packages if "nvidia" in name]
+    twice = {name for name in several if several.count(name) > 1}
+    return tuple(Package(name, version, name in locked, name in twice) for name, version in packages)
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:

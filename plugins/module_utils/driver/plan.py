@@ -15,8 +15,8 @@ from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
 from .model import Host, Plan, Request, Transaction, Unit, Wanted
 
 #: The steps there are, in the order in which they are done.
-KINDS = ("repair", "key", "write", "delete", "packages", "runfile", "initramfs", "modules", "hold", "release", "enable",
-         "load", "start", "restart")  # fmt: skip
+KINDS = ("repair", "key", "write", "delete", "uninstall", "packages", "runfile", "initramfs", "modules", "hold", "release",
+         "enable", "load", "start", "restart")  # fmt: skip
 
 
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
@@ -26,6 +26,9 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
     found = [host.package(name) for name in wanted.locked]
     versions = {rules.upstream(package.version) if package else "" for package in found}
     there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
+    # What the running kernel alone suggests may be in no source: it is asked for with the driver's packages, once.
+    if rules.flavors_of_kernels(host)[1]:
+        there = there and all(host.package(name) for name, _asked in wanted.next_kernel)
     broken = any(package and package.broken for package in found)
     if len(versions) != 1 or broken or not there:
         return ""
@@ -70,6 +73,10 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     if transaction and changes:
         _refuse_removals(transaction, request, host, patterns, wanted)
         steps += _packages(transaction)
+    if host.runfile and request.source != "runfile":
+        # Permitted by name: rules.refuse_mixing.
+        steps.append(Step("uninstall", "run %s" % host.runfile, ()))
+        changes = True
     if request.source == "runfile" and not settled(host, request, wanted):
         steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
         changes = True
@@ -97,6 +104,9 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     notes = () if own_modules or not rules.skew(host) else (rules.skew(host),)
     if own_modules and not host.gpus:
         notes += ("no NVIDIA GPU is on the PCI bus",)
+    if transaction and transaction.missing:
+        names = ", ".join(transaction.missing)
+        notes += ("no source has %s: the next kernel may come without headers or modules for the driver" % names,)
     disruptive = bool(reboot or (changes and host.loaded) or restart)
     return Plan(version, ordered, disruptive, reboot, notes, transaction)
 
@@ -105,6 +115,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
            patterns: Sequence[str]) -> Plan:  # fmt: skip
     """What takes the driver away, and every file of this role."""
     steps = []
+    rules.refuse_foreign(host, request)
     changes = bool(transaction and transaction.removals)
     if host.interrupted or any(package.broken for package in host.packages):
         steps.append(Step("repair", "finish what was interrupted"))

@@ -9,9 +9,10 @@ Sources of the rules stand at each of them; "guide" is https://docs.nvidia.com/d
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 from ..errors import PlanError
+from ..frozen import frozen
 from ..packages.model import Owner, Package
 from .model import Gpu, Host, Request, Wanted
 
@@ -32,6 +33,31 @@ _GRACE_HOPPER = (0x2342, 0x2345, 0x2348)
 #: Modules", and the release 620 of it, "Proprietary Kernel Modules Removed").
 _LAST_BEFORE_TURING = 580
 _NO_PROPRIETARY = 620
+
+#: Packages of drivers that the role does not install: NVIDIA's vGPU software (vGPU User Guide, "Installing the NVIDIA vGPU
+#: Software Graphics Driver"), and repositories of others.
+_FOREIGN = (
+    ("nvidia-vgpu-*", "NVIDIA's vGPU software"),
+    ("nvidia-linux-grid-*", "NVIDIA's vGPU guest driver"),
+    ("nvidia-linux-vgpu-*", "NVIDIA's vGPU software"),
+    ("akmod-nvidia*", "of RPM Fusion"),
+    ("xorg-x11-drv-nvidia*", "of RPM Fusion"),
+    ("nvidia-x11-drv*", "of ELRepo"),
+)
+#: The first branch of a generation, for GPUs that the catalogue does not have: by the first PCI device id, newest first
+#: (https://github.com/NVIDIA/open-gpu-kernel-modules, README of 570.86.15 and 520.56.06).
+_GENERATIONS = (
+    (_BLACKWELL, {"name": "a Blackwell GPU", "version": "570", "confirmed": True}),
+    (0x2680, {"name": "an Ada GPU", "version": "520", "confirmed": True}),
+    (0x2500, None),
+    (0x2300, {"name": "a Hopper GPU", "version": "520", "confirmed": True}),
+)
+_IMAGE = "linux-image-"
+#: A meta-package has no version of a kernel in its name, apart from the release of a hardware enablement stack.
+_META = re.compile(r"[a-z](?!.*\d+\.\d+\.\d)")
+_NO_META = re.compile(r"^extra-|-dbg$|-template$")
+#: The flavour of a Debian or Ubuntu kernel, behind its version and ABI: 6.1.0-40-amd64, 6.12.9+bpo-amd64, 6.8.0-1018-aws.
+_KERNEL = re.compile(r"[^-]+(?:-\d[^-]*)?-([a-z].*)$")
 
 SERVICE_PERSISTENCED = "nvidia-persistenced.service"
 SERVICE_FABRIC_MANAGER = "nvidia-fabricmanager.service"
@@ -82,9 +108,14 @@ def check_version(asked: str) -> None:
 
 def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
     """open, proprietary or none. auto is open wherever all GPUs can: Turing and newer. Raises PlanError."""
+    gpus = list(gpus)
     ids = [int(gpu.device_id, 16) for gpu in gpus]
     old = ["%s (10de:%s)" % (gpu.address, gpu.device_id) for gpu in gpus if int(gpu.device_id, 16) < _TURING]
-    only_open = any(number >= _BLACKWELL or number in _GRACE_HOPPER for number in ids)
+    new = [
+        "%s (10de:%s)" % (gpu.address, gpu.device_id)
+        for gpu, number in zip(gpus, ids)
+        if number >= _BLACKWELL or number in _GRACE_HOPPER
+    ]
     if old and branch > _LAST_BEFORE_TURING:
         raise PlanError(
             "nvidia_driver_version",
@@ -101,13 +132,13 @@ def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
         )
     if asked == "proprietary" and branch >= _NO_PROPRIETARY:
         raise PlanError("nvidia_driver_kernel_modules", "branch %d has no proprietary modules" % branch, "Say open.")
-    if asked == "proprietary" and only_open:
+    if asked == "proprietary" and new:
         raise PlanError(
             "nvidia_driver_kernel_modules",
-            "the GPUs of this host (Blackwell or Grace Hopper) run with the open modules alone",
+            "%s (Blackwell or Grace Hopper) run with the open modules alone" % ", ".join(new),
             "Say open, or auto.",
         )
-    if asked == "auto" and old and only_open:
+    if asked == "auto" and old and new:
         raise PlanError("this host", "no driver runs all of its GPUs", "Take out %s." % ", ".join(old))
     return asked if asked != "auto" else "proprietary" if old else "open"
 
@@ -166,7 +197,8 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
         units.append(SERVICE_IMEX)
     if modules and not host.headers:
         free += catalogue["build"]
-    fill = {"branch": branch, "kernel": host.kernel}
+    variant, kernel = headers_variant(host.kernel) if catalogue["manager"] == "dnf" else ("", host.kernel)
+    fill = {"branch": branch, "kernel": kernel, "variant": variant}
     wanted_names = [name.format(**fill) for name in locked]
     others = {
         name.format(**fill)
@@ -182,7 +214,26 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
         tuple(name.format(**fill) for name in free),
         tuple(sorted(others - set(wanted_names))),
         tuple(units),
+        _next_kernel(host, catalogue, names.get("signed", {}).get(chosen, []) if not modules else [], fill)
+        if chosen != "none"
+        else (),
     )
+
+
+def _next_kernel(
+    host: Host, catalogue: dict[str, Any], signed: Sequence[str], fill: dict[str, Any]
+) -> tuple[tuple[str, str], ...]:
+    """List what has to be there for the next kernel: headers, or the signed modules of `signed`."""
+    if catalogue["manager"] == "dnf":
+        asked = [name.format(**fill) for name in catalogue["next_kernel"]]
+        return tuple((name.replace("-" + fill["kernel"], ""), name) for name in asked)
+    flavors, _certain = flavors_of_kernels(host)
+    found = [
+        name.format(**dict(fill, kernel=flavor, flavor=flavor))
+        for flavor in flavors
+        for name in (signed or catalogue["next_kernel"])
+    ]
+    return tuple((name, name) for name in found)
 
 
 def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
@@ -198,8 +249,11 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
 def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
     """Whether an installed package is part of the driver: by its whole name, or by a pattern and a driver's version.
 
-    nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own. So has NVLSM, which is named.
+    nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own. So has NVLSM, which is named. Drivers
+    from elsewhere (vGPU software, other repositories) are not the role's.
     """
+    if _foreign(package):
+        return False
     found = bool(upstream(package.version))
     return any(matches(package.name, pattern) and (found or "*" not in pattern) for pattern in patterns)
 
@@ -239,3 +293,147 @@ def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | No
         "As root: %smokutil --import %s (it asks for a password); then reboot, choose Enroll MOK on the console, and run "
         "again. Nothing was installed." % (make, certificate),
     )
+
+
+@frozen
+class OtherWay:
+    """A driver that another way of installation brought. `names` permit its removal; empty if only a person can remove it."""
+
+    text: str
+    cure: str
+    names: tuple[str, ...] = ()
+
+
+def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherWay, ...]:
+    """List the drivers on the host that `source` would be mixed with."""
+    found = _foreign_packages(host)
+    own = [package for package in host.packages if of_the_driver(package, patterns)]
+    torn = host.interrupted or any(package.broken for package in host.packages)
+    if source == "runfile":
+        if own:
+            names = tuple(package.name for package in own)
+            cure = "Remove the packages, or add their names to nvidia_driver_allow_removal."
+            found.append(OtherWay("the packages %s" % ", ".join(names), cure, names))
+    elif host.runfile:
+        cure = "Run %s, or add runfile to nvidia_driver_allow_removal." % host.runfile
+        found.append(OtherWay("the driver of a .run file (%s)" % host.runfile, cure, ("runfile",)))
+    elif not torn:
+        versions = {upstream(package.version) for package in own}
+        unknown = [version for version in host.dkms if version not in versions]
+        for version in unknown:
+            cure = "Run: dkms remove -m nvidia -v %s --all" % version
+            found.append(OtherWay("the modules %s of no package, in DKMS" % version, cure))
+        if host.installer_log and host.library and host.library not in versions and host.library not in unknown:
+            cure = "Run the .run file of %s with --uninstall." % host.library
+            found.append(OtherWay("the driver %s of no package (%s)" % (host.library, host.installer_log), cure))
+    if host.driver_container:
+        cure = "Take it away in the cluster first (GPU operator: driver.enabled=false)."
+        found.append(OtherWay("a driver container (%s)" % host.driver_container, cure))
+    return tuple(found)
+
+
+def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the foreign packages that may be removed. Raises PlanError if a driver would be mixed with another."""
+    ways = other_ways(host, request.source, patterns)
+    problem = "this host has a driver from elsewhere, which must not be mixed with source %s" % request.source
+    _refuse(ways, request, "nvidia_driver_source", problem)
+    own = {package.name for package in host.packages if of_the_driver(package, patterns)}
+    return tuple(name for way in ways for name in way.names if name != "runfile" and name not in own)
+
+
+def refuse_foreign(host: Host, request: Request) -> tuple[str, ...]:
+    """Return the names of the foreign packages that may be removed with the driver. Raises PlanError if others are there."""
+    ways = _foreign_packages(host)
+    problem = "this host has a driver from elsewhere, which state absent does not remove unasked"
+    _refuse(ways, request, "nvidia_driver_state", problem)
+    return tuple(name for way in ways for name in way.names)
+
+
+def _refuse(ways: Iterable[OtherWay], request: Request, where: str, problem: str) -> None:
+    refused = [way for way in ways if not way.names or not set(way.names) <= set(request.allow_removal)]
+    if refused:
+        cures = dict.fromkeys(way.cure for way in refused)
+        text = "%s: %s" % (problem, "; ".join(way.text for way in refused))
+        raise PlanError(where, text, "%s Nothing was changed." % " ".join(cures))
+
+
+def _foreign_packages(host: Host) -> list[OtherWay]:
+    return [
+        OtherWay(
+            "%s %s (%s)" % (package.name, package.version, what),
+            "Remove the package, or add %s to nvidia_driver_allow_removal." % package.name,
+            (package.name,),
+        )
+        for package in host.packages
+        for what in _foreign(package)
+    ]
+
+
+def _foreign(package: Package) -> list[str]:
+    """What brought a package of a driver that is not the role's; one item at most."""
+    name = package.name.lower()
+    return [what for pattern, what in _FOREIGN if matches(name, pattern)][:1]
+
+
+def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Return notes about GPUs that may be too new for a version or branch. Raises PlanError for those that are.
+
+    `minimums`: by PCI device id the `name` of the GPU, the first `version` that runs it, and whether that is `confirmed`.
+    """
+    refused, notes, needed = [], [], ""
+    for gpu in gpus:
+        known = minimums.get(gpu.device_id) or _generation(gpu)
+        if not known or not _too_old(version, known["version"]):
+            continue
+        text = "%s (%s, 10de:%s) needs %s or later" % (gpu.address, known["name"], gpu.device_id, known["version"])
+        if known["confirmed"]:
+            refused.append(text)
+            needed = max(needed, known["version"], key=order)
+        else:
+            notes.append("%s, which is not confirmed" % text)
+    if refused:
+        raise PlanError(
+            "nvidia_driver_version",
+            "%s has no support for GPUs of this host: %s" % (version, "; ".join(refused)),
+            'Ask for branch "%d" or a later one. Nothing was changed.' % branch_of(needed)
+            if branch_of(needed) > branch_of(version)
+            else "Ask for version %s or a later one. Nothing was changed." % needed,
+        )
+    return tuple(notes)
+
+
+def _too_old(version: str, minimum: str) -> bool:
+    """Compare as far as the version is known: a branch is too old only if all of its versions are."""
+    numbers = order(version)
+    return numbers < order(minimum)[: len(numbers)]
+
+
+def _generation(gpu: Gpu) -> dict[str, Any] | None:
+    number = int(gpu.device_id, 16)
+    return next((known for first, known in _GENERATIONS if number >= first), None)
+
+
+def headers_variant(kernel: str) -> tuple[str, str]:
+    """Return the variant of a Red Hat kernel as package names have it ("64k-", "rt-", ""), and its version without it.
+
+    A variant of RHEL 9 and 10 ends `uname -r` with a plus sign and its name; the real-time kernel of RHEL 8 and Oracle's UEK
+    have theirs in the release (redhat/kernel.spec.template of the CentOS Stream kernels).
+    """
+    version, _, variant = kernel.partition("+")
+    if not variant:
+        variant = "rt" if re.search(r"\.rt\d", version) else "uek" if re.search(r"\.el\d+uek\.", version) else ""
+    return (variant + "-" if variant else "", version)
+
+
+def flavors_of_kernels(host: Host) -> tuple[tuple[str, ...], bool]:
+    """Return the flavours of the kernels that upgrades bring to a Debian or Ubuntu host, and whether packages say so.
+
+    The meta-package of the image says which: linux-image-generic-hwe-24.04 brings the kernels of linux-headers-generic-hwe-24.04.
+    Without one the running kernel tells: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
+    """
+    found = [package.name[len(_IMAGE) :] for package in host.packages if package.name.startswith(_IMAGE)]
+    metas = tuple(sorted(name for name in found if _META.match(name) and not _NO_META.search(name)))
+    if metas:
+        return metas, True
+    named = _KERNEL.match(host.kernel)
+    return ((named[1],) if named else (), False)

@@ -1,21 +1,40 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The same as apt.py by DNF (version 4, of RHEL 8 to 10). Tested by its arguments; no Red Hat host was to be had.
+"""DNF (version 4, of RHEL 8 to 10): what is the same for all packages that this collection installs.
 
-What is only asked is asked with a repository of the command line, not of /etc/yum.repos.d.
+Questions use a repository of the command line, not of /etc/yum.repos.d. Changes ignore version locks: the collection's own would
+hide the version that it is asked for. The driver refuses a plan that changes a package locked by an administrator.
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Sequence
 
-from ..command import Done
+from ..command import Done, Run, run_to_end
+from ..errors import PlanError
 from .manager import Manager
+from .model import Owner
 
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
+CACHE = "/var/cache/dnf"
+_REPOSITORIES = "/etc/yum.repos.d"
 _LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
-DNF = ("dnf", "--assumeyes", "--quiet", "--setopt=install_weak_deps=False")
+_SETTINGS = (
+    "--setopt=install_weak_deps=False",
+    # Removing a package takes nothing along that others may have come to need.
+    "--setopt=clean_requirements_on_remove=False",
+    # Else DNF waits for another one for ever.
+    "--setopt=exit_on_lock=True",
+    # A locked package is hidden in all other versions (versionlock of dnf-plugins-core).
+    "--disableplugin=versionlock",
+)
+DNF = ("dnf", "--assumeyes", "--quiet", *_SETTINGS)
+#: What DNF ends with where another one is at work, and how long that may take, as for apt.
+_LOCKED, _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 200, 120, 2
 
 
 class DnfBase(Manager):
@@ -24,22 +43,41 @@ class DnfBase(Manager):
     manager = "dnf"
     command = DNF
 
+    def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
+        super().__init__(owner, _Patient(call))
+
     def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
         """Ask this repository besides the host's own from now on. Raises PlanError where it cannot be used."""
         keyring = self.make_private() / "key"
         keyring.write_bytes(key)
-        # Under a name of its own while it is only asked: its file may be there already, or be another's.
-        asked = self.owner.name + "-asked"
+        asked = self._asked
         self._options = (
             "--repofrompath=%s,%s" % (asked, url),
-            *("--setopt=%s.%s" % (asked, option) for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1")),
+            # A host may be set to pass over repositories that fail (skip_if_unavailable in dnf.conf(5)).
+            *(
+                "--setopt=%s.%s" % (asked, option)
+                for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
+            ),
         )
-        done = self.call([*DNF, *self._options, "makecache", "--repo=%s" % asked])
+        done = self.call([*DNF, *self._options, "makecache", "--refresh", "--repo=%s" % asked])
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
+        if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
+            # The file of an earlier run may name another address.
+            self._options += ("--disablerepo=%s" % self.owner.name,)
+
+    @property
+    def _asked(self) -> str:
+        """The name of the repository while it is only asked: its file may exist already, or be another's."""
+        return self.owner.name + "-asked"
+
+    def close(self) -> None:
+        """Remove the private directory, and what was fetched for questions."""
+        super().close()
+        forget_cache(self._asked)
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """The versions that the repositories have of each package."""
+        """Return the versions that the repositories have of each package, as VERSION-RELEASE."""
         found: dict[str, list[str]] = {name: [] for name in names}
         form = "%{name}\\t%{version}-%{release}\\n"
         done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
@@ -49,6 +87,22 @@ class DnfBase(Manager):
                 found[name].append(version)
         return found
 
+    def simulate(self, *arguments: str) -> list[tuple[str, str, str]]:
+        """Return what a change would do: (action, name, VERSION-RELEASE), where the action is install or remove.
+
+        Raises PlanError if DNF finds no way."""
+        done = self.call(["dnf", "--assumeno", *_SETTINGS, *self._options, *arguments])
+        rows = table(done.stdout)
+        # Its question remains without an answer, which is status 1.
+        if done.returncode != 0 and not rows:
+            raise PlanError(
+                "packages",
+                "dnf finds no way to %s %s: %s"
+                % (next(word for word in arguments if word[0] != "-"), self.owner.what, complaints(done.stderr)),
+                "Enable the missing repositories, or ask for another version. Nothing was changed.",
+            )
+        return rows
+
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
     @staticmethod
@@ -56,13 +110,80 @@ class DnfBase(Manager):
         return "" if done.returncode == 0 else complaints(done.stderr)
 
     def hold(self, names: Sequence[str]) -> str:
-        problem = ""
+        """Lock the packages to their installed versions, in place of older locks."""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
-            problem = self.problem_of(self.call([*DNF, "install", _LOCK_PLUGIN]))
-        return problem or self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
+            problem = self.change("install", _LOCK_PLUGIN)
+            if problem:
+                return problem
+        form = "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\\n"
+        installed = self.call(["rpm", "--query", "--queryformat", form, *names]).stdout.split()
+        current = _lines(VERSIONLOCK)
+        names = [name for name in names if not any(line in current and locked(line) == {name} for line in installed)]
+        if not names:
+            return ""
+        # A lock on another version stays beside the new one otherwise, and permits both.
+        self.call(["dnf", "--quiet", "versionlock", "delete", *names])
+        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 
     def release(self, names: Sequence[str]) -> str:
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
+
+    def forget_lists(self, sources: str) -> None:
+        """Delete what DNF keeps of the owner's repository."""
+        forget_cache(self.owner.name)
+
+
+class _Patient:
+    """Run a command again while another DNF is at work."""
+
+    def __init__(self, call: Run) -> None:
+        self._call = call
+
+    def __call__(self, command: Sequence[str], **more: Any) -> Any:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        done = self._call(command, **more)
+        while done.returncode == _LOCKED and command[0] == "dnf" and time.monotonic() < deadline:
+            time.sleep(_LOCK_PAUSE_SECONDS)
+            done = self._call(command, **more)
+        return done
+
+
+def table(text: str) -> list[tuple[str, str, str]]:
+    """Parse the table that DNF prints before a change: (install or remove, name, VERSION-RELEASE).
+
+    A row begins with one blank. Columns that are too long continue on lines that are indented further.
+    """
+    rows: list[tuple[str, list[str]]] = []
+    action = ""
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("Transaction Summary"):
+            break
+        if not words:
+            action = ""
+        elif not line.startswith(" "):
+            heading = line.lower()
+            kinds = (("install", ("installing", "upgrading", "downgrading", "reinstalling")), ("remove", ("removing",)))
+            found = [kind for kind, beginnings in kinds if heading.startswith(beginnings)]
+            action = found[0] if found and line.endswith(":") else ""
+        elif action and words[0] == "replacing":
+            rows.append(("remove", [words[1].rpartition(".")[0], "", *words[2:]]))
+        elif action and line[1] != " ":
+            rows.append((action, words))
+        elif rows:
+            rows[-1][1].extend(words)
+    return [(kind, words[0], words[2].rpartition(":")[2]) for kind, words in rows if len(words) > 2]
+
+
+def forget_cache(name: str) -> None:
+    """Delete DNF's cache of a repository."""
+    for path in Path(CACHE).glob(name + "-[0-9a-f]*"):
+        if path.is_dir():
+            shutil.rmtree(str(path), ignore_errors=True)
+        else:
+            path.unlink()
+    for path in Path(CACHE).glob(name + "*.solv*"):
+        path.unlink()
 
 
 def locked(text: str) -> set[str]:
@@ -71,7 +192,18 @@ def locked(text: str) -> set[str]:
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
 
+def _lines(path: str) -> set[str]:
+    try:
+        return set(Path(path).read_text().split())
+    except OSError:
+        return set()
+
+
 def complaints(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    found = [line for line in lines if line.lower().startswith("error")] or lines[-3:]
-    return " ".join(found) or "it gave no reason"
+    """Return the lines that say what is wrong: errors, with the lines that are indented below them, or the last words."""
+    found: list[str] = []
+    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    for line in lines:
+        if line.lower().startswith("error") or (found and line.startswith(" ")):
+            found.append(line.strip())
+    return " ".join(found[:6] or [line.strip() for line in lines[-3:]]) or "it gave no reason"

@@ -69,10 +69,10 @@ class Dnf(dnf.DnfBase):
         return list(paths) or ["%s-%s" % (name, version) for name in rules.PACKAGES]
 
     def remove(self, names: Sequence[str]) -> str:
-        return self.change("remove", *names)
+        problem = self.change("remove", *names)
+        locks = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else set()
+        # A lock outlives its package.
+        return problem or (self.release(names) if locks & set(names) else "")
 
     def repair(self) -> str:
         return self.change("distro-sync", *rules.PACKAGES)
-
-    def forget_lists(self, sources: str) -> None:
-        """DNF's caches are keyed by repository, and expire."""

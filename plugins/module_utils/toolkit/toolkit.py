@@ -13,6 +13,7 @@ from .. import durable, minimum_versions
 from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import keys
+from ..packages.family import package_manager
 from . import files, observe, plan, rules
 from .apply import ToolkitChange
 from .apt import Apt
@@ -148,10 +149,9 @@ class Toolkit:
 
 
 def _manager(call: Run) -> Any:
-    if observe.is_installed("apt-get"):
-        return Apt(call)
-    if observe.is_installed("dnf"):
-        return Dnf(call)
+    manager = package_manager()
+    if manager:
+        return {"apt": Apt, "dnf": Dnf}[manager](call)
     raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit knows no other package manager.")
 
 

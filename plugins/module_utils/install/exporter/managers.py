@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ...command import program
+from ...packages.family import package_manager
 from .host import output, refuse, run
 
 
@@ -97,6 +97,9 @@ class Dnf:
                 heading = line.strip().lower()
             elif not words or not heading.endswith(":"):
                 continue
+            elif line.startswith("  ") and words[0] != "replacing":
+                # The other columns of a long name.
+                continue
             elif words[0] == "replacing":
                 plan.removed.append(words[1].rpartition(".")[0] or words[1])
             elif heading.startswith("installing"):
@@ -111,5 +114,5 @@ class Dnf:
 
 
 def manager():
-    """The host's."""
-    return Apt() if program("dpkg-query") else Dnf()
+    """Return that of the host's distribution: Red Hat's may have dpkg, and Debian's dnf."""
+    return Apt() if package_manager() == "apt" else Dnf()

@@ -16,7 +16,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=ROOT, **more)
 
     def copyfile(self, source, outputfile):
-        if self.path.endswith(".deb") and Path(ROOT, ".dies").exists():
+        if self.path.endswith((".deb", ".rpm")) and Path(ROOT, ".dies").exists():
             content = source.read()
             outputfile.write(content[: len(content) // 2])
             outputfile.flush()

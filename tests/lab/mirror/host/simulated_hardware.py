@@ -90,7 +90,8 @@ def load(hardware: dict) -> None:
         counts[MODELS[device_id]] = counts.get(MODELS[device_id], 0) + 1
     gpus = [{"model": model, "count": count} for model, count in counts.items()]
     layout = {"host": os.uname().nodename, "driver_version": there, "gpus": gpus}
-    library = next(Path("/usr/lib/x86_64-linux-gnu").glob("libnvidia-ml.so.[0-9]*.[0-9]*"), None)
+    folders = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
+    library = next((path for folder in folders for path in folder.glob("libnvidia-ml.so.[0-9]*.[0-9]*")), None)
     if library is None:
         return
     Path("/var/lib/gpusim").mkdir(parents=True, exist_ok=True)

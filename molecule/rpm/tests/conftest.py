@@ -1,0 +1,14 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs of the roles on hosts of the Red Hat family, and what a host looks like before and after."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lab_fixtures import lab_host
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+__all__ = ["lab_host"]

@@ -1,0 +1,56 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The container toolkit by DNF: install, dry run, upgrade over its own locks, downgrade, removal."""
+
+from __future__ import annotations
+
+import role_plays
+from rpm_runs import INVENTORY, Ask
+
+HOST = "el9"
+NAMES = (
+    "libnvidia-container1",
+    "libnvidia-container-tools",
+    "nvidia-container-toolkit-base",
+    "nvidia-container-toolkit",
+)
+SEE = (
+    "rpm -q --qf '%{NAME}=%{VERSION}\\n' "
+    + " ".join(NAMES)
+    + " | sort; grep container /etc/dnf/plugins/versionlock.list | sort || true"
+)
+
+
+def expected(version: str) -> list[str]:
+    """Return what SEE prints where all packages are installed and locked in this version."""
+    locks = sorted("%s-0:%s-1.*" % (name, version) for name in NAMES)
+    return sorted("%s=%s" % (name, version) for name in NAMES) + locks
+
+
+def test_the_toolkit_is_installed_upgraded_and_removed_by_dnf(lab_host):
+    newer = {"container_toolkit_version": "1.18.2"}
+    gone = "! rpm -q nvidia-container-toolkit-base; ! grep container /etc/dnf/plugins/versionlock.list; ls /etc/yum.repos.d"
+    first, right, foreign, upgraded, back, removed = role_plays.run_role(
+        INVENTORY,
+        "container_toolkit",
+        HOST,
+        [
+            Ask(then=SEE),
+            Ask(then=SEE),
+            Ask(
+                {**newer, "container_toolkit_repository_url": "http://127.0.0.1:8080/foreign/repos/rhel9/x86_64"},
+                then=SEE,
+                fails=True,
+            ),
+            Ask(newer, then=SEE),
+            Ask(then=SEE),
+            Ask({"container_toolkit_state": "absent"}, then=gone),
+        ],
+    )
+    assert first.seen.split() == expected("1.18.1")
+    assert not right.changed
+    assert foreign.failed
+    assert foreign.seen == first.seen
+    assert upgraded.seen.split() == expected("1.18.2")
+    assert back.seen.split() == expected("1.18.1")
+    assert "openfleet-container-toolkit" not in removed.seen

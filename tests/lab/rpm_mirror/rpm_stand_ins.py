@@ -1,0 +1,242 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The stand-in packages for hosts with DNF, as specs for rpmbuild: NVIDIA's names, epochs and dependencies.
+
+Names and what requires what: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/red-hat-enterprise-linux.html and
+the lists of https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/. What a package does when it is installed is
+drawn from the specs of https://github.com/NVIDIA/yum-packaging-nvidia-driver and yum-packaging-dkms-nvidia.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
+import stand_ins
+from stand_ins import BAD_MODULE, BROKEN, DAEMON, DKMS, FABRIC, MAKEFILE, MODULE, NVLSM, SMI, SUBNET, UNIT
+
+# Two versions of one branch and two of another. The modules of the last do not build.
+VERSIONS = stand_ins.VERSIONS
+# A version whose transaction fails: a scriptlet ends with an error before the files come.
+FAILS = "590.44.02"
+TOOLKIT_VERSIONS = ("1.18.1", "1.18.2")
+EXPORTER_VERSIONS = ("4.4.1", "4.5.0")
+RELEASES = {"9": "9.6", "10": "10.0"}
+
+
+@dataclass(frozen=True)
+class Rpm:
+    """One package. Texts may hold {version}; `files` are path to (text, mode), `copies` path to a built file's name."""
+
+    name: str
+    version: str = "{version}"
+    epoch: str = "3"
+    requires: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    scripts: dict[str, str] = field(default_factory=dict)
+
+
+def same(*names: str) -> tuple[str, ...]:
+    return tuple(name + " = 3:{version}" for name in names)
+
+
+def daemon(name: str, what: str, besides: str = "", requires: tuple[str, ...] = ()) -> Rpm:
+    return Rpm(
+        name,
+        requires=requires,
+        files={
+            "usr/bin/" + name: (DAEMON % besides, 0o755),
+            "usr/lib/systemd/system/%s.service" % name: (UNIT % (what, "/usr/bin/" + name), 0o644),
+        },
+        scripts={
+            "post": "systemctl daemon-reload",
+            "preun": "[ $1 != 0 ] || systemctl disable --now %s.service || true" % name,
+            "postun": "systemctl daemon-reload",
+        },
+    )
+
+
+# RPM runs the scriptlets of the new package before those of the old one: its module is built before the old one goes.
+BUILD = "dkms add -m nvidia -v {version} || true\ndkms install --force -m nvidia -v {version} -k $(uname -r)"
+UNBUILD = "dkms remove -m nvidia -v {version} --all || true"
+
+
+def modules(name: str, other: str, license: str) -> Rpm:
+    folder = "usr/src/nvidia-{version}/"
+    return Rpm(
+        name,
+        requires=("dkms", *same("nvidia-kmod-common")),
+        provides=same("nvidia-kmod"),
+        conflicts=(other,),
+        files={
+            folder + "nvidia.c": (MODULE.replace("{license}", license), 0o644),
+            folder + "Makefile": (MAKEFILE, 0o644),
+            folder + "dkms.conf": (DKMS, 0o644),
+        },
+        scripts={"post": BUILD, "preun": UNBUILD},
+    )
+
+
+DRIVER = (
+    Rpm(
+        "libnvidia-ml",
+        copies={"usr/lib64/libnvidia-ml.so.{version}": "libnvidia-ml.so.1"},
+        links={"usr/lib64/libnvidia-ml.so.1": "libnvidia-ml.so.{version}"},
+        scripts={"post": "ldconfig", "postun": "ldconfig"},
+    ),
+    Rpm(
+        "nvidia-driver-cuda-libs",
+        requires=same("libnvidia-ml"),
+        files={"usr/lib64/libcuda.so.{version}": ("stand-in\n", 0o644)},
+    ),
+    Rpm(
+        "nvidia-driver-cuda",
+        requires=same("nvidia-driver-cuda-libs", "nvidia-kmod-common", "nvidia-persistenced"),
+        files={"usr/bin/nvidia-smi": (SMI, 0o755)},
+    ),
+    Rpm("nvidia-driver", requires=same("nvidia-driver-cuda-libs")),
+    Rpm(
+        "nvidia-kmod-common",
+        requires=same("nvidia-kmod"),
+        files={"usr/lib/firmware/nvidia/{version}/gsp_ga10x.bin": ("a stand-in\n", 0o644)},
+    ),
+    modules("kmod-nvidia-open-dkms", "kmod-nvidia-latest-dkms", "Dual MIT/GPL"),
+    daemon("nvidia-persistenced", "NVIDIA Persistence Daemon (stand-in)"),
+    daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)", FABRIC),
+    daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)"),
+)
+PROPRIETARY = modules("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms", "NVIDIA")
+SUBNET_MANAGER = Rpm("nvlsm", "2025.06.11", "0", files={NVLSM: (SUBNET, 0o755)})
+# The stream that a site enabled before: packages of it are modular, those of others are hidden.
+MODULES = "nvidia-driver"
+
+
+def base(release: str, kernel: str) -> tuple[Rpm, ...]:
+    """List packages of the distribution, and of EPEL: what the host's own files stand for is empty."""
+    headers = "usr/src/kernels/%s/" % kernel
+    return (
+        Rpm(
+            "redhat-release",
+            RELEASES[release],
+            "0",
+            provides=("system-release = %s" % RELEASES[release], "system-release(releasever) = %s" % release),
+        ),
+        Rpm("bash", "5.1.8", "0", provides=("/bin/sh", "/usr/bin/sh")),
+        # EPEL's requires the headers of the installed kernels in this way; those of this kernel come first then.
+        Rpm("dkms", "3.0.13", "0", requires=("kernel-devel-" + kernel,)),
+        Rpm("python3-dnf-plugin-versionlock", "4.3.0", "0"),
+        Rpm("kernel-headers", "5.14.0", "0"),
+        Rpm(
+            "kernel-devel-" + kernel,
+            "1",
+            "0",
+            files={
+                headers + "Makefile": ("all:\n", 0o644),
+                headers + "include/generated/uapi/linux/version.h": ("", 0o644),
+                headers + ".config": ("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_GZIP=y\n", 0o644),
+            },
+            links={"usr/lib/modules/%s/build" % kernel: "/usr/src/kernels/" + kernel},
+        ),
+        Rpm("kernel-devel-matched-" + kernel, "1", "0", requires=("kernel-devel-" + kernel,)),
+        Rpm("libseccomp", "2.5.2", "0"),
+        Rpm("infiniband-diags", "48.0", "0", files={"usr/sbin/ibstat": ("#!/bin/sh\n", 0o755)}),
+        # A site's own package that needs exactly this driver.
+        Rpm("site-gpu-tools", "1.0", "0", requires=("nvidia-driver-cuda = 3:580.95.05",)),
+        # RPM Fusion's, in form.
+        Rpm("xorg-x11-drv-nvidia-cuda", "580.95.05", "3", conflicts=("nvidia-driver-cuda",)),
+    )
+
+
+def toolkit(version: str, nvidia_ctk: str) -> tuple[Rpm, ...]:
+    def exactly(*names: str) -> tuple[str, ...]:
+        return tuple("%s = %s" % (name, version) for name in names)
+
+    return (
+        Rpm("libnvidia-container1", version, "0", requires=("libseccomp",)),
+        Rpm("libnvidia-container-tools", version, "0", requires=exactly("libnvidia-container1")),
+        Rpm("nvidia-container-toolkit-base", version, "0", files={"usr/bin/nvidia-ctk": (nvidia_ctk, 0o755)}),
+        Rpm(
+            "nvidia-container-toolkit",
+            version,
+            "0",
+            requires=exactly("libnvidia-container-tools", "nvidia-container-toolkit-base"),
+        ),
+    )
+
+
+SCRIPTS = ("pre", "post", "preun", "postun")
+
+
+def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distribution: str) -> str:
+    """Write the packages' files below `tree` and return the text of a spec that packs them. Names must differ."""
+
+    def fill(text: str) -> str:
+        return text.replace("{version}", version)
+
+    lines = [
+        "Name: stand-ins", "Version: 1", "Release: 1", "Summary: stand-ins of the lab", "License: GPL-3.0-or-later",
+        "AutoReqProv: no",
+        # No debug packages, no compression, no brp scripts.
+        "%global debug_package %{nil}", "%global __os_install_post %{nil}", "%global _build_id_links none",
+        "%define _binary_payload w0.gzdio", "%description", "x",
+    ]  # fmt: skip
+    for package in packages:
+        folder = tree / package.name
+        lines += ["%%package -n %s" % package.name, "Summary: stand-in of the lab, not the vendor's package"]
+        lines += ["Version: " + fill(package.version), "Release: 1" + distribution, "AutoReqProv: no"]
+        lines += ["Epoch: " + package.epoch] if package.epoch != "0" else []
+        for tag in ("requires", "provides", "conflicts"):
+            lines += ["%s: %s" % (tag.capitalize(), fill(text)) for text in getattr(package, tag)]
+        lines += ["%%description -n %s" % package.name, "A stand-in."]
+        if package.name.startswith("kmod-") and version == FAILS:
+            lines += ["%%pre -n %s" % package.name, "echo 'this release ends here' >&2", "exit 1"]
+        for kind in SCRIPTS:
+            if kind in package.scripts:
+                lines += ["%%%s -n %s" % (kind, package.name), fill(package.scripts[kind])]
+        owned = []
+        for name, (text, mode) in package.files.items():
+            path = folder / fill(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(BAD_MODULE if version == BROKEN and path.name == "nvidia.c" else fill(text))
+            path.chmod(mode)
+            owned.append(fill(name))
+        for name, source in package.copies.items():
+            path = folder / fill(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((built / source).read_bytes())
+            owned.append(fill(name))
+        for name, target in package.links.items():
+            path = folder / fill(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(fill(target))
+            owned.append(fill(name))
+        lines += ["%%files -n %s" % package.name, *("/" + name for name in owned)]
+    lines += ["%install", "mkdir -p %{buildroot}"]
+    lines += [
+        "cp -a %s/. %%{buildroot}/" % (Path("/work") / tree.name / package.name)
+        for package in packages
+        if (tree / package.name).exists()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def modular(versions: tuple[str, ...], names: tuple[str, ...], distribution: str) -> str:
+    """Return the metadata of the module nvidia-driver: a stream of DKMS for each branch, as NVIDIA's repository has it."""
+    documents = []
+    for branch in sorted({version.split(".")[0] for version in versions}):
+        rpms = ["%s-3:%s-1%s.x86_64" % (name, version, distribution) for version in versions
+                if version.startswith(branch + ".") for name in names]  # fmt: skip
+        documents.append(
+            "---\ndocument: modulemd\nversion: 2\ndata:\n  name: %s\n  stream: %s-dkms\n  version: 1\n  context: lab\n"
+            "  arch: x86_64\n"
+            "  summary: stand-in\n  description: >-\n    A stand-in.\n  license:\n    module: [MIT]\n  profiles:\n    default:\n"
+            "      rpms: [nvidia-driver-cuda]\n  artifacts:\n    rpms:\n%s...\n"
+            % (MODULES, branch, "".join("    - %s\n" % rpm for rpm in rpms))
+        )
+    return "".join(documents)

@@ -1,0 +1,89 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""DNF's table of a change, its lock, and which package manager a host has. The real DNF runs in molecule/rpm."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import dnf
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.family import package_manager
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner
+
+pytestmark = pytest.mark.core
+
+# As DNF 4.14 prints it to no terminal.
+TABLE = """Last metadata expiration check: 0:00:05 ago on Sat Nov 28 03:45:36 2026.
+Dependencies resolved.
+================================================================================
+ Package                     Arch       Version                 Repo       Size
+================================================================================
+Installing:
+ nvidia-container-toolkit-base-with-a-long-name
+                             x86_64     1.18.2-1                t         7.7 k
+     replacing  nvidia-docker2.noarch 2.14.0-1
+Upgrading:
+ libnvidia-ml                x86_64     3:590.48.01-1.el9       t         795 k
+Installing dependencies:
+ dkms                        x86_64     3.0.13-1.el9            base      6.2 k
+Downgrading:
+ nvidia-persistenced         x86_64     3:580.95.05-1.el9
+                                                   openfleet-nvidia-driver-asked
+                                                                          7.3 k
+Removing dependent packages:
+ site-gpu-tools              x86_64     1.0-1.el9               @base       0
+Enabling module streams:
+ nvidia-driver                          580-dkms
+
+Transaction Summary
+================================================================================
+Upgrade  6 Packages
+Operation aborted.
+"""
+
+
+def test_a_change_is_read_from_the_table_of_dnf():
+    assert dnf.table(TABLE) == [
+        ("install", "nvidia-container-toolkit-base-with-a-long-name", "1.18.2-1"),
+        ("remove", "nvidia-docker2", "2.14.0-1"),
+        ("install", "libnvidia-ml", "590.48.01-1.el9"),
+        ("install", "dkms", "3.0.13-1.el9"),
+        ("install", "nvidia-persistenced", "580.95.05-1.el9"),
+        ("remove", "site-gpu-tools", "1.0-1.el9"),
+    ]
+
+
+def test_a_dnf_that_waits_for_another_is_asked_again(monkeypatch):
+    monkeypatch.setattr(dnf.time, "sleep", lambda seconds: None)
+    statuses = [200, 200, 0]
+    commands = []
+
+    def call(command):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, statuses.pop(0), "", "RPMDB already locked by 7\n")
+
+    manager = dnf.DnfBase(Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver"), call)
+    assert manager.change("install", "x") == ""
+    assert len(commands) == 3
+    assert "--setopt=exit_on_lock=True" in commands[0]
+
+
+@pytest.mark.parametrize(
+    ("release", "manager"),
+    [
+        ('ID="rhel"\nVERSION_ID="9.6"\n', "dnf"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "dnf"),
+        ("ID=debian\n", "apt"),
+        ("ID=linuxmint\nID_LIKE=ubuntu\n", "apt"),
+    ],
+)
+def test_the_distribution_says_which_package_manager_counts(tmp_path, monkeypatch, release, manager):
+    """Whichever programs are there: EPEL has apt, and Debian has dnf."""
+    monkeypatch.setattr(
+        "ansible_collections.openfleet.gpu.plugins.module_utils.packages.family.program", lambda name: name
+    )
+    path = tmp_path / "os-release"
+    path.write_text(release)
+    assert package_manager(str(path)) == manager
