@@ -102,6 +102,46 @@ def test_memory_is_plausible(model):
     assert bool(whole) == model.mig_capable
 
 
+@pytest.mark.parametrize("model, profile", PROFILES)
+def test_the_whole_gpu_as_one_instance_has_most_multiprocessors(model, profile):
+    """At least four fifths, since a B200 has 126 of 148 in its seven slices, and never more than the GPU has."""
+    assert profile.multiprocessors <= model.multiprocessors
+    if profile.placement_size == model.placement_units and profile.compute_slices == model.compute_slices:
+        assert profile.multiprocessors >= 0.8 * model.multiprocessors
+
+
+SEVEN_SLICES = (("1g", 1, 7), ("1g", 1, 1), ("1g", 2, 4), ("2g", 2, 3), ("3g", 4, 2), ("4g", 4, 1), ("7g", 8, 1))
+
+
+@pytest.mark.parametrize(
+    "device_id, key, sizes",
+    [
+        ("3182", "B300-269GB", ("34gb", "34gb+me", "67gb", "67gb", "135gb", "135gb", "269gb")),
+        ("31c2", "GB300-278GB", ("35gb", "35gb+me", "70gb", "70gb", "139gb", "139gb", "278gb")),
+        ("232c", "H20-141GB", ("18gb", "18gb+me", "35gb", "35gb", "71gb", "71gb", "141gb")),
+    ],
+)
+def test_models_with_seven_slices_have_the_profiles_of_nvidias_lists(device_id, key, sizes):
+    """Names and counts: NVIDIA/mig-parted config-default.yaml (B300, GB300), the vGPU documentation (H20 SXM5 141GB)."""
+    model = MODELS[key]
+    assert [board.pci_device_id for board in model.boards] == [device_id]
+    expected = [(f"{slices}.{size}", units, count) for (slices, units, count), size in zip(SEVEN_SLICES, sizes)]
+    assert [(p.name, p.placement_size, p.max_instances) for p in model.profiles] == expected
+
+
+def test_rtx_pro_4500_has_the_profiles_of_the_mig_guide():
+    model = MODELS["RTXPRO4500-32GB"]
+    assert [board.pci_device_id for board in model.boards] == ["2c31"]
+    halves = {"1g.16gb": 2, "1g.16gb+gfx": 2, "1g.16gb+me.all": 1, "1g.16gb-me": 2}
+    assert {p.name: p.max_instances for p in model.profiles} == {**halves, "2g.32gb": 1, "2g.32gb+gfx": 1}
+
+
+def test_a_model_with_two_published_sets_of_profiles_names_the_other_set():
+    reason = MODELS["RTXPRO5000-48GB"].unconfirmed["profiles"]
+    assert all(name in reason for name in ("r580", "1g.12gb", "2g.24gb-me", "4g.48gb"))
+    assert "227a" in MODELS["RTXPRO5000-48GB"].unconfirmed["boards"]
+
+
 def test_a_derived_memory_stays_unconfirmed():
     unknown = [(m, p) for m in MODELS.values() for p in m.profiles if p.memory_mib is None]
     assert unknown, "with no unknown memory left, the rule for deriving it can go"

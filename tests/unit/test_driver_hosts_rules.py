@@ -44,8 +44,9 @@ def test_each_model_has_its_minimum_driver_with_a_source_or_a_doubt(model):
         (HOPPER, "470", "525.85.12"),
         ("2335", "535.288.01", "550.90.07"),
         ("26b9", "525", "535"),
+        ("3182", "570", "580.82.07"),
         # Not in the catalogue: told by the range of its id.
-        ("3182", "550", "570"),
+        ("3183", "550", "570"),
         ("2684", "515", "520"),
     ],
 )
