@@ -63,7 +63,7 @@ def measured(group: str, options: dict[str, str]) -> dict[str, str]:
 
 
 def without_reason(printed: dict[str, str]) -> list[str]:
-    """Return the figures that have no value, but for those with a known reason."""
+    """Return the figures that have no value and no known reason."""
     missing = {name: rest.removeprefix("n/a ") for name, rest in printed.items() if rest.startswith("n/a ")}
     known = [
         name
