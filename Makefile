@@ -388,7 +388,7 @@ leg-trixie:
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
 # the rest of this machine.
-cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi figures)
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes pytest --quiet $(cluster_tests)

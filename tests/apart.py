@@ -23,7 +23,7 @@ WITH_LAB_HOSTS = (
     "molecule",
     "tests/benchmark",
     "tests/lab",
-    *("tests/kubernetes/test_%s.py" % name for name in ("cdi", "figures", "nodes", "site")),
+    *("tests/kubernetes/test_%s.py" % name for name in ("cdi", "nodes", "site")),
 )
 #: Is set in the namespace. Set it to run pytest without one.
 VARIABLE = "OPENFLEET_APART"

@@ -15,7 +15,7 @@ _PROGRAMS = (("apt-get", "apt"), ("dnf", "dnf"))
 def package_manager(release: str = "/etc/os-release") -> str:
     """Return apt or dnf, empty for neither.
 
-    The distribution says so: EPEL has apt, and Debian has dnf. Only an unknown distribution is told by its programs.
+    The distribution says so: EPEL has apt, and Debian has dnf. Programs decide only for an unknown distribution.
     """
     fields = dict(line.split("=", 1) for line in (read_text(release) or "").splitlines() if "=" in line)
     names = " ".join(fields.get(name, "").strip("\"' ") for name in ("ID", "ID_LIKE")).split()
