@@ -26,6 +26,7 @@ SCRAPE = "it may not exceed the interval of scrapes, and a missed scrape is repe
 SLOW = "it stands for a slow program"
 #: path: {source text of the limit: reason}.
 KEPT = {
+    "tests/adversary/test_hostile_cluster.py": {"ends.wait(0.05)": "a pause between the bytes of a slow server"},
     "tests/adversary/test_hostile_host.py": {"'reclaim_grace_seconds': 1": GRACE},
     "tests/adversary/test_hostile_reclaim.py": {"'reclaim_grace_seconds': 1": GRACE},
     "tests/adversary/test_hostile_user.py": {"deadline=1.0": "its clock is a list"},
