@@ -127,7 +127,7 @@ def test_it_has_no_other_way_into_the_host(once, control):
     ssh = f"runuser -u gpu-audit -- ssh -o BatchMode=yes {ssh_way.ACCOUNT}@{ADDRESS}"
     for command in ("id", "sudo -n id", "cat /etc/openfleet-gpu/layout.json"):
         answer = json.loads(control.host.check_output(f"{ssh} {command}"))
-        assert set(answer) == {"driver_present", "gpus", "vgpu_tenants"}
+        assert set(answer) == {"driver_present", "gpus", "lost_gpus", "vgpu_tenants"}
 
 
 def test_its_account_may_run_the_one_command(once, lab_host):

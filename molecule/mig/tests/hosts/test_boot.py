@@ -11,9 +11,9 @@ from lab_fixtures import BOOT_UNIT as UNIT
 from lab_fixtures import reboot
 from thorough import THOROUGH
 
-CLIENT = "openfleet-client"
+#: The boot unit lists this name. The service itself names no other unit, as the clients of real hosts do.
+CLIENT = "ollama"
 LOOK = "nvidia-smi -L; nvidia-smi --query-gpu=compute_mode --format=csv,noheader"
-#: An ordinary service: it names no other unit, as the clients of real hosts do not name this collection's.
 CLIENT_UNIT = f"""[Unit]
 Description=Notes which GPUs are there when it starts
 [Service]
@@ -38,6 +38,13 @@ def host(request, gpu_host):
     yield host
     host.host.run(f"systemctl disable --quiet {CLIENT}; rm -f /etc/systemd/system/{CLIENT}.service /var/lib/{CLIENT}")
     host.host.run(f"systemctl daemon-reload; systemctl enable --quiet {UNIT}; systemctl start {UNIT}")
+
+
+def test_nothing_but_the_listed_clients_waits_for_the_layout(host):
+    """A driver that hangs must not keep anyone from logging in."""
+    for unit in ("sysinit.target", "basic.target", "ssh.service", "dbus.service", "systemd-logind.service"):
+        assert UNIT not in host.ask(f"systemctl list-dependencies --after --plain --all {unit}"), unit
+    assert UNIT in host.ask(f"systemctl list-dependencies --after --plain --all {CLIENT}.service")
 
 
 def test_the_layout_is_back_before_a_client_starts_and_by_that_unit_alone(host):
