@@ -24,9 +24,11 @@ GRACE = "whether a workload ends by SIGTERM or by SIGKILL makes no difference to
 #: Alerts wait for several missed scrapes (watched_fleet.py).
 SCRAPE = "it may not exceed the interval of scrapes, and a missed scrape is repeated"
 SLOW = "it stands for a slow program"
+SERVER = "a pause between the bytes of a slow server"
 #: path: {source text of the limit: reason}.
 KEPT = {
-    "tests/adversary/test_hostile_cluster.py": {"ends.wait(0.05)": "a pause between the bytes of a slow server"},
+    "tests/adversary/test_hostile_cluster.py": {"ends.wait(0.05)": SERVER},
+    "tests/adversary/test_hostile_hiding.py": {"grace_seconds=0.2": "the process ignores SIGTERM"},
     "tests/adversary/test_hostile_host.py": {"'reclaim_grace_seconds': 1": GRACE},
     "tests/adversary/test_hostile_reclaim.py": {"'reclaim_grace_seconds': 1": GRACE},
     "tests/adversary/test_hostile_user.py": {"deadline=1.0": "its clock is a list"},
@@ -65,6 +67,8 @@ KEPT = {
         "timeout_seconds=5": "nothing listens at this address",
         "'timeout_seconds': '5'": "an option that is read, not a run",
     },
+    "tests/unit/test_command.py": {"timeout_seconds=0.05": TIMEOUT},
+    "tests/unit/test_idle_jupyter.py": {"ended.wait(0.1)": SERVER},
     "tests/unit/test_host_state.py": {"seconds=0.1": TIMEOUT},
     "tests/unit/test_peer.py": {"seconds=1": TIMEOUT},
     "tests/unit/test_rightsize_rearrange.py": {"seconds=2": "a bound of the search: any answer holds, also none"},
