@@ -143,9 +143,7 @@ def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, i
     return processes, hidden
 
 
-def _compared(
-    devices: Devices, processes: Processes, before: str, after: str
-) -> use_count.Verdict:
+def _compared(devices: Devices, processes: Processes, before: str, after: str) -> use_count.Verdict:
     """Compare the driver's use count, from before and after the scan, with the files that the scan found."""
     from . import use_count
 

@@ -113,13 +113,17 @@ def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
 def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
     """Yield what each pod has by each claim. The driver's own checkpoint knows the UUIDs; the kubelet has names alone."""
     # Up to Kubernetes 1.31 the list is in the file itself, later in a text in it (pkg/kubelet/cm/dra/state/checkpoint.go).
-    entries = json.loads(data["Data"])["ClaimInfoStateList"] if isinstance(data.get("Data"), str) else data.get("entries")
+    entries = (
+        json.loads(data["Data"])["ClaimInfoStateList"] if isinstance(data.get("Data"), str) else data.get("entries")
+    )
     for entry in entries or []:
         drivers = {
             driver: [name for device in state["Devices"] or [] for name in _device_names(device)]
             for driver, state in (entry.get("DriverState") or {}).items()
         }
-        drivers = drivers or {driver: list(map(_cdi_name, ids)) for driver, ids in (entry.get("CDIDevices") or {}).items()}
+        drivers = drivers or {
+            driver: list(map(_cdi_name, ids)) for driver, ids in (entry.get("CDIDevices") or {}).items()
+        }
         for driver, ids in drivers.items():
             answer = _prepared(directory, driver, entry["ClaimUID"]) if may_be_gpu(driver) else ""
             what = "claim %s/%s" % (entry["Namespace"], entry["ClaimName"])
