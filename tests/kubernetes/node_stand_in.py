@@ -87,8 +87,16 @@ class NodeStandIn:
         spec = {"selector": {"matchLabels": SELECTED}, "template": template}
         metadata = {"name": "x", "namespace": namespace}
         daemonset = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
-        found = self.plane.find(path + "/x") or self.plane.call("POST", path, daemonset)
-        return found["metadata"]["uid"]
+        existing = self.plane.find(path + "/x")
+        if existing is None:
+            try:
+                existing = self.plane.call("POST", path, daemonset)
+            except ApiError as error:
+                # Another node of the test has made it meanwhile.
+                if error.status != 409:
+                    raise
+                existing = self.plane.call("GET", path + "/x")
+        return existing["metadata"]["uid"]
 
     def pods(self):
         items = self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]
@@ -103,10 +111,13 @@ class NodeStandIn:
         return self
 
     def __exit__(self, *_error):
-        self.pause()
-        for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
-            self._end(pod)
-        self.plane.call("DELETE", self.path)
+        try:
+            self.pause()
+        finally:
+            # A node that stays makes every later test fail.
+            for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
+                self._end(pod)
+            self.plane.call("DELETE", self.path)
 
     def _work(self):
         plugin = None
