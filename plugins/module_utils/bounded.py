@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import time
 import traceback
 from typing import Callable, Sequence
 
-from .child_process import give_up, start, stuck
+from .child_process import give_up, readable, start, stuck
 from .errors import FleetError
 
 _CHUNK = 65536
@@ -71,8 +70,7 @@ def _work(work: Callable[[], str], writing: int) -> int:
 def _read(reading: int, where: str, deadline: float, most_bytes: int) -> bytes:
     chunks, length = [], 0
     while True:
-        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        if not readable(reading, deadline):
             raise FleetError(
                 where, "the look at it takes too long", "See whether its GPUs and tools answer (nvidia-smi)."
             )

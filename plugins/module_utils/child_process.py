@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import time
 from collections import Counter
-from typing import Callable, Iterable, List
+from typing import Any, Callable, Iterable, List
 
 from .accounts import account_of_id
 from .proc_files import read
@@ -35,6 +36,16 @@ _KILLED = 1 << (signal.SIGKILL - 1)
 _left: List[int] = []
 #: Children of this process that were not given up.
 _running: set[int] = set()
+
+
+def readable(source: Any, deadline: float) -> bool:
+    """Wait until `source` has input or has ended; return False at the deadline (seconds of time.monotonic()).
+
+    select.select() refuses descriptors from 1024 on.
+    """
+    waiting = select.poll()
+    waiting.register(source, select.POLLIN)
+    return bool(waiting.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:

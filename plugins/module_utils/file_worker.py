@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import socket
 import time
 from collections import Counter
@@ -112,8 +111,7 @@ class Worker:
         try:
             connection.sendall(question)
             while not answer.endswith(b"\n"):
-                ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
-                chunk = connection.recv(_CHUNK_BYTES) if ready else b""
+                chunk = connection.recv(_CHUNK_BYTES) if child_process.readable(connection, deadline) else b""
                 if not chunk or len(answer) > _MOST_BYTES:
                     return None
                 answer += chunk

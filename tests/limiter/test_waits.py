@@ -9,7 +9,6 @@ import fcntl
 import mmap
 import os
 import re
-import select
 import shutil
 import struct
 import subprocess
@@ -23,6 +22,8 @@ from account import MIB
 from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
 from turnstile_lab import Seat, Turnstile
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
 
 LIVING = 60
 F_OFD_SETLK = 37  # fcntl.h; Python names it from 3.9 on. It stays when the file is opened and closed again.
@@ -106,8 +107,9 @@ def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -
         while asked(crowded) < 35 and time.monotonic() < end:
             time.sleep(0.05)
         other.free(other.alloc(7 * MIB))
-        ready, _, _ = select.select([looker.process.stdout], [], [], 0)
-        assert not ready, "it has found all of them already: nothing is shown"
+        assert not readable(looker.process.stdout, time.monotonic()), (
+            "it has found all of them already: nothing is shown"
+        )
         looker.kill()
 
 

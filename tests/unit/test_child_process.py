@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders import proce
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
 
+PLUGINS = Path(__file__).parents[2] / "plugins"
 NO_DEVICES = Devices(Host("", "", None, False, ()))
 
 
@@ -86,3 +91,26 @@ def test_a_child_does_not_count_its_parents_children_as_its_own():
         assert pipe.read() == "[]"
     child_process.give_up(first)
     child_process.give_up(second)
+
+
+def test_a_descriptor_with_a_large_number_is_waited_for():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    first, second = os.pipe()
+    try:
+        reading = fcntl.fcntl(first, fcntl.F_DUPFD, 1024)
+        assert not child_process.readable(reading, time.monotonic())
+        os.write(second, b"x")
+        assert child_process.readable(reading, time.monotonic() + 60)
+        assert os.read(reading, 1) == b"x"
+        os.close(second)
+        assert child_process.readable(reading, time.monotonic() + 60)
+        os.close(reading)
+    finally:
+        os.close(first)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_no_module_waits_by_a_call_that_refuses_large_descriptors():
+    found = [path for path in sorted(PLUGINS.rglob("*.py")) if "select.select(" in path.read_text().replace("`", "")]
+    assert [path.name for path in found if path.name != "child_process.py"] == []

@@ -20,7 +20,6 @@ import mmap
 import os
 import pickle
 import re
-import select
 import signal
 import socket
 import struct
@@ -252,7 +251,7 @@ class BoundedSession:
 
     def _ready(self, deadline: float) -> bool:
         """Wait until there is something to read, or until the deadline (seconds of time.monotonic()) has passed."""
-        return bool(select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0])
+        return child_process.readable(self._connection, deadline)
 
     def _ended(self) -> UnansweredCallError:
         call, where, _began = self._note.read()
