@@ -22,18 +22,31 @@ from simulated_host import SIMULATOR, SimulatedHost
 
 #: Longer than any answer takes on a busy machine.
 PATIENCE_SECONDS = 120.0
-#: Makes the socket as systemd would, and becomes the service.
+#: Makes the socket and starts the service for each first request, as systemd does: the service ends when it is idle.
 START = """
-import os, socket, sys
+import os, select, signal, socket, subprocess, sys
 path, *command = sys.argv[1:]
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 os.chmod(path, 0o666)
 listener.listen(64)
 os.dup2(listener.fileno(), 3)
-os.set_inheritable(3, True)
 os.environ["LISTEN_FDS"] = "1"
-os.execv(command[0], command)
+running, ended = [], []
+def end(_number, _frame):
+    ended.append(True)
+    for child in running:
+        os.kill(child.pid, signal.SIGTERM)
+    if not running:
+        os._exit(0)
+signal.signal(signal.SIGTERM, end)
+while True:
+    select.select([3], [], [])
+    running[:] = [subprocess.Popen(command, pass_fds=[3])]
+    code = running[0].wait()
+    running.clear()
+    if code or ended:
+        sys.exit(0 if ended else code)
 """
 
 

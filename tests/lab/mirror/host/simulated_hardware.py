@@ -24,6 +24,8 @@ MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
 #: Written by the role gpu_simulator, which lays out GPUs of its own.
 ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
+#: The buses of the simulated NVML's GPUs (gpusim/configuration.py): a GPU elsewhere would be one that the driver does not count.
+FIRST_BUS, BUS_STEP = 0x1A, 0x0E
 GLOBAL = "-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SHIM = "-605dab50-e046-4300-abb6-3dd810dd8b23"
 MODELS = {"2330": "H100-80GB", "20b2": "A100-80GB", "26b9": "L40S-48GB", "2901": "B200-180GB"}
@@ -48,11 +50,11 @@ def boot(hardware: dict) -> None:
         mount(path)
     gpus = hardware.get("gpus", [])
     for number, device_id in enumerate(gpus):
-        device(0x10 + number, "0x10de", "0x" + device_id, "0x030200")
+        device(FIRST_BUS + BUS_STEP * number, "0x10de", "0x" + device_id, "0x030200")
     for number in range(hardware.get("nvswitches", 0)):
-        device(0x40 + number, "0x10de", "0x22a3", "0x068000")
+        device(0xC0 + number, "0x10de", "0x22a3", "0x068000")
     for number in range(hardware.get("nvlink_bridges", 0)):
-        device(0x60 + number, "0x15b3", "0x1021", "0x020700", b"ConnectX-7 SMDL=SW_MNG")
+        device(0xE0 + number, "0x15b3", "0x1021", "0x020700", b"ConnectX-7 SMDL=SW_MNG")
     EFI.mkdir(parents=True)
     (EFI / ("SecureBoot" + GLOBAL)).write_bytes(b"\x06\0\0\0" + bytes([bool(hardware.get("secure_boot"))]))
     enrolled = Path(hardware.get("mok") or "/nonexistent")
