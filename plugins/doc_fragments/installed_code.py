@@ -19,5 +19,5 @@ options:
 notes:
   - >-
     With O(installed_code) the action asks the host first, by M(openfleet.gpu.installed_module), which is small. With C(-vv)
-    Ansible prints why a module was sent. C(docs/gpu-layout-command.md) says what is checked.
+    Ansible prints why a module was sent. C(docs/installed-code.md) says what is checked.
 """

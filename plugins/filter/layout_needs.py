@@ -22,7 +22,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Bring the vGPU limiter where the layout has tenants
+- name: Install the vGPU limiter
   ansible.builtin.include_role:
     name: openfleet.gpu.vgpu_limiter
   when: (gpu_layout | openfleet.gpu.layout_needs).tenants | length > 0

@@ -40,7 +40,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Stop where the tags select nothing
+- name: Check that the tags select tasks
   ansible.builtin.fail:
     msg: "{{ ['gpu_layout'] | openfleet.gpu.tags_problem(run=ansible_run_tags, skip=ansible_skip_tags, groups=groups) }}"
   tags: always

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said to an MPS control daemon and what it answers; and what its clients need to know.
+"""Send commands to an MPS control daemon, parse its answers, and describe the environment of its clients.
 
-The daemon is asked as its operator would: one command on the standard input of nvidia-cuda-mps-control, which finds the
-daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status
-tells only whether the daemon was reached; a command that it refuses is told by what it prints, or by nothing. What is said
-of its answers below was seen with those of Debian, 535.261.03 and 550.163.01.
+A command goes to the standard input of nvidia-cuda-mps-control, which finds the daemon by CUDA_MPS_PIPE_DIRECTORY
+(https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status shows only whether the daemon was
+reached. A refused command prints a message or nothing. The answers described below were seen with Debian's 535.261.03 and
+550.163.01.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re
 _SIZE = re.compile(r"(?<![0-9])([0-9]{1,9})([GM])")
 _PID = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
-#: What may be said to one daemon in one run takes so long: this happens under the host's lock.
+#: Seconds for all commands to one daemon in one run, because the host's lock is held meanwhile.
 _SECONDS = 6 * TOOL_TIMEOUT_SECONDS
-#: Of a daemon, and of all its servers. A server takes at most 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
+#: Limits of a daemon and of all its servers. A server has up to 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
 _MOST_SERVERS, _MOST_CLIENTS = 64, 1024
-#: Characters of an answer, and of one in a message.
+#: Maximum characters of an answer, and of an answer in a message.
 _MOST_LETTERS, _SHOWN = 1 << 16, 200
-#: Of two tools that ask a daemon at the same moment, one may fail or print nothing (seen with 535.261.03). So readers of the
-#: collection take turns on its own daemons, by a lock that only root can open; a sandboxed service may find it missing.
+#: If two tools ask a daemon at the same time, one may fail or print nothing (seen with 535.261.03). So readers of the collection
+#: take turns on its own daemons, with a lock that only root can open. It may be missing in a sandboxed service.
 _LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
 _TURN_SECONDS, _TURN_POLL_SECONDS = 5.0, 0.01
-#: An operator's own tool takes no turns. What failed beside it, or had no answer, is asked again after so many seconds.
+#: An operator's tool takes no turns. A command that failed or had no answer is retried after these seconds.
 _AGAIN_SECONDS = (0.05, 0.2, 0.5)
 _COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control daemon.*)?$", re.DOTALL)
 
 
 class MpsError(FleetError):
-    """A control daemon that does not answer, or refuses."""
+    """Raised if a control daemon does not answer or refuses a command."""
 
     host_fault = True
 
 
 class Control:
-    """The control daemon behind a pipe directory; None is the directory that the tool has as its default.
+    """Ask the control daemon of a pipe directory. None is the tool's default directory.
 
-    Root in a client's container can answer in its place. So answers are short, printable and few, and all of them together take a
-    bounded time: until `deadline`, by time.monotonic().
+    Root in a client's container can answer in its place. So answers are limited in length, characters and number, and all of
+    them together in time: until `deadline`, by time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -68,9 +68,9 @@ class Control:
         self.where = "the MPS control daemon of %s" % printable(directory or "the default pipe directory")
 
     def ask(self, command: str, answers: bool = False) -> str:
-        """Return the answer to a command; `answers` tells that a daemon always has one to it.
+        """Return the answer to a command. With `answers` an empty answer is an error.
 
-        Raises MpsError where the daemon does not answer or refuses.
+        Raises MpsError if the daemon does not answer or refuses.
         """
         for pause in (*_AGAIN_SECONDS, None):
             left = self.check_time()
@@ -94,7 +94,7 @@ class Control:
         return text.strip()
 
     def check_time(self) -> float:
-        """Return the seconds that are left. Raises MpsError where there are none."""
+        """Return the remaining seconds. Raises MpsError if the time is over."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise MpsError(self.where, "it takes too long to answer", "See whether its servers hang.")
@@ -104,10 +104,10 @@ class Control:
         return MpsError(self.where, problem, "No daemon does so: see which process answers at its pipes.")
 
     def servers(self) -> tuple[int, ...]:
-        """The pids of its servers: one for each user at work, none before the first client."""
+        """Return the pids of its servers: one for each active user, none before the first client."""
         found = self.ask("get_server_list")
         if not found:
-            # None, or a tool that asked at the same moment: a command that always has an answer came through meanwhile.
+            # There is no server, or another tool asked at the same time and took the answer.
             self.percentage()
             found = self.ask("get_server_list")
         pids = _pids(found)
@@ -116,7 +116,7 @@ class Control:
         return pids
 
     def clients(self, server: int) -> tuple[int, ...]:
-        """The pids of a server's clients; none where the server has ended since."""
+        """Return the pids of a server's clients, or none if the server has ended."""
         pids = _pids(self.ask("get_client_list %d" % server))
         self._clients += len(pids)
         if self._clients > _MOST_CLIENTS:
@@ -124,22 +124,22 @@ class Control:
         return pids
 
     def percentage(self, server: int | None = None) -> float | None:
-        """The share of the threads that a client gets at most, from a server or from servers to come; None: not told.
+        """Return the maximum thread percentage of a client, of a server or of new servers, or None.
 
-        A server that is just starting or ending tells nothing.
+        A server that is starting or ending reports none.
         """
         of = "get_default_active_thread_percentage" if server is None else "get_active_thread_percentage %d" % server
         return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
-        """What holds afterwards. Clients that are connected keep what they have; None as in `percentage`."""
+        """Set the percentage and return it as read back, or None. Connected clients keep theirs."""
         of = "set_default_active_thread_percentage" if server is None else "set_active_thread_percentage %d" % server
         return _number(self.ask("%s %d" % (of, percentage)))
 
     def limit(self, index: int, server: int | None = None) -> int | None:
-        """Return the bytes that a client may have on the daemon's device of that index, as `rounded_limit` has them.
+        """Return a client's memory limit in bytes on the daemon's device of that index, as rounded by `rounded_limit`.
 
-        None: no limit, or no answer.
+        None if there is no limit or no answer.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
         found = _SIZE.search(self.ask("%s %d" % (of, index)))
@@ -151,7 +151,7 @@ class Control:
 
 @contextlib.contextmanager
 def _turn(directory: str | None) -> Iterator[None]:
-    """Run the body while no other reader of the collection asks one of its daemons, as far as that can be had."""
+    """Run the body while no other reader of the collection asks its daemons, if the lock is available."""
     descriptor = None
     if directory is not None and directory.startswith(_OWN):
         with contextlib.suppress(OSError):
@@ -170,13 +170,13 @@ def _turn(directory: str | None) -> Iterator[None]:
 
 
 def limit_command(index: int, limit_bytes: int, server: int | None = None) -> str:
-    """Sets a memory limit. In MiB: of all units but M and G the daemon takes the number and forgets the unit."""
+    """Return the command for a memory limit, in MiB: the daemon ignores units other than M and G and keeps the number."""
     of = "set_default_device_pinned_mem_limit" if server is None else "set_device_pinned_mem_limit %d" % server
     return "%s %d %dM" % (of, index, limit_bytes // _MIB)
 
 
 def rounded_limit(limit_bytes: int | None) -> int | None:
-    """How a daemon tells a limit: from 1 GiB on in whole GiB, rounded down, though it keeps the limit itself."""
+    """Return a limit as the daemon reports it: from 1 GiB on in whole GiB, rounded down."""
     if limit_bytes is None:
         return None
     unit = _MIB if limit_bytes < 1024 * _MIB else 1024 * _MIB
@@ -184,7 +184,7 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 
 def _pids(text: str) -> tuple[int, ...]:
-    # A line of its own: "Server 5 not found" names no process.
+    # Only whole lines: "Server 5 not found" names no process.
     found = (_PID.fullmatch(line) for line in text.splitlines())
     return tuple(dict.fromkeys(int(match.group(1)) for match in found if match))
 
@@ -194,7 +194,7 @@ def _number(text: str) -> float | None:
 
 
 def daemon_of(gpu_uuid: str) -> str:
-    """Return the name of the MPS daemon through which tenants of a GPU work where the provider is mps."""
+    """Return the name of the MPS daemon for a GPU's tenants with the provider mps."""
     return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
 
 
@@ -204,9 +204,8 @@ def pipe_directory(name: str) -> str:
 
 
 def client_mounts(name: str) -> list[dict[str, Any]]:
-    """Return what a container of a client of the daemon has mounted, as CDI says it."""
-    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
-    # place of.
+    """Return the CDI mounts of a client's container."""
+    # Writable, because a client locks a file there. Other options are those of the engines' /dev/shm, which this replaces.
     return [
         {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
         for path in (pipe_directory(name), "/dev/shm")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe what a technique runs beside the GPUs of a host, such as daemons: how a run looks at it, plans it and changes it."""
+"""Define the interface of a technique's service on a host, such as daemons: read, plan and change."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 #: Process ids by UUID of the GPU.
 Pids = Mapping[str, "frozenset[int]"]
-#: Observes the host with its holders. Called with the UUID of a GPU it reads that one; the others are as they were seen last.
+#: Reads the host with its holders. With the UUID of a GPU, it reads only that GPU and returns the others as last read.
 Look = Callable[..., Host]
-#: Ends holders in the way; returns whether it could end any.
+#: Ends blocking holders. Returns whether it ended any.
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 
 @frozen
 class PartRequest:
-    """What a service plans from. `plan` has the GPUs, and the parts of the services before this one.
+    """The input of a service's plan. `plan` has the GPUs, and the parts of the previous services.
 
-    `keys` are the techniques that the run is about. With `removes` all that the service has on the host goes. Without
-    `gpus_change` the GPUs have to be ready for it. With `installs` it is no error that its software is missing.
+    `keys` are the techniques of this run. With `removes` the service is removed from the host. Without `gpus_change` the GPUs
+    must be ready for it. With `installs` missing software is no error.
     """
 
     layout: Layout
@@ -43,7 +43,7 @@ class PartRequest:
 
 
 class Asked(NamedTuple):
-    """Something that a layout asks of a service: its name, the word for the step that brings it, and its limits in words.
+    """A desired object of a service: its name, the verb of its plan step, and its limits in words.
 
     `gpus` are the UUIDs of its GPUs.
     """
@@ -55,82 +55,82 @@ class Asked(NamedTuple):
 
 
 class Change(Protocol):
-    """One change of a service. Methods raise ApplyError if the service does not do what it is told."""
+    """One change of a service. Methods raise ApplyError if the service does not follow."""
 
     #: Key of the technique.
     key: str
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what the journal has of this change."""
+        """Return the journal's record of this change."""
 
     def stop(self, done: list[str]) -> None:
-        """Do what comes before the GPUs change. Raises BusyError for holders in the way, or ends them."""
+        """Run the steps before the GPUs change. Raises BusyError for blocking holders, or ends them."""
 
     def start(self, host: Host, done: list[str]) -> None:
-        """Do what comes after the GPUs changed."""
+        """Run the steps after the GPUs changed."""
 
     def clear_away(self) -> None:
-        """Take away what came, on the way back, before the GPUs."""
+        """Roll back before the GPUs: remove what was created."""
 
     def bring_back(self, host: Host) -> None:
-        """Restore what was there, on the way back, after the GPUs."""
+        """Roll back after the GPUs: restore what was removed."""
 
     def forget(self) -> None:
-        """Remove what the new layout does not name, once it stands."""
+        """Remove leftovers of the previous layout, after the new one is complete."""
 
 
 class Service(Protocol):
-    """What a technique has beside the GPUs, in one run. `private`: the GPUs are simulated for this process alone."""
+    """The service of a technique in one run. `private`: the GPUs are simulated for this process alone."""
 
     #: Key of the technique.
     key: str
-    #: Name of what is there, as `gpu-layout show --json` has it.
+    #: Name of the current objects in `gpu-layout show --json`.
     name: str
-    #: What is there, as frozen values; filled by `observe` and `observe_on`.
+    #: The current objects as frozen values, filled by `observe` and `observe_on`.
     seen: Sequence[Any]
 
     def __init__(self, private: bool) -> None: ...
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> Sequence[Asked]:
-        """Return what the layout asks for on a host of which only the GPUs are known, with their plan. Raises PlanError."""
+        """Return the desired objects on a host of which only the GPUs and their plan are known. Raises PlanError."""
 
     def observe(self) -> None:
-        """Look at what is there. This comes before the look at the GPUs."""
+        """Read the current objects, before the GPUs are read."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Look at what only a look at the GPUs tells."""
+        """Read the objects that depend on the GPUs."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
-        """Return the processes that belong to it and so do not block a change, with or without its `clients`.
+        """Return the service's own processes, which do not block a change, with or without its `clients`.
 
-        With a `part` of a plan: the processes that stay through it.
+        With a `part` of a plan: the processes that survive it.
         """
 
     def plan(self, request: PartRequest) -> HostPart:
-        """Return its part of a plan. Raises PlanError if the layout cannot be had."""
+        """Return its part of a plan. Raises PlanError if the layout is impossible."""
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
         """Return what differs from the layout, each with the UUIDs of the GPUs, given the plan of the GPUs. Raises PlanError."""
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
-        """Return the metrics of what is there, on GPUs by UUID."""
+        """Return the metrics of the current objects, on GPUs by UUID."""
 
     def describe(self, host: Host) -> list[str]:
-        """Return what is there in words, a line each."""
+        """Return the current objects in words, one line each."""
 
     def missing(self, part: HostPart) -> str | None:
-        """Return what has to be installed before the part can be carried out."""
+        """Return the software that must be installed before the part can be applied."""
 
     def change(self, part: HostPart, look: Look, clear: Clear | None) -> Change | None:
         """Return the part as a change; None if it changes nothing."""
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether a change that was cut off has to be taken back even if all GPUs are as the layout says."""
+        """Return whether an interrupted change must be rolled back even if all GPUs match the layout."""
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
-        """Restore what was there before a change that was cut off, whose `record` this is."""
+        """Restore the state before an interrupted change, from its `record`."""
 
 
 def merged(all_pids: Iterable[Pids]) -> Pids:

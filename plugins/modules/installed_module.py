@@ -18,7 +18,7 @@ description:
     the user that the module runs as (root), with mode 0755, that it is what was installed, and that it was made from sources of
     exactly this O(digest) by the Python that the module runs under. It runs the file that it has checked, also where another one
     takes its place meanwhile.
-  - C(docs/gpu-layout-command.md) says more, and how to switch it off.
+  - C(docs/installed-code.md) says more, and how to switch it off.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:

@@ -108,7 +108,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Restore the layout at boot
+- name: Install or remove the boot service
   openfleet.gpu.layout_boot:
     layout: "{{ gpu_layout }}"
     unit: "{{ lookup('ansible.builtin.template', 'gpu-layout.service.j2') }}"

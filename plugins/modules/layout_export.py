@@ -56,7 +56,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Adopt what is there
+- name: Export the current layout
   openfleet.gpu.layout_export:
     directory: "{{ inventory_dir }}"
   become: true

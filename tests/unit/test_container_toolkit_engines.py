@@ -94,7 +94,7 @@ def test_whatever_would_be_lost_from_docker_stops_the_run(before, after):
 
 def test_a_configuration_that_cannot_be_read_is_named_with_its_cure():
     with pytest.raises(
-        PlanError, match=r"^/etc/docker/daemon.json: nvidia-ctk cannot configure docker: .*Mend the file"
+        PlanError, match=r"^/etc/docker/daemon.json: nvidia-ctk cannot configure docker: .*Fix the file"
     ):
         engines.ask(DOCKER, "1.18.2", Request("1.18.2"), {DOCKER.config: "{,}"}, call("1.18.2"))
 

@@ -65,7 +65,7 @@ def test_a_file_that_dockerd_refuses_is_taken_back_without_a_restart(tmp_path, m
     monkeypatch.setattr(apply, "_DOCKER_SECONDS", 0.05)
     with pytest.raises(ApplyError, match="dockerd does not have the runtime nvidia") as raised:
         made._reload(Step("reload", "reload docker", ("docker",)))
-    assert "It runs with its former configuration" in raised.value.cure
+    assert "It runs with its previous configuration" in raised.value.cure
     assert json.loads(path.read_text()) == FORMER
     assert "systemctl restart" not in docker.called and docker.called.count("systemctl reload") == 2
 

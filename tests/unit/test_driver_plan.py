@@ -217,7 +217,7 @@ def test_the_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     board = right(packages=packages("580.95.05-1", *names), units=units, nvlink_bridges=2)
     made = make(board, Request("580"))
     assert [step.text for step in made.steps] == [
-        "write " + files.MODULES_LOAD, "load ib_umad, by which NVLSM reaches the NVSwitches",
+        "write " + files.MODULES_LOAD, "load ib_umad, which NVLSM needs to reach the NVSwitches",
     ]  # fmt: skip
     done = replace(board, umad_loaded=True, files={**board.files, files.MODULES_LOAD: files.modules_load()})
     assert make(done, Request("580")).steps == ()

@@ -268,7 +268,7 @@ def test_as_many_reports_are_kept_as_the_inventory_says(failed, caught_up):
 
 
 def test_the_role_has_nothing_to_change_a_second_time(applied):
-    told = applied.told.partition("PLAY [Audit the fleet from now on]")[2].partition("PLAY RECAP")[0]
+    told = applied.told.partition("PLAY [Set up the audit timer]")[2].partition("PLAY RECAP")[0]
     assert "TASK [openfleet.gpu.gpu_audit : Start the timer]" in told and "ok: [monitor]" in told
     assert "changed: [monitor]" not in told
 

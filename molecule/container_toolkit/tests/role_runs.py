@@ -37,6 +37,6 @@ def run_roles(host: str, *asks: Ask, check: bool = False) -> list[Run]:
     runs = []
     for run in done:
         # None where the role's arguments or a file of the controller are refused.
-        result = run.results.get("Bring the container toolkit, or take it away", {})
+        result = run.results.get("Install or remove the container toolkit", {})
         runs.append(Run(result.get("steps", []), result, run.changed, run.executions, run.failed, run.seen))
     return runs

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry out a plan: fetch first, then change, and go back to the old driver where that does not end well.
+"""Apply a plan: download first, then change, and restore the old driver if a step fails.
 
-A journal is on the disk before the first change: after a kill or a lost power supply the next run finishes what was begun.
+A journal is written before the first change, so that the next run completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .repack import repack
 
 SCHEMA = 1
 JOURNAL = "driver.json"
-#: Where the packages from before a change lie while it goes on.
+#: Folder of the old packages during a change.
 KEPT = "driver-old"
-#: Mode of the key and of the files that belong to the driver.
+#: Mode of the key and of the driver's files.
 _MODE = 0o644
 
 
 @frozen
 class Tools:
-    """What a change works with. `manager` is an Apt or a Dnf, `look` reads the host again, `state` is the state directory.
+    """The tools of a change. `manager` is an Apt or a Dnf, `look` reads the host again, `state` is the state directory.
 
     `keyring` is the path and the content of the repository's key, `runfile` the .run file with its checksum and options.
     """
@@ -59,7 +59,7 @@ class DriverChange:
         self.mark = ""
 
     def run(self) -> Host:
-        """Do all steps; gives the host as it then is. Raises ApplyError, with the old driver back wherever that can be."""
+        """Run all steps and return the host's new state. Raises ApplyError after restoring the old driver if possible."""
         transaction = self.plan.transaction
         packages = self._steps("packages")
         if packages and transaction and transaction.installs:
@@ -98,10 +98,10 @@ class DriverChange:
             raise ApplyError("driver", "%s: %s" % (what, problem), cure, outcome="unknown", steps_done=self.done)
         self._did(steps)
 
-    # -- what can be taken back ----------------------------------------------------------------------------------------
+    # -- steps that can be rolled back ----------------------------------------------------------------------------------------
 
     def _begin(self, packages: Sequence[Step]) -> None:
-        """Keep the way back: the old packages as files, the old files as text."""
+        """Save the old packages and the text of the old files for a rollback."""
         shutil.rmtree(str(self.kept), ignore_errors=True)
         old = [(step.items[0], step.items[1]) for step in packages if step.items[1]]
         if old:
@@ -111,8 +111,8 @@ class DriverChange:
                 shutil.rmtree(str(self.kept), ignore_errors=True)
                 raise ApplyError(
                     "packages",
-                    "the old driver could not be kept for the way back: %s" % "; ".join(filter(None, problems)),
-                    "Make it available in a source of the host. Nothing was changed.",
+                    "the old driver could not be saved for a rollback: %s" % "; ".join(filter(None, problems)),
+                    "Make it available in a package source of the host. Nothing was changed.",
                     outcome="old",
                 )
         self.mark = self.manager.mark() if packages else ""
@@ -153,19 +153,19 @@ class DriverChange:
             self._look_at_modules()
 
     def _look_at_modules(self) -> None:
-        """A package can be installed whole and have built nothing, as without headers of the running kernel."""
+        """Check that a module was built: a package may install without one, as without headers of the running kernel."""
         now = self.look()
         if now.on_disk != self.plan.version:
             raise ApplyError(
                 "kernel modules",
                 "after the installation there is %s for kernel %s, not %s"
                 % (now.on_disk or "none", now.kernel, self.plan.version),
-                "See that the headers of this kernel are there, and /var/lib/dkms/nvidia for the build's log.",
+                "Check that the headers of this kernel are installed, and read the build's log in /var/lib/dkms/nvidia.",
                 outcome="unknown",
             )
 
     def _go_back(self, error: ApplyError) -> None:
-        """To the old packages and files. Always raises."""
+        """Restore the old packages and files. Always raises."""
         changed = [step.items for step in self._steps("packages")]
         before = {package.name for package in self.host.packages}
         there = {package.name for package in self.look().packages}
@@ -176,7 +176,7 @@ class DriverChange:
         held = [package.name for package in self.host.packages if package.held]
         if held and not problem:
             problem = self.manager.hold(held)
-        # Packages stop their services when they go, and come back without starting them.
+        # Removed packages stop their services, and reinstalled ones do not start them.
         active = [name for name, unit in self.host.units.items() if unit.active]
         if active and not problem:
             systemd.reset_failed(self.call, active)
@@ -185,8 +185,8 @@ class DriverChange:
         if problem or now.library != self.host.library or any(package.broken for package in now.packages):
             raise ApplyError(
                 error.where,
-                "%s; and the old driver could not be brought back: %s" % (error.problem, problem or "it is not whole"),
-                "Its packages lie in %s. %s" % (self.kept, error.cure),
+                "%s; and the old driver could not be restored: %s" % (error.problem, problem or "it is not whole"),
+                "Its packages are in %s. %s" % (self.kept, error.cure),
                 outcome="unknown",
                 steps_done=self.done,
             ) from error
@@ -218,7 +218,7 @@ class DriverChange:
         done = self.call(["sh", path, *self.runfile[2:]])
         return "" if done.returncode == 0 else _last_words(done.stdout + done.stderr)
 
-    # -- what follows --------------------------------------------------------------------------------------------------
+    # -- steps after the change --------------------------------------------------------------------------------------------------
 
     def _delete(self, step: Step) -> None:
         if Path(step.items[0]).exists():
@@ -227,7 +227,7 @@ class DriverChange:
             self.manager.forget_lists(self.host.files.get(step.items[0], ""))
 
     def _initramfs(self, step: Step) -> None:
-        cure = "See whether /boot has room. The driver itself is there; run again when this is mended."
+        cure = "Check for free space in /boot, then run again. The driver itself is installed."
         self._must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", (), cure)
 
     def _hold(self, step: Step) -> None:
@@ -255,7 +255,7 @@ class DriverChange:
 
 
 def finish(manager: Any, state: Path) -> None:
-    """Finish what an earlier run began, or go back to the packages that it kept. Raises ApplyError where neither works."""
+    """Complete an interrupted change, or restore the saved packages. Raises ApplyError if both fail."""
     journal, kept = state / JOURNAL, state / KEPT
     problem = manager.repair()
     if problem:
@@ -266,8 +266,8 @@ def finish(manager: Any, state: Path) -> None:
     if problem:
         raise ApplyError(
             "packages",
-            "a change was interrupted, and can neither be finished nor taken back: %s" % problem,
-            "See dpkg --audit. The packages from before lie in %s." % kept,
+            "a change was interrupted, and can neither be completed nor rolled back: %s" % problem,
+            "See dpkg --audit. The previous packages are in %s." % kept,
             outcome="unknown",
         )
     durable.remove(journal)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's packages by APT: which versions there are, what would happen, and the doing of it."""
+"""Query, simulate and change the driver's packages with APT."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _REMV = re.compile(r"^(?:Remv|Purg) ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])?")
 
 
 class Apt(apt.AptBase):
-    """The host's APT, asked for the driver."""
+    """Manage the driver's packages with the host's APT."""
 
     def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def open(self, url: str, key: bytes) -> None:
-        """Ask in a directory of its own from now on, this repository too where there is one. Raises PlanError.
+        """Use separate package lists from now on, including this repository if given. Raises PlanError.
 
         `key` is the content of the repository's key ring, already verified."""
         private = self.open_private()
@@ -42,13 +42,13 @@ class Apt(apt.AptBase):
             self.ask_also(ours, url)
 
     def versions(self, name: str) -> list[str]:
-        """The versions that the sources have, the newest first."""
+        """Return the versions in the sources, the newest first."""
         return sorted(self.offered([name])[name], key=rules.order, reverse=True)
 
     def resolve(
         self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
-        """What installing would do, in the version to prefer or else the newest of what was asked for. Raises PlanError."""
+        """Return the changes of an installation, in the preferred version or else the newest requested one. Raises PlanError."""
         anchor = names.locked[0]
         if not self.versions(anchor):
             self.update()
@@ -59,7 +59,7 @@ class Apt(apt.AptBase):
         following = [name for name, _asked in names.next_kernel if not host.package(name)]
         offered = self.offered(following) if following else {}
         arguments += [name for name in following if offered[name]]
-        # Parts that are there beyond what is asked for come along; else they would stay behind in another version.
+        # Installed parts beyond the request are changed too, or they would stay in another version.
         for package in host.packages:
             if package.name not in names.locked and rules.of_the_driver(package, pinned):
                 there = [found for found in self.versions(package.name) if rules.upstream(found) == chosen]
@@ -69,7 +69,7 @@ class Apt(apt.AptBase):
         return replace(found, missing=tuple(name for name in following if not offered[name]))
 
     def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
-        """What removing the driver would do, and packages of others by name. Raises PlanError."""
+        """Return the changes of a removal, and the names of other packages that it removes. Raises PlanError."""
         own = (package.name for package in host.packages if rules.of_the_driver(package, patterns))
         names = list(dict.fromkeys([*own, *foreign]))
         return parse("", self.simulate(["purge", *names], retry=False), tuple(names)) if names else Transaction("")
@@ -85,10 +85,10 @@ class Apt(apt.AptBase):
             )
         return "%s=%s" % (name, found[0])
 
-    # -- doing -------------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take the lists that were asked over into the host's own, so that both are of one state."""
+        """Copy the queried package lists to the host's own, so that both have the same state."""
         assert self._private
         for path in sorted((self._private / "lists").glob("*")):
             if path.is_file() and not path.is_symlink() and path.name != "lock":
@@ -96,18 +96,18 @@ class Apt(apt.AptBase):
                     shutil.copyfileobj(asked, ours)
 
     def download(self, transaction: Transaction) -> None:
-        """Fetch everything, verified, before anything is changed. Raises ApplyError."""
+        """Download and verify all packages before anything changes. Raises ApplyError."""
         problem = self.change("install", "--download-only", *transaction.arguments)
         if problem:
             raise ApplyError(
                 "packages",
-                "not all of them could be fetched: %s" % problem,
-                "See that the repository answers, and run again.",
+                "not all of them could be downloaded: %s" % problem,
+                "Check that the repository is reachable, then run again.",
                 outcome="old",
             )
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Fetch these (name, version) into `folder`; gives the names of those that cannot be had any more."""
+        """Download these (name, version) into `folder`. Returns the names of packages that no source has any more."""
         folder.mkdir(parents=True, exist_ok=True)
         missing = []
         for name, version in packages:
@@ -118,8 +118,8 @@ class Apt(apt.AptBase):
         return missing
 
     def install(self, transaction: Transaction) -> str:
-        """Empty, or what went wrong."""
-        # From what was fetched, with the lists, sources and pins that were asked: nothing can have moved in between.
+        """Apply the changes. Returns an empty text or the error."""
+        # Use the downloaded files with the queried lists, sources and pins, so that nothing changes in between.
         problem = self.change("install", "--no-download", *transaction.arguments)
         if not problem:
             self.forget_fetched((name, new) for name, _old, new in transaction.installs)
@@ -129,11 +129,11 @@ class Apt(apt.AptBase):
         return self.change("purge", *(name for name, _old in transaction.removals))
 
     def mark(self) -> str:
-        """Return nothing: the way back is the packages that `keep` fetched."""
+        """Return nothing: a rollback uses the packages that `keep` downloaded."""
         return ""
 
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
-        """Install package files as they were, and take away what came with them. Without apt, which would resolve again."""
+        """Install the saved packages and remove the new ones, without apt, which would resolve dependencies again."""
         said = []
         if added:
             said.append(self.call(["dpkg", "--force-depends", "--force-remove-reinstreq", "--purge", *added]))
@@ -145,7 +145,7 @@ class Apt(apt.AptBase):
 
 
 def parse(version: str, simulated: str, arguments: tuple[str, ...]) -> Transaction:
-    """What `apt-get --simulate` printed: one line a package, Inst NAME [OLD] (NEW ...) or Remv NAME [OLD]."""
+    """Parse the output of `apt-get --simulate`: lines Inst NAME [OLD] (NEW ...) or Remv NAME [OLD]."""
     installs, removals = [], []
     for line in simulated.splitlines():
         found = _INST.match(line)

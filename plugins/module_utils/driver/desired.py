@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One driver on one host: from the module's parameters to a plan, and to what came of it."""
+"""Turn the module's parameters into a plan for the driver of one host, and apply it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .model import Host, Plan, Request, Transaction, Wanted
 from .observe import distribution, look
 
 _UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
-#: Written when clients are off for a change of the driver.
+#: Written while clients are stopped for a change of the driver.
 DRAINED = "driver-drained.json"
 
 
 class Driver:
-    """The driver of this host. Its caller closes it."""
+    """Manage the driver of this host. The caller closes it."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
@@ -81,7 +81,7 @@ class Driver:
             minimum_versions.driver(version or self.request.version),
             self.params["vulnerable"],
             "nvidia_driver_vulnerable",
-            "Ask for a version that mends them, of one of the branches %s."
+            "Request a version that fixes them, from one of the branches %s."
             % ", ".join(map(str, minimum_versions.MENDED)),
         )
         imex_nodes = tuple(self.params["imex_nodes"]) if self.request.imex else ()
@@ -98,13 +98,13 @@ class Driver:
         branch = rules.branch_of(self.request.version)
         if self.request.source == "runfile":
             if self.request.version.count(".") < 1:
-                raise PlanError("nvidia_driver_version", "a .run file is of one exact version", "Name it.")
+                raise PlanError("nvidia_driver_version", "a .run file has one exact version", "Name it.")
             flavor = rules.flavor(self.host.gpus, self.request.kernel_modules, branch)
             return Wanted(flavor, (), ())
         return rules.wanted(self.host, self.request, self.catalogue, branch)
 
     def _must_ask(self, version: str) -> bool:
-        """A host that is right is not asked for anything that lies outside of it."""
+        """Plan. A host in the desired state needs no access to a repository."""
         if self.request.source == "runfile":
             return False
         exact = version == self.request.version
@@ -143,12 +143,12 @@ class Driver:
             self.host, self.request, self.manager.manager, self.keyring, transaction, self.catalogue["patterns"]
         )
 
-    # -- outcome -----------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
     def fetch(self, made: Plan) -> None:
-        """Have all packages on the host before clients have to leave. Raises ApplyError; nothing else is changed."""
+        """Download all packages before clients are stopped. Raises ApplyError. Nothing else changes."""
         torn = any(step.kind == "repair" for step in made.steps)
-        # Until what was begun is finished, the package manager refuses to fetch.
+        # The package manager refuses downloads until an interrupted change is complete.
         if made.transaction and made.transaction.installs and not torn:
             self.manager.download(made.transaction)
 
@@ -163,17 +163,17 @@ class Driver:
         return dict(self.result(made), loaded_version=now.loaded)
 
     def _drain(self) -> list[int]:
-        """What tells one drain of the host from another: its record, as the role gpu_drain wrote it last."""
+        """Return the record that the role gpu_drain wrote last, which identifies a drain of the host."""
         record = self.state / "drain.json"
         return [record.stat().st_ino, record.stat().st_mtime_ns] if record.exists() else []
 
     def _drained(self) -> bool:
-        """Whether the clients are off for a change of the driver, and not for another reason."""
+        """Return whether clients are stopped for a change of the driver, and not for another reason."""
         mark = durable.read(self.state / DRAINED, 1)
         return bool(mark and self._drain() and mark["drain"] == self._drain())
 
     def _installer(self) -> list[str]:
-        """The .run file, its checksum, and the installer's options (its --advanced-options lists them)."""
+        """Return the .run file, its checksum, and the installer's options (listed by its --advanced-options)."""
         options = ["--silent", "--ui=none", "--no-questions", "--accept-license", "--dkms", "--disable-nouveau"]
         if self.flavor == "none":
             options = [*options[:4], "--no-kernel-modules"]
@@ -208,7 +208,7 @@ def _request(params: dict[str, Any]) -> Request:
 
 
 def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:
-    """What the distribution's entry says, with what was given instead."""
+    """Return the distribution's entry with the given overrides."""
     entry = dict(catalogue["repository"])
     asked = given.get("fingerprints") or entry["fingerprints"]
     entry["fingerprints"] = keys.normal(asked)
@@ -221,5 +221,5 @@ def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, A
 
 
 def _is_signed(wanted: Wanted) -> bool:
-    """Whether the modules come built and signed by the distribution."""
+    """Return whether the distribution builds and signs the modules."""
     return any(name.startswith("linux-modules-nvidia-") for name in wanted.free)

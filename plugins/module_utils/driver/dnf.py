@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The same as apt.py by DNF."""
+"""Query and change the driver's packages with DNF, like apt.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$
 
 
 class Dnf(dnf.DnfBase):
-    """The host's DNF, asked for the driver."""
+    """Manage the driver's packages with the host's DNF."""
 
     def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
@@ -38,7 +38,7 @@ class Dnf(dnf.DnfBase):
     ) -> Transaction:
         """Return what installing would do, in the preferred version or else the newest of the request. Raises PlanError."""
         anchor = names.locked[0]
-        # Parts that are installed beyond the request come along, or else they would stay behind in another version.
+        # Installed parts beyond the request are changed too, or they would stay in another version.
         more = [
             package.name
             for package in host.packages
@@ -71,14 +71,14 @@ class Dnf(dnf.DnfBase):
         return self._transaction(chosen, rows, host, pinned, arguments, missing)
 
     def _is_offered(self, name: str, asked: str) -> bool:
-        """Whether a repository has a package by its name, or in the version and architecture that the request ends with."""
+        """Return whether a repository has a package, in the version and architecture of the request if it has them."""
         architecture = asked.rpartition(".")[2]
         offered = self.offered(list(dict.fromkeys([asked, name])))
         exact = ["%s-%s.%s" % (name, version, architecture) for version in offered[name]]
         return bool(offered[asked]) or asked in exact
 
     def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
-        """Return what removing the driver would do, and packages of others by name. Raises PlanError."""
+        """Return the changes of a removal, and the names of other packages that it removes. Raises PlanError."""
         names = [
             package.name
             for package in host.packages
@@ -123,25 +123,25 @@ class Dnf(dnf.DnfBase):
         if problem:
             raise ApplyError(
                 "packages",
-                "not all of them could be fetched: %s" % problem,
-                "See that the repository answers, and run again.",
+                "not all of them could be downloaded: %s" % problem,
+                "Check that the repository is reachable, then run again.",
                 outcome="old",
             )
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """The history of DNF is the way back: nothing to keep."""
+        """Save nothing: a rollback uses the history of DNF."""
         return []
 
     def install(self, transaction: Transaction) -> str:
         problem = self.change(self._comment, "--allowerasing", "install", *transaction.arguments)
-        # What conflicts with nothing stays until it is removed.
+        # Packages without a conflict stay until they are removed.
         rest = [name for name, _old in transaction.removals if self._has(name)]
         return problem or (self.change(self._comment, "remove", *rest) if rest else "")
 
     def remove(self, transaction: Transaction) -> str:
         names = [name for name, _old in transaction.removals]
         problem = self.change(self._comment, "remove", *names)
-        # A lock outlives its package.
+        # A lock stays after its package is removed.
         return problem or (self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else "")
 
     def _has(self, name: str) -> bool:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files that the role nvidia_driver keeps on a host, as text. Nothing is read or written here."""
+"""Build the text of the files that the role nvidia_driver manages. Pure."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ MANAGED = {
 KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
 
 #: NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). With module_hotfixes the streams of
-#: its module nvidia-driver hide no version: the version is chosen exactly, and locked, for which streams are too coarse
-#: (dnf.conf(5)).
+#: its module nvidia-driver hide no version. The exact version is selected and locked instead of a stream (dnf.conf(5)).
 VERIFIED = ("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1")
 
 _HEAD = "# Written by Ansible (openfleet.gpu.nvidia_driver); changes made here are overwritten.\n"
 
 
 def repository_url(repository: dict[str, Any], architecture: str) -> str:
-    """BASE/debian12/x86_64, the layout of NVIDIA's (guide, "Network Repository"); a mirror keeps it or gives all of it."""
+    """Return BASE/debian12/x86_64, NVIDIA's layout (guide, "Network Repository"), or the mirror's full address."""
     return repository["url"].format(
         directory=repository["directory"], architecture=repository["architectures"].get(architecture, architecture)
     )
@@ -45,12 +44,12 @@ def key_url(repository: dict[str, Any], architecture: str) -> str:
 
 
 def sources(url: str, keyring: str) -> str:
-    """A flat repository: the suite is a path, and there are no components (sources.list(5))."""
+    """Return the source of a flat repository: the suite is a path without components (sources.list(5))."""
     return "%sTypes: deb\nURIs: %s/\nSuites: /\nSigned-By: %s\n" % (_HEAD, url.rstrip("/"), keyring)
 
 
 def preferences(version: str, patterns: list[str]) -> str:
-    """Above 1000, so that a downgrade counts too (apt_preferences(5)). No other version of the driver can come in."""
+    """Return the pin. A priority above 1000 allows downgrades (apt_preferences(5)) and blocks other versions."""
     return "%sPackage: %s\nPin: version %s-*\nPin-Priority: 1001\n" % (_HEAD, " ".join(patterns), version)
 
 
@@ -65,23 +64,23 @@ def repo(url: str, keyring: str) -> str:
 
 
 def blacklist() -> str:
-    """nouveau must not bind GPUs before the driver does (guide, "Disabling nouveau")."""
+    """Return the file that keeps nouveau from binding GPUs first (guide, "Disabling nouveau")."""
     return _HEAD + "blacklist nouveau\noptions nouveau modeset=0\n"
 
 
 def dracut() -> str:
-    """An initramfs of dracut's has no /etc/modprobe.d unless it is made for this host alone (dracut.conf(5), hostonly)."""
+    """Return dracut's configuration: only a host-only initramfs includes /etc/modprobe.d (dracut.conf(5), hostonly)."""
     return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (_HEAD, BLACKLIST)
 
 
 def modules_load() -> str:
-    """NVLSM speaks to NVSwitches through ib_umad, which nothing else loads (Fabric Manager guide, "Systems Using Fourth
-    Generation NVSwitches")."""
+    """Return the file that loads ib_umad, which NVLSM needs to reach NVSwitches (Fabric Manager guide, "Systems Using
+    Fourth Generation NVSwitches")."""
     return _HEAD + "ib_umad\n"
 
 
 class Needs(NamedTuple):
-    """What the host needs files for: kernel modules (`flavor`), IMEX, an initramfs by dracut, NVLSM."""
+    """The features that need files: kernel modules (`flavor`), IMEX, an initramfs by dracut, NVLSM."""
 
     flavor: str
     imex_nodes: tuple[str, ...] = ()
@@ -97,7 +96,7 @@ def wanted(
     architecture: str,
     needs: Needs,
 ) -> dict[str, str]:
-    """Path and text of every file that is to be there, for the driver in this version."""
+    """Return path and text of every desired file, for the driver in this version."""
     found = {}
     repository = catalogue["repository"]
     if source == "repository":

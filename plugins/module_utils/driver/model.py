@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the decisions about a driver are made of: the host as it was seen, what is asked for, what is to be done."""
+"""Describe the current host, the request and the plan of a driver as plain values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unit:
 
 @frozen
 class SecureBoot:
-    """`certificate` is the one that modules built on this host are signed with, `enrolled` whether the firmware trusts it."""
+    """`certificate` signs the modules built on this host, `enrolled` is whether the firmware trusts it."""
 
     enabled: bool = False
     certificate: str = ""
@@ -39,7 +39,7 @@ class SecureBoot:
 
 @frozen
 class Host:
-    """What was seen. Versions are the driver's, as 580.105.08, and empty where there is none."""
+    """The current state of the host. Versions are the driver's, such as 580.105.08, or empty."""
 
     distribution: str
     architecture: str
@@ -51,26 +51,26 @@ class Host:
     on_disk: str = ""
     library: str = ""
     nouveau_loaded: bool = False
-    #: ib_umad, by which NVLSM reaches NVSwitches.
+    #: ib_umad, which NVLSM needs to reach NVSwitches.
     umad_loaded: bool = False
-    #: dracut makes the initramfs here, or may.
+    #: dracut builds the initramfs, or may.
     dracut: bool = False
     headers: bool = False
     secure_boot: SecureBoot = SecureBoot()
     packages: tuple[Package, ...] = ()
     units: dict[str, Unit] = field(default_factory=dict)
-    #: Text of the files that this role writes, where they are there.
+    #: Text of the existing files that this role writes.
     files: dict[str, str] = field(default_factory=dict)
-    #: Fingerprints of the keys in the key ring of the driver's repository; empty where there is none.
+    #: Fingerprints of the keys in the key ring of the driver's repository, or empty.
     key_fingerprints: tuple[str, ...] = ()
     runfile: str = ""
-    #: Versions of the driver that DKMS knows.
+    #: Driver versions in DKMS.
     dkms: tuple[str, ...] = ()
-    #: Folder that the installer of a .run file leaves behind.
+    #: Folder left by the installer of a .run file.
     installer_log: str = ""
-    #: Folder of a driver container, as the GPU operator runs it.
+    #: Folder of a driver container, as run by the GPU operator.
     driver_container: str = ""
-    #: An earlier change did not come to its end.
+    #: An earlier change was interrupted.
     interrupted: bool = False
 
     def package(self, name: str) -> Package | None:
@@ -79,7 +79,7 @@ class Host:
 
 @frozen
 class Request:
-    """What is asked for. `version` is a branch (580), an exact version (580.105.08), or empty where the driver is to go."""
+    """The request. `version` is a branch (580), an exact version (580.105.08), or empty for removal."""
 
     version: str
     source: str = "repository"
@@ -100,28 +100,28 @@ class Request:
 
 @frozen
 class Wanted:
-    """Packages and services that make the request true on this host."""
+    """Packages and services that fulfil the request on this host."""
 
     flavor: str
-    #: Of exactly the driver's version.
+    #: Packages in exactly the driver's version.
     locked: tuple[str, ...]
-    #: Of whatever version the sources have.
+    #: Packages in any version of the sources.
     free: tuple[str, ...] = ()
-    #: Not to be there: the other flavour's modules.
+    #: Packages to remove: the other flavour's modules.
     unwanted: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
-    #: Packages that bring headers or signed modules for the next kernel too: (name, what to ask the package manager for).
+    #: Packages with headers or signed modules for the next kernel too: (name, request to the package manager).
     next_kernel: tuple[tuple[str, str], ...] = ()
 
 
 @frozen
 class Transaction:
-    """What the package manager would do: (name, old version or "", new version) and (name, old version)."""
+    """The package manager's changes: (name, old version or "", new version) and (name, old version)."""
 
     version: str
     installs: tuple[tuple[str, str, str], ...] = ()
     removals: tuple[tuple[str, str], ...] = ()
-    #: What to ask of the package manager for just this: name=version, name, name-.
+    #: The request to the package manager: name=version, name, name-.
     arguments: tuple[str, ...] = ()
     #: Packages for the next kernel that no source has.
     missing: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Transaction:
 
 @frozen
 class Plan:
-    """Steps in order. `disruptive`: clients must leave the GPUs first. `reboot`: why one is needed afterwards, or empty."""
+    """Steps in order. `disruptive`: clients must stop first. `reboot`: why one is needed afterwards, or empty."""
 
     version: str
     steps: tuple[Step, ...] = ()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is there: packages, modules, devices, firmware and files of a host, read and not judged."""
+"""Read packages, modules, devices, firmware and files of a host."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ..packages.host_files import read_text, read_texts
 from ..packages.model import Package
 from .model import Gpu, Host, SecureBoot, Unit
 
-#: NVSwitches are bridges of NVIDIA's: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).
+#: NVSwitches are NVIDIA bridges: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).
 _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
-#: Those of Blackwell boards are no PCI devices. ConnectX-7 functions lead to them, whose vital product data says SW_MNG
+#: On Blackwell boards they are no PCI devices, but ConnectX-7 functions with SW_MNG in their vital product data
 #: (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
-#: Left by the installer of a .run file, which also backs up files there.
+#: Folder of the installer of a .run file, which also backs up files there.
 _INSTALLER_LOG = "/var/lib/nvidia/log"
-#: Root of the driver container, and the mark of a driver that it has loaded (GPU operator, assets/state-driver).
+#: Root of the driver container, and the marker of a driver that it loaded (GPU operator, assets/state-driver).
 _DRIVER_CONTAINER = ("/run/nvidia/driver/usr", "/run/nvidia/validations/.driver-ctr-ready")
 _DKMS = "/var/lib/dkms/nvidia"
 _UNIT_FIELDS = ("UnitFileState", "ActiveState")
 _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-#: Of dkms itself, and of Ubuntu's shim.
+#: Certificates of dkms and of Ubuntu's shim.
 _CERTIFICATES = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
 def distribution(release: str) -> str:
-    """debian-12, ubuntu-24.04, el-9 from the text of os-release; a derivative of RHEL counts as RHEL."""
+    """Return debian-12, ubuntu-24.04 or el-9 from the text of os-release. A RHEL rebuild counts as RHEL."""
     fields = dict(line.split("=", 1) for line in release.splitlines() if "=" in line and not line.startswith("#"))
     fields = {name: value.strip().strip("\"'") for name, value in fields.items()}
     name, version = fields.get("ID", ""), fields.get("VERSION_ID", "")
@@ -52,7 +52,7 @@ def distribution(release: str) -> str:
 def look(
     manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: bool, call: Run = run_to_end
 ) -> Host:
-    """The host as it is now. `paths` are the files whose text is wanted."""
+    """Return the current state of the host, with the text of the files `paths`."""
     system = platform.uname()
     switches, bridges = _fabric()
     return Host(
@@ -90,7 +90,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _fabric(devices: str = DEVICES) -> tuple[int, int]:
-    """How many NVSwitches sit on the PCI bus, and how many bridges to such as do not."""
+    """Return the number of NVSwitches on the PCI bus, and of bridges to NVSwitches that are not on it."""
     switches = bridges = 0
     for folder in sorted(Path(devices).glob("*")):
         ids = tuple((read_text(str(folder / name)) or "").strip().lower() for name in ("vendor", "device"))
@@ -119,7 +119,7 @@ def _secure_boot() -> SecureBoot:
     # Four bytes of attributes, then the value.
     enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
     certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
-    # Certificates lie in the firmware's lists as they are, in DER: the user's own (MOK), and the vendor's (db).
+    # The firmware's lists have certificates in DER: the user's own (MOK) and the vendor's (db).
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)
@@ -129,11 +129,11 @@ def _rpm(call: Run) -> tuple[Package, ...]:
     done = call(["rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"])
     if done.returncode != 0:
         raise PlanError(
-            "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
+            "rpm", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
         )
     locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
     packages = [line.split("\t") for line in done.stdout.splitlines()]
-    # A transaction that was killed leaves packages in the old version and the new one.
+    # A killed transaction leaves packages in both the old and the new version.
     several = [name for name, _version in packages if "nvidia" in name]
     twice = {name for name in several if several.count(name) > 1}
     return tuple(Package(name, version, name in locked, name in twice) for name, version in packages)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the host as it was seen to what has to be done, in order. Pure: no I/O, no clock; check mode shows just this."""
+"""Plan the steps from the current host to the request, in order. Pure. Check mode prints exactly these steps."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from . import rules
 from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
 from .model import Host, Plan, Request, Transaction, Unit, Wanted
 
-#: The steps there are, in the order in which they are done.
+#: All steps in order.
 KINDS = ("repair", "key", "write", "delete", "uninstall", "packages", "runfile", "initramfs", "modules", "hold", "release",
          "enable", "load", "start", "restart")  # fmt: skip
 
 
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
-    """The driver's version where all wanted packages are there in one version that was asked for; empty elsewhere."""
+    """Return the driver's version if all desired packages are installed in one requested version, or empty."""
     if request.source == "runfile":
         return host.library if host.runfile and host.library == request.version else ""
     found = [host.package(name) for name in wanted.locked]
     versions = {rules.upstream(package.version) if package else "" for package in found}
     there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
-    # What the running kernel alone suggests may be in no source: it is asked for with the driver's packages, once.
+    # Packages suggested by the running kernel may be in no source: request them with the driver's packages, once.
     if rules.flavors_of_kernels(host)[1]:
         there = there and all(host.package(name) for name, _asked in wanted.next_kernel)
     broken = any(package and package.broken for package in found)
@@ -37,7 +37,7 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
 
 
 class Goal(NamedTuple):
-    """What is to be there: the packages, the driver's version, and files by path. `transaction` brings the packages."""
+    """The desired packages, driver version and files by path. `transaction` installs the packages."""
 
     wanted: Wanted
     version: str
@@ -46,7 +46,7 @@ class Goal(NamedTuple):
 
 
 class Repository(NamedTuple):
-    """Fingerprints of the keys that are `trusted`, `patterns` of the driver's packages, whether its modules are signed."""
+    """Fingerprints of `trusted` keys, `patterns` of the driver's packages, and whether its modules are signed."""
 
     trusted: Sequence[str]
     patterns: Sequence[str]
@@ -54,7 +54,7 @@ class Repository(NamedTuple):
 
 
 def present(host: Host, request: Request, goal: Goal, repository: Repository) -> Plan:
-    """What makes the driver of the goal be there. Raises PlanError where that must not or cannot be done."""
+    """Plan the installation of the goal's driver. Raises PlanError if that is not allowed or not possible."""
     wanted, version, transaction, files = goal
     trusted, patterns, signed = repository
     own_modules = wanted.flavor != "none"
@@ -80,7 +80,7 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     if request.source == "runfile" and not settled(host, request, wanted):
         steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
         changes = True
-    # What is left of another way to install: NVIDIA's source would be in the way of the distribution's packages.
+    # Leftovers of another source: NVIDIA's would block the distribution's packages.
     stale = [path for path in host.files if path not in files and path != IMEX_NODES]
     steps += [Step("delete", "delete %s" % path, (path,)) for path in stale]
     if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
@@ -113,7 +113,7 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
 
 def absent(host: Host, request: Request, manager: str, keyring: str, transaction: Transaction | None,
            patterns: Sequence[str]) -> Plan:  # fmt: skip
-    """What takes the driver away, and every file of this role."""
+    """Plan the removal of the driver and of every file of this role."""
     steps = []
     rules.refuse_foreign(host, request)
     changes = bool(transaction and transaction.removals)
@@ -137,7 +137,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
             "a reboot is needed: %s" % reboot,
             "Say now (reboot when it is done) or later (you will). Nothing was changed.",
         )
-    # The files go last: until the packages are gone, the pin keeps other versions out.
+    # Remove the files last: until the packages are removed, the pin blocks other versions.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
     return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
 
@@ -155,7 +155,7 @@ def _packages(transaction: Transaction) -> list[Step]:
 
 def _refuse_removals(transaction: Transaction, request: Request, host: Host, patterns: Sequence[str],
                      wanted: Wanted | None) -> None:  # fmt: skip
-    """What belongs to others goes only when they said so."""
+    """Refuse to remove other packages without permission. Raises PlanError."""
     own = {package.name for package in host.packages if rules.of_the_driver(package, patterns)}
     own |= set(wanted.unwanted) if wanted else set()
     foreign = [name for name, _old in transaction.removals if name not in own | set(request.allow_removal)]
@@ -185,7 +185,7 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
         driver |= {package.name for package in coming
                    if rules.upstream(package.version) == version or package.name in wanted.free}  # fmt: skip
     driver |= set(wanted.locked)
-    # apt lets go of what it changes on demand.
+    # apt removes the hold of packages that it changes on request.
     held = {name for name, package in after.items() if package.held and name not in touched}
     if request.hold:
         names = tuple(sorted(driver - held))
@@ -212,13 +212,13 @@ def _services(host: Host, wanted: Wanted, version: str, changes: bool, reboot: b
     if not host.loaded:
         steps.append(Step("load", "load the kernel module", ("nvidia",)))
     if rules.needs_subnet_manager(host, wanted) and not host.umad_loaded:
-        steps.append(Step("load", "load ib_umad, by which NVLSM reaches the NVSwitches", ("ib_umad",)))
+        steps.append(Step("load", "load ib_umad, which NVLSM needs to reach the NVSwitches", ("ib_umad",)))
     start = tuple(name for name in wanted.units if not host.units.get(name, Unit()).active)
     return steps + ([Step("start", "start %s" % ", ".join(start), start)] if start else [])
 
 
 def _restart(host: Host, files: dict[str, str], reboot: bool) -> list[Step]:
-    """IMEX reads its nodes when it starts (IMEX guide, "nodes_config.cfg")."""
+    """Restart IMEX if its nodes change: it reads them at start (IMEX guide, "nodes_config.cfg")."""
     moved = IMEX_NODES in files and host.files.get(IMEX_NODES) != files[IMEX_NODES]
     if not moved or reboot or not host.units.get(rules.SERVICE_IMEX, Unit()).active:
         return []

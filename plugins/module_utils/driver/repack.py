@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A package file made again from what is installed, for the way back where no source has that version any more.
+"""Rebuild a package file from the installed files, for a rollback if no source has that version any more.
 
-As dpkg-repack does: the files that dpkg lists, the control data that it keeps.
+Like dpkg-repack: the files that dpkg lists, and the control data that it keeps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from ..command import Run, run_to_end
 
 _INFO = Path("/var/lib/dpkg/info")
-#: What dpkg keeps for itself, and would refuse in a package.
+#: Control files of dpkg itself, which it refuses in a package.
 _NOT_CONTROL = ("list", "md5sums")
-#: Folders to packages, links on a system with a merged /usr.
+#: Folders in packages that are links on a system with a merged /usr.
 _MERGED = ("/bin", "/lib", "/lib64", "/sbin")
 
 
 def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
-    """Write NAME.deb into `folder`. Empty, or why it cannot be done."""
+    """Write NAME.deb into `folder`. Returns an empty text or the error."""
     stanza = call(["dpkg-query", "--status", name])
     listed = call(["dpkg-query", "--listfiles", name])
     if stanza.returncode != 0 or listed.returncode != 0:
@@ -47,7 +47,7 @@ def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
 
 
 def _control(status: str) -> str:
-    """The stanza without what only dpkg's own record has."""
+    """Return the stanza without fields that only dpkg's own record has."""
     lines, skip = [], False
     for line in status.splitlines():
         if not line.startswith(" "):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of NVIDIA's drivers, as pure functions: versions, kernel modules, packages, NVSwitch, Secure Boot, skew.
+"""Rules of NVIDIA's drivers, as pure functions: versions, kernel modules, packages, NVSwitch, Secure Boot, skew.
 
-Sources of the rules stand at each of them; "guide" is https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/.
+Each rule names its source. "guide" is https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .model import Gpu, Host, Request, Wanted
 
 OWNER = Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver")
 
-#: A driver's version: three digits of the branch, then one or two numbers.
+#: A driver version: three digits of the branch, then one or two numbers.
 _DRIVER_VERSION = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?![.\d])")
 _REQUEST_VERSION = re.compile(r"^\d{3}(\.\d+){0,2}$")
 
-#: The first PCI device id of Turing, TU102; all older GPUs have lower ones. The open kernel modules begin there
+#: The first PCI device id of Turing, TU102. Older GPUs have lower ids. The open kernel modules support Turing and later
 #: (https://github.com/NVIDIA/open-gpu-kernel-modules, README, "Compatible GPUs").
 _TURING = 0x1E02
-#: The first of Blackwell (GB100 is 2900 upwards), which has no proprietary modules, as Grace Hopper has none
+#: The first id of Blackwell (GB100 is 2900 upwards). Blackwell and Grace Hopper have no proprietary modules
 #: (https://developer.nvidia.com/blog/nvidia-transitions-fully-towards-open-source-gpu-kernel-modules/).
 _BLACKWELL = 0x2900
 _GRACE_HOPPER = (0x2342, 0x2345, 0x2348)
-#: Branch 580 is the last one with Maxwell, Pascal and Volta; 610 the last one with proprietary modules (guide, "Kernel
+#: Branch 580 is the last with Maxwell, Pascal and Volta, 610 the last with proprietary modules (guide, "Kernel
 #: Modules", and the release 620 of it, "Proprietary Kernel Modules Removed").
 _LAST_BEFORE_TURING = 580
 _NO_PROPRIETARY = 620
@@ -65,13 +65,13 @@ SERVICE_IMEX = "nvidia-imex.service"
 
 
 def upstream(version: str) -> str:
-    """The driver's version in a package's: 580.105.08 of 580.105.08-1 or of 3:580.105.08-1.el9; empty for any other."""
+    """Return the driver version in a package version: 580.105.08 of 580.105.08-1 or 3:580.105.08-1.el9, or empty."""
     found = _DRIVER_VERSION.match(version)
     return found[1] if found else ""
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Compares as versions do: 580.95.05 is before 580.105.08."""
+    """Return the sort key of a version: 580.95.05 is before 580.105.08."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
@@ -80,12 +80,12 @@ def branch_of(version: str) -> int:
 
 
 def satisfies(version: str, asked: str) -> bool:
-    """Whether a driver's version is the one asked for, or of the branch asked for."""
+    """Return whether a driver version is the requested one, or in the requested branch."""
     return bool(version) and (version == asked or version.startswith(asked + "."))
 
 
 def choose(versions: Iterable[str], request: Request, anchor: str, prefer: str) -> str:
-    """Return the driver's version to install, of those that the sources have of its first package. Raises PlanError."""
+    """Return the driver version to install, from the sources' versions of its first package. Raises PlanError."""
     offered = [found for found in map(upstream, versions) if found]
     fitting = [found for found in offered if satisfies(found, request.version)]
     if not fitting:
@@ -107,7 +107,7 @@ def check_version(asked: str) -> None:
 
 
 def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
-    """open, proprietary or none. auto is open wherever all GPUs can: Turing and newer. Raises PlanError."""
+    """Return open, proprietary or none. auto is open if all GPUs are Turing or newer. Raises PlanError."""
     gpus = list(gpus)
     ids = [int(gpu.device_id, 16) for gpu in gpus]
     old = ["%s (10de:%s)" % (gpu.address, gpu.device_id) for gpu in gpus if int(gpu.device_id, 16) < _TURING]
@@ -144,18 +144,18 @@ def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
 
 
 def needs_fabric_manager(host: Host, asked: str) -> bool:
-    """Where GPUs hang on NVSwitches, no CUDA program runs without it, be the board a DGX or anything else
+    """Return whether Fabric Manager is needed: no CUDA program runs without it on GPUs behind NVSwitches
     (https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/)."""
     return asked == "present" or (asked == "auto" and bool(host.nvswitches or host.nvlink_bridges))
 
 
 def needs_subnet_manager(host: Host, wanted: Wanted) -> bool:
-    """Fabric Manager starts NVLSM itself, but finds it only where it is installed and ib_umad loaded."""
+    """Return whether NVLSM is needed: Fabric Manager starts it if it is installed and ib_umad is loaded."""
     return bool(host.nvlink_bridges) and SERVICE_FABRIC_MANAGER in wanted.units
 
 
 def package_set(catalogue: dict[str, Any], distribution: str, source: str, branch: int) -> dict[str, Any]:
-    """The names of one branch: the entry with the highest `since` that is not above it. Raises PlanError."""
+    """Return the names of a branch: the entry with the highest `since` up to it. Raises PlanError."""
     sets = catalogue["packages"].get(source, [])
     found = [entry for entry in sets if entry["since"] <= branch <= entry.get("until", branch)]
     if not found:
@@ -169,7 +169,7 @@ def package_set(catalogue: dict[str, Any], distribution: str, source: str, branc
 
 
 def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int) -> Wanted:
-    """The packages and services that make the request true. Raises PlanError where it cannot be."""
+    """Return the packages and services of the request. Raises PlanError if it is impossible."""
     names = package_set(catalogue, host.distribution, request.source, branch)
     chosen = flavor(host.gpus, request.kernel_modules, branch)
     if chosen not in ("none", *names["modules"]):
@@ -181,7 +181,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
     modules = names["modules"].get(chosen, [])
     free: list[str] = []
     if host.secure_boot.enabled and not host.secure_boot.enrolled and names.get("signed", {}).get(chosen):
-        # Built and signed for each kernel by the distribution, and numbered as the kernels are.
+        # The distribution builds and signs them for each kernel, with the kernel's version.
         free, modules = list(names["signed"][chosen]), []
     locked = [*names[request.variant], *modules]
     units = [SERVICE_PERSISTENCED] if request.persistenced and chosen != "none" else []
@@ -223,7 +223,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
 def _next_kernel(
     host: Host, catalogue: dict[str, Any], signed: Sequence[str], fill: dict[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """List what has to be there for the next kernel: headers, or the signed modules of `signed`."""
+    """List the packages for the next kernel: headers, or the signed modules of `signed`."""
     if catalogue["manager"] == "dnf":
         asked = [name.format(**fill) for name in catalogue["next_kernel"]]
         return tuple((name.replace("-" + fill["kernel"], ""), name) for name in asked)
@@ -247,10 +247,10 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
 
 
 def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
-    """Whether an installed package is part of the driver: by its whole name, or by a pattern and a driver's version.
+    """Return whether an installed package is part of the driver: by its whole name, or by a pattern and a driver version.
 
-    nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own. So has NVLSM, which is named. Drivers
-    from elsewhere (vGPU software, other repositories) are not the role's.
+    nvidia-container-toolkit, DCGM and CUDA have similar names, but other versions. NVLSM is listed by name. Drivers from other
+    sources (vGPU software, other repositories) do not belong to the role.
     """
     if _foreign(package):
         return False
@@ -259,12 +259,12 @@ def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a package's name is the one that a pattern stands for."""
+    """Return whether a package name matches a pattern."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name) is not None
 
 
 def skew(host: Host) -> str:
-    """In words, where the parts of the driver that must be of one version are not; empty where they are."""
+    """Return which parts of the driver differ in version, in words, or an empty text."""
     seen = {"the loaded kernel module": host.loaded, "the module for this kernel": host.on_disk}
     seen["the NVML library"] = host.library
     versions = {version for version in seen.values() if version}
@@ -274,7 +274,7 @@ def skew(host: Host) -> str:
 
 
 def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | None:
-    """What is in the way of loading a module that is built on this host, with the way out; None where nothing is."""
+    """Return the problem and fix for loading a module built on this host under Secure Boot, or None."""
     state = host.secure_boot
     if not state.enabled or chosen == "none" or signed or state.enrolled:
         return None
@@ -297,7 +297,7 @@ def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | No
 
 @frozen
 class OtherWay:
-    """A driver that another way of installation brought. `names` permit its removal; empty if only a person can remove it."""
+    """A driver from another source. `names` permit its removal. Empty if only a person can remove it."""
 
     text: str
     cure: str
@@ -333,7 +333,7 @@ def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherW
 
 
 def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the foreign packages that may be removed. Raises PlanError if a driver would be mixed with another."""
+    """Return the names of foreign packages that may be removed. Raises PlanError if drivers would be mixed."""
     ways = other_ways(host, request.source, patterns)
     problem = "this host has a driver from elsewhere, which must not be mixed with source %s" % request.source
     _refuse(ways, request, "nvidia_driver_source", problem)
@@ -370,7 +370,7 @@ def _foreign_packages(host: Host) -> list[OtherWay]:
 
 
 def _foreign(package: Package) -> list[str]:
-    """What brought a package of a driver that is not the role's; one item at most."""
+    """Return the source of a driver package that is not the role's, as a list of at most one item."""
     name = package.name.lower()
     return [what for pattern, what in _FOREIGN if matches(name, pattern)][:1]
 
@@ -426,10 +426,10 @@ def headers_variant(kernel: str) -> tuple[str, str]:
 
 
 def flavors_of_kernels(host: Host) -> tuple[tuple[str, ...], bool]:
-    """Return the flavours of the kernels that upgrades bring to a Debian or Ubuntu host, and whether packages say so.
+    """Return the flavours of a Debian or Ubuntu host's next kernels, and whether packages name them.
 
-    The meta-package of the image says which: linux-image-generic-hwe-24.04 brings the kernels of linux-headers-generic-hwe-24.04.
-    Without one the running kernel tells: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
+    The meta-package of the image names them: linux-image-generic-hwe-24.04 goes with linux-headers-generic-hwe-24.04.
+    Without one, the running kernel does: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
     """
     found = [package.name[len(_IMAGE) :] for package in host.packages if package.name.startswith(_IMAGE)]
     metas = tuple(sorted(name for name in found if _META.match(name) and not _NO_META.search(name)))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe how a sharing technique is written in `gpu_layout`. Light: what only reads and writes layouts carries it."""
+"""Define the interface of a technique's part of `gpu_layout`. Small, because it is sent with modules that only read layouts."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from .fields import PartContext
 from .reader import Key, Node
 from .types import Selector
 
-#: What the service of each technique sees, by key.
+#: The observed objects of each technique's service, by key.
 Seen = Mapping[str, Sequence[Any]]
 
 
 class Form(Protocol):
-    """The part of a technique in an entry of a layout: what the parser, the writer and the export ask of it.
+    """The part of a technique in an entry of a layout, as the parser, the writer and the export use it.
 
-    A form derives from this class, and so has what most have.
+    A form derives from this class and inherits common members.
     """
 
-    #: Word in `gpu_layout`, both as `sharing` and as the key of its part.
+    #: Value of `sharing` in `gpu_layout`, and the key of its part.
     key: str
-    #: How the part is written, for messages.
+    #: An example of the part, for messages.
     example: Key
     #: Whether a MIG instance can have a part of it.
     inside_mig: bool = False
     #: Compute mode of GPUs that use the technique.
     compute_mode: str | None
-    #: Whether its parts have CDI devices of their own.
+    #: Whether its parts have CDI devices.
     cdi_devices: bool = False
 
     def parse(self, node: Node, context: PartContext) -> Any:
         """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
 
     def to_data(self, part: Any) -> dict[str, Any]:
-        """Return the part as `gpu_layout` has it, without what equals a default."""
+        """Return the part for `gpu_layout`, without values that equal a default."""
 
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""

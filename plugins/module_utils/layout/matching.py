@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the GPUs that a selector of a layout names."""
+"""Find the GPUs that match a selector of a layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .types import Selector
 
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
-    """The GPUs that a selector names, never none: raises SelectorError with what there is to choose from."""
+    """Return the matching GPUs, at least one. Raises SelectorError with the available GPUs."""
     found = [gpu for gpu in gpus if matches(selector, gpu)]
     if found:
         return found
@@ -39,14 +39,14 @@ def _indices(gpus: Sequence[Gpu]) -> str:
 
 
 def _octal_hint(selector: Selector) -> str:
-    """A sentence where the index may have been written with a leading zero, which makes it octal to YAML 1.1."""
+    """Return a hint if the index may have had a leading zero, which YAML 1.1 reads as octal."""
     if not isinstance(selector.value, int) or selector.value < 8:
         return ""
     return " YAML reads 0%o as %d: write indices without leading zeros." % (selector.value, selector.value)
 
 
 def matches(selector: Selector, gpu: Gpu | LostGpu) -> bool:
-    """Return whether the selector names the GPU, of which the part that the selector is about is known."""
+    """Return whether the selector matches the GPU. Only the attribute of the selector's kind must be known."""
     if selector.kind == "all":
         return True
     if selector.kind == "index":

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one parser of `gpu_layout`: data as YAML gives it to typed values.
+"""Parse `gpu_layout` from YAML data into typed values.
 
-Pure: knows neither Ansible nor NVML, so what it checks holds for any host. Whether a profile exists, a combination
-fits or a selector matches is found out against the GPUs. It reads the whole contract, also parts that a given release
-does not apply. The parts of techniques are read by their forms, which techniques/forms.py lists.
+Pure, without Ansible and NVML: the checks are the same for every host. Profiles, combinations and selectors are checked later
+against the GPUs. The techniques' forms (techniques/forms.py) read their parts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .types import MOST_GPUS, WITHOUT_PART, Entry, Layout, Selector
 
 
 def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
-    """Return the keys of an entry, those of parts in the order of the alphabet."""
+    """Return the keys of an entry, with the parts in alphabetical order."""
     return {
         "gpus": Key("gpus: [0, 1]", required=True),
         "sharing": Key("sharing: mig", required=True),
@@ -32,9 +31,9 @@ def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
 
 
 def parse(data: Any, forms: Sequence[Form]) -> Layout:
-    """Return the layout that `data` (lists, mappings and scalars) describes. Raises LayoutError with all problems found.
+    """Return the layout of `data` (lists, mappings and scalars). Raises LayoutError with all problems.
 
-    An empty list is a layout: every GPU is left as it is.
+    An empty list is a layout that changes no GPU.
     """
     problems: list[Problem] = []
     root = Node(data, "gpu_layout", problems, "gpu_layout: [{gpus: all, sharing: shared}]")
@@ -45,7 +44,7 @@ def parse(data: Any, forms: Sequence[Form]) -> Layout:
 
 
 class _Parser:
-    """Reads one layout. What a problem spoilt is None in the values built; they are dropped when any was found."""
+    """Read one layout. Invalid values are None. The result is discarded if there is any problem."""
 
     def __init__(self, forms: Sequence[Form]) -> None:
         self._forms = forms
@@ -73,7 +72,7 @@ class _Parser:
         readers: dict[str, Callable[[Node], Any]] = {
             form.key: functools.partial(form.parse, context=context) for form in self._forms
         }
-        # Each part is read, so that the problems of one that does not belong there are found too.
+        # Read each part, to report the problems of unexpected parts too.
         parts = {key: fields.read(key, readers[key]) for key in self._parts}
         return Entry(index, selectors, sharing, parts.get(sharing))
 
@@ -91,7 +90,7 @@ class _Parser:
                 )
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
-        # One string or mapping may stand alone; a number may not, for `gpus: 2` could as well mean two GPUs.
+        # A single string or mapping is allowed, but no number, because `gpus: 2` could mean two GPUs.
         if isinstance(node.value, (str, Mapping)):
             nodes = [node]
         elif is_integer(node.value):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names of MIG profiles: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
+"""Parse names of MIG profiles: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
 
-Only the form of a name is known here. Which profiles a GPU has is asked of its NVML when a layout is applied.
+Only the form is checked. The GPU's profiles are read from NVML when a layout is applied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..frozen import frozen
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
-#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb, and "MIG 1g.10gb" as nvidia-smi prints it, where
+#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb, and "MIG 1g.10gb" as in nvidia-smi, where
 # "Device 0: (UUID: ...)" may follow.
 _LOOSE = re.compile(
     r"(?:.*mig[-_ :]+)?((?:[1-9][0-9]?c[-_. ])?)([1-9][0-9]?)g[-_. ]?([1-9][0-9]{0,4})gb?"
@@ -25,12 +25,12 @@ _LOOSE = re.compile(
 
 
 class ProfileNameError(FleetError):
-    """A text that is no profile name."""
+    """Raised for a text that is not a profile name."""
 
 
 @frozen
 class ProfileName:
-    """`compute_slices` are those of the compute instance; they equal `gpu_slices` where it spans the GPU instance."""
+    """A profile. `compute_slices` are the compute instance's. They equal `gpu_slices` if it spans the GPU instance."""
 
     compute_slices: int
     gpu_slices: int
@@ -40,12 +40,12 @@ class ProfileName:
 
     @property
     def gpu_instance(self) -> str:
-        """The name of the GPU instance profile alone."""
+        """Return the name of the GPU instance profile."""
         return "%dg.%dgb%s" % (self.gpu_slices, self.memory_gb, self.attribute)
 
     @property
     def is_split(self) -> bool:
-        """Whether the name stands for a part of a GPU instance."""
+        """Return whether the name means a part of a GPU instance."""
         return self.compute_slices != self.gpu_slices
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class ProfileName:
 
 
 def parse_profile_name(text: str) -> ProfileName:
-    """Raises ProfileNameError, whose `where` is empty: only the caller knows it."""
+    """Parse a name. Raises ProfileNameError with an empty `where`, which the caller knows."""
     match = _NAME.fullmatch(text)
     if not match:
         loose = _LOOSE.fullmatch(text[:60].strip().lower())
@@ -81,7 +81,7 @@ def parse_profile_name(text: str) -> ProfileName:
 
 
 def nearest_profile(text: str, known: Iterable[str]) -> str:
-    """Return the known profile of as many slices whose attribute and memory are most like the name's; empty where none is."""
+    """Return the known profile with the same slices and the most similar attribute and memory, or an empty text."""
     try:
         name = parse_profile_name(text)
         others = [parse_profile_name(other) for other in known]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads YAML-like data into typed values and collects every problem on the way, each with its place and cure.
+"""Read YAML-like data into typed values, and collect all problems, each with its place and fix.
 
-Knows nothing of `gpu_layout`. A read that fails reports the problem and returns None, so that reading goes on.
+Independent of `gpu_layout`. A failed read reports the problem and returns None, so that reading continues.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _LONGEST_NUMBER = 20
 
 
 class Key(NamedTuple):
-    """A key that a mapping may or must have. `example` shows it written, for messages."""
+    """An optional or required key of a mapping. `example` shows its use, for messages."""
 
     example: str
     required: bool = False
 
 
 def quoted(value: object) -> str:
-    """The value between quotes, cut where a message would drown in it."""
+    """Return the value in quotes, shortened for messages."""
     text = number(value) if is_integer(value) else str(value)
     return '"%s"' % (text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "...")
 
 
 def number(value: float) -> str:
-    """The number in digits, or how long it is: Python refuses to write very long ones, and no message needs them."""
+    """Return the number in digits, or its length if it is very long, which Python refuses to format."""
     if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
         return "a number of more than %d digits" % _LONGEST_NUMBER
     return "%s" % value
 
 
 def described(value: object) -> str:
-    """What came, in words of YAML."""
+    """Return the value's type in YAML's terms."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
@@ -59,11 +59,11 @@ def described(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most likely was to be; of words as near as each other, one that begins with it.
+    """Return the most similar known word. Among equally similar ones, prefer one that starts with `word`.
 
-    Where none is near, the only one whose first part it is: sm for sm_percent.
+    Without a similar one, return the only word that starts with it: sm_percent for sm.
     """
-    # A layout without mistakes needs none of it.
+    # A correct layout does not need it.
     import difflib
 
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
@@ -75,17 +75,17 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 
 
 def is_digits(text: str) -> bool:
-    """Whether it is a number in digits. To `str.isdigit` superscripts are digits too, which `int` refuses."""
+    """Return whether the text is a number in digits. `str.isdigit` also accepts superscripts, which `int` refuses."""
     return text.isascii() and text.isdigit()
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a whole number: to Python a boolean is one too."""
+    """Return whether it is a whole number and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Node:
-    """A value, its place (``gpu_layout[0].mig``), an example of how it is written, and where problems go."""
+    """A value with its place (``gpu_layout[0].mig``), an example, and the list of problems."""
 
     def __init__(self, value: Any, where: str, problems: list[Problem], example: str = "") -> None:
         self.value = value
@@ -97,7 +97,7 @@ class Node:
         self.problems.append(Problem(self.where, problem, cure))
 
     def report_type(self, wanted: str) -> None:
-        """The value is not of the type wanted."""
+        """Report a value of the wrong type."""
         self.report("expected %s, got %s" % (wanted, described(self.value)), self._type_cure())
 
     def _type_cure(self) -> str:
@@ -156,7 +156,7 @@ class Node:
         return None
 
     def items(self, at_least: int, at_most: int | None = None) -> list[Node] | None:
-        """The elements of a list; `at_least` is 0 where an empty one has a meaning."""
+        """Return the elements of a list. `at_least` is 0 if an empty list is valid."""
         if not isinstance(self.value, (list, tuple)):
             self.report_type("a list")
             return None
@@ -172,7 +172,7 @@ class Node:
         ]
 
     def fields(self, keys: dict[str, Key]) -> Fields | None:
-        """The mapping's fields, after reporting unknown keys and required ones that are missing."""
+        """Return the mapping's fields, after reporting unknown and missing keys."""
         if not isinstance(self.value, Mapping):
             self.report_type("a mapping")
             return None
@@ -198,7 +198,7 @@ class Node:
 
 
 class Fields:
-    """The known fields of a mapping."""
+    """The known fields of a mapping as nodes."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self._nodes = nodes
@@ -210,5 +210,5 @@ class Fields:
         return self._nodes[key]
 
     def read(self, key: str, reader: Callable[[Node], T | None], default: T | None = None) -> T | None:
-        """What `reader` makes of the field, or the default where it is absent."""
+        """Return the field as read by `reader`, or the default if it is absent."""
         return reader(self._nodes[key]) if key in self._nodes else default

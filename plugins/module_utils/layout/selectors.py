@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How `gpu_layout` names GPUs: the forms of a selector. Which GPUs they match is not known here."""
+"""Parse selectors of GPUs in `gpu_layout`. Matching is in another file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .reader import Key, Node, described, is_digits, is_integer, nearest, quoted
 from .types import MOST_GPUS, Selector
 
 #: Indices in one text, as "0-3" and "0,1".
-#: A message shows no more.
+#: Maximum characters in a message.
 _MOST_INDICES = 16
 _RANGE = re.compile(r"\s*[0-9]{1,4}(?:\s*[-,]\s*[0-9]{1,4})+\s*", re.ASCII)
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
-# NVML pads the domain to eight digits, sysfs to four, lspci leaves it out. A GPU is function 0 of its device.
+# NVML pads the domain to eight digits, sysfs to four, and lspci omits it. A GPU is function 0 of its device.
 _PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])\.0")
 
 _MODEL = {"model": Key('{model: "H100*"}', required=True)}
@@ -29,7 +29,7 @@ _FORMS = (
 
 
 def parse_selector(node: Node) -> Selector | None:
-    """The selector that one element of `gpus` is, normalised; None after reporting why it is none."""
+    """Return the normalised selector of an element of `gpus`, or None after reporting the error."""
     value = node.value
     if is_integer(value):
         index = node.integer(0, MOST_GPUS - 1)
@@ -39,7 +39,7 @@ def parse_selector(node: Node) -> Selector | None:
     if isinstance(value, str):
         return _parse_text(node, str(value))
     if isinstance(value, float):
-        # To YAML 1.1, which Ansible reads, 03:00.0 is a number in base 60.
+        # YAML 1.1, which Ansible uses, reads 03:00.0 as a number in base 60.
         node.report("expected a GPU, got %s" % described(value), "If it is a PCI address, put quotes around it.")
     else:
         node.report("expected a GPU, got %s" % described(value), _FORMS)
@@ -47,7 +47,7 @@ def parse_selector(node: Node) -> Selector | None:
 
 
 def parse_single_gpu(node: Node) -> Selector | None:
-    """As parse_selector, for places that need exactly one GPU."""
+    """Like parse_selector, but requires exactly one GPU."""
     selector = parse_selector(node)
     if selector is not None and not selector.names_one_gpu:
         node.report("%s may name several GPUs" % selector, "Name one by its index, UUID or PCI address.")
@@ -100,7 +100,7 @@ def _parse_text(node: Node, text: str) -> Selector | None:
 
 
 def _indices(text: str) -> list[int]:
-    """Return the indices that a range or a list in a text means; an example where they are too many."""
+    """Return the indices of a range or a list in a text, or an example if there are too many."""
     found: list[int] = []
     for part in text.split(","):
         ends = [int(end) for end in part.split("-")]
@@ -109,7 +109,7 @@ def _indices(text: str) -> list[int]:
 
 
 def selector_to_data(selector: Selector) -> Any:
-    """What parse_selector reads as this selector."""
+    """Return the data that parse_selector reads as this selector."""
     if selector.kind == "all":
         return "all"
     if selector.kind == "model":

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `gpu_layout` says, as plain frozen values. Nothing here checks anything."""
+"""Describe `gpu_layout` as plain frozen values, without checks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from ..frozen import frozen
 from .profile_name import parse_profile_name
 
-#: Raised when a layout that was valid becomes invalid, or means something else.
+#: Increased when a valid layout becomes invalid or changes its meaning.
 LAYOUT_VERSION = 1
 
-#: Ways of sharing that have no part in the entry. The others have one of their name.
+#: Values of `sharing` without a part in the entry. The others have a part of the same name.
 WITHOUT_PART = ("exclusive", "shared")
 
-#: Bounds of a layout. No host has so many GPUs, no GPU so many instances, clients or tenants.
+#: Limits of a layout, above any real number of GPUs, instances, clients or tenants.
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
 
 @frozen
 class Selector:
-    """Names GPUs of a host.
+    """A selector of GPUs of a host.
 
     kind   value
     all    None
@@ -38,7 +38,7 @@ class Selector:
 
     @property
     def names_one_gpu(self) -> bool:
-        """Whether it names one GPU, known without looking at the host."""
+        """Return whether it selects exactly one GPU on every host."""
         return self.kind in ("index", "uuid", "pci")
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ class Selector:
 
 @frozen
 class MigInstance:
-    """`count` GPU instances of one profile. `placement` is the start in memory units, None leaves it to the planner.
+    """`count` GPU instances of one profile. `placement` is the start in memory units, or None for the planner's choice.
 
-    `compute_instances` names the parts of a split, in the order written; empty means one that spans the GPU instance.
+    `compute_instances` has the names of the parts in order. Empty means one that spans the GPU instance.
     """
 
     profile: str
@@ -63,13 +63,13 @@ class MigInstance:
 
     @property
     def compute_slices(self) -> tuple[int, ...]:
-        """The slices of each part of the split; empty without one."""
+        """Return the slices of each part of the split, or none without a split."""
         return tuple(parse_profile_name(name).compute_slices for name in self.compute_instances)
 
 
 @frozen
 class Entry:
-    """One entry of the list. `part` is what the key that `sharing` names holds; exclusive and shared have none."""
+    """One entry of the list. `part` is the value of the key named by `sharing`. exclusive and shared have none."""
 
     index: int
     selectors: tuple[Selector, ...]
@@ -78,17 +78,17 @@ class Entry:
 
     @property
     def instances(self) -> tuple[MigInstance, ...]:
-        """Return the instances that the part divides each GPU into; none unless it consists of such."""
+        """Return the instances that the part divides each GPU into, or none for other parts."""
         return self.part if isinstance(self.part, tuple) else ()
 
     @property
     def where(self) -> str:
-        """How messages name this entry."""
+        """Return the entry's place for messages."""
         return "gpu_layout[%d]" % self.index
 
 
 @frozen
 class Layout:
-    """The whole variable. GPUs that no entry names are left as they are."""
+    """The whole variable. GPUs without an entry are not changed."""
 
     entries: tuple[Entry, ...]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_layout as YAML, as a person would write it: canonical, so that equal layouts read alike.
+"""Write gpu_layout as readable, canonical YAML, so that equal layouts have equal text.
 
-A writer of its own, for a host needs no PyYAML. It writes what `layout_to_data` gives, nothing else.
+A separate writer, because hosts may lack PyYAML. It writes only the data of `layout_to_data`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import re
 from typing import Any
 
-#: Words that are text in YAML 1.1 and 1.2 without quotes: names, profiles and sizes. Numbers never match.
+#: Words that are text in YAML 1.1 and 1.2 without quotes: names, profiles and sizes, but no numbers.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*|([0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z.+-]*|[0-9]+[MG]iB")
 #: Words that YAML 1.1 reads as something else.
 _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def layout_yaml(data: list[dict[str, Any]]) -> str:
-    """The variable gpu_layout with this value, ending in a line break. Entries are blocks, what is in them is short."""
+    """Return the variable gpu_layout with this value, ending in a line break. Entries are blocks with short contents."""
     if not data:
         return "gpu_layout: []\n"
     lines = ["gpu_layout:"]
@@ -37,7 +37,7 @@ def _field(mark: str, key: str, value: Any) -> list[str]:
 
 
 def _part(indent: str, value: Any) -> list[str]:
-    """Return the lines of a list of mappings, or of a mapping that has one; none for what fits in one line."""
+    """Return the lines of a list of mappings, or of a mapping that contains one. None if one line is enough."""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return ["%s- %s" % (indent, flow(item)) for item in value]
     if not isinstance(value, dict):
@@ -53,7 +53,7 @@ def _part(indent: str, value: Any) -> list[str]:
 
 
 def flow(value: Any) -> str:
-    """The value in one line."""
+    """Return the value in one line."""
     if isinstance(value, dict):
         return "{%s}" % ", ".join("%s: %s" % (key, flow(item)) for key, item in value.items())
     if isinstance(value, list):

@@ -4,7 +4,7 @@
 """What a host tells of its layout, as a text for Prometheus: pure.
 
 The form is that of https://prometheus.io/docs/instrumenting/exposition_formats/, names and labels are in
-docs/gpu-layout-command.md. What is not known is left out, never 0.
+docs/gpu-layout-metrics.md. What is not known is left out, never 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages from a vendor's repository, whosever they are: its key, and what APT and DNF are asked and told."""
+"""Manage packages of a vendor's repository with its key, APT and DNF."""

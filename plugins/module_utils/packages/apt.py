@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""APT: what is the same for all packages that this collection brings.
+"""Run APT for all packages that this collection installs.
 
-Whatever is only asked happens in a directory of its own, with its own package lists, sources and pins: the host's
-package manager, its lists and its configuration stay as they are. So a dry run knows exact versions on a bare host, and a
-repository with a wrong signature, or one that does not answer, is found out before a single file is written.
+Queries use a private directory with separate package lists, sources and pins. The host's package manager, lists and
+configuration do not change. So a dry run on a bare host knows exact versions, and a repository with a wrong signature, or one
+that does not answer, is found before any file is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARCHIVES = "/var/cache/apt/archives"
 _FOLDERS = (("sources", "/etc/apt/sources.list.d"), ("preferences", "/etc/apt/preferences.d"))
 _BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
 _ADDRESS = re.compile(r"\w+://(\S+)")
-#: A mirror that hangs must not hang the run: apt's own default is two minutes a try.
+#: A mirror that hangs must not block the run. apt's default is two minutes a try.
 _NETWORK = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30")
 CHANGE = (
     "apt-get", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages",
@@ -40,12 +40,12 @@ class AptBase(Manager):
     manager = "apt"
     command = CHANGE
 
-    # -- Asking --------------------------------------------------------------------------------------------------------
+    # -- Queries --------------------------------------------------------------------------------------------------------
 
     def open_private(self) -> Path:
-        """Return a directory for the questions from now on: with the host's sources, pins and lists, without the owner's."""
+        """Return a directory for queries, with the host's sources, pins and lists, without those of this role."""
         private = self.make_private()
-        # apt fetches as a user of its own, who must be able to walk through.
+        # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
         for kind, folder in _FOLDERS:
@@ -61,26 +61,26 @@ class AptBase(Manager):
             "-o", "Dir::Etc::preferencesparts=%s" % (private / "preferences"),
             "-o", "Dir::State::lists=%s" % (private / "lists"),
             "-o", "Dir::Cache=%s" % private,
-            # What is fetched stays for the change, which may come a drain later.
+            # Downloads are kept for the change, which may follow after a drain.
             "-o", "Dir::Cache::archives=%s" % ARCHIVES,
             "-o", "APT::Get::List-Cleanup=0",
         )  # fmt: skip
         return private
 
     def ask_also(self, sources: Path, url: str) -> None:
-        """Fetch the lists of this file of sources, of the repository at `url`. Raises PlanError where it cannot be used."""
+        """Download the lists of this sources file, for the repository at `url`. Raises PlanError if it is unusable."""
         problem = self.update(sources)
         if problem:
             raise self.refused(url, problem)
 
     def update(self, sources: Path | None = None) -> str:
-        """Fetch the lists of one file of sources, or of all. Empty, or what went wrong."""
+        """Download the lists of one sources file, or of all. Returns an empty text or the error."""
         only = ("-o", "Dir::Etc::sourcelist=%s" % sources, "-o", "Dir::Etc::sourceparts=-") if sources else ()
         cleanup = ("-o", "APT::Get::List-Cleanup=0")
         return self.problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """The versions that the sources have of each package, in the order that apt prefers them in."""
+        """Return the sources' versions of each package, in apt's order of preference."""
         found: dict[str, list[str]] = {name: [] for name in names}
         done = self.call(["apt-cache", *self._options, "madison", *names])
         for line in done.stdout.splitlines():
@@ -90,13 +90,13 @@ class AptBase(Manager):
         return found
 
     def simulate(self, arguments: Sequence[str], retry: bool) -> str:
-        """What apt says that it would do. `retry`: the lists may be old, or missing as on a host just installed.
+        """Return the output of a simulation. `retry`: the lists may be old, or missing on a new host.
 
-        Raises PlanError where it finds no way."""
+        Raises PlanError if apt finds no solution."""
         command = [*CHANGE, "--simulate", *self._options, *arguments]
         done = self.call(command)
         if done.returncode != 0 and retry:
-            # A source that does not answer counts only if it does not go without it.
+            # A source that does not answer matters only if the simulation fails without it.
             self.update()
             done = self.call(command)
         if done.returncode != 0:
@@ -108,14 +108,14 @@ class AptBase(Manager):
             )
         return done.stdout
 
-    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:
         return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 
     def repair(self) -> str:
-        """Finish what was begun."""
+        """Complete an interrupted change."""
         self.call(["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"])
         done = self.call([*CHANGE, "--fix-broken", "install"])
         audit = self.call(["dpkg", "--audit"])
@@ -128,29 +128,29 @@ class AptBase(Manager):
         return self.problem_of(self.call(["apt-mark", "unhold", *names]))
 
     def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
-        """Delete the files of packages (name, version) that are installed now: apt keeps what it was told to fetch only."""
+        """Delete the files of installed packages (name, version): apt keeps files that it only downloaded."""
         for name, version in packages:
-            # As apt names them: the colon of an epoch is quoted.
+            # apt quotes the colon of an epoch in file names.
             for path in Path(ARCHIVES).glob(glob.escape("%s_%s_" % (name, version.replace(":", "%3a"))) + "*.deb"):
                 path.unlink()
 
     def forget_lists(self, sources: str) -> None:
-        """Delete the lists of sources that are gone, a file's text, as the next `apt-get update` would."""
+        """Delete the lists of removed sources (a file's text), as the next `apt-get update` would."""
         for address in _ADDRESS.findall(sources):
-            # As apt names them: without the scheme, a slash as an underscore, and an underscore quoted.
+            # apt's file names have no scheme, underscores for slashes, and quoted underscores.
             name = address.rstrip("/").replace("_", "%5f").replace("/", "_")
             for path in Path(LISTS).glob(glob.escape(name) + "_*"):
                 path.unlink()
 
 
 def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
-    """The packages of these names, or all, that are there in whatever state. Raises PlanError where dpkg does not answer."""
+    """Return packages in any state, with these names or all. Raises PlanError if dpkg fails."""
     form = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
     done = call(["dpkg-query", "-W", "-f", form, *names])
-    # It fails where it does not know one of the names, and tells of the others all the same.
+    # dpkg fails for an unknown name, but still prints the other packages.
     if done.returncode != 0 and not names:
         raise PlanError(
-            "dpkg", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
+            "dpkg", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
         )
     return tuple(
         Package(name, version, held=want == "hold", broken=status in _BROKEN)
@@ -160,7 +160,7 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
 
 
 def complaints(said: str) -> str:
-    """The lines that say what is wrong: errors, or the warnings where there are none, or the last words."""
+    """Return the error lines, else the warnings, else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):
         found = [line for line in lines if line.startswith(marks)]

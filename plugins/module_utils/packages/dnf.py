@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DNF (version 4, of RHEL 8 to 10): what is the same for all packages that this collection installs.
+"""Run DNF (version 4, of RHEL 8 to 10) for all packages that this collection installs.
 
 Questions use a repository of the command line, not of /etc/yum.repos.d. Changes ignore version locks: the collection's own would
 hide the version that it is asked for. The driver refuses a plan that changes a package locked by an administrator.
@@ -25,15 +25,15 @@ _REPOSITORIES = "/etc/yum.repos.d"
 _LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 _SETTINGS = (
     "--setopt=install_weak_deps=False",
-    # Removing a package takes nothing along that others may have come to need.
+    # Removing a package must not remove dependencies that others may need.
     "--setopt=clean_requirements_on_remove=False",
-    # Else DNF waits for another one for ever.
+    # By default DNF waits without limit for another DNF.
     "--setopt=exit_on_lock=True",
     # A locked package is hidden in all other versions (versionlock of dnf-plugins-core).
     "--disableplugin=versionlock",
 )
 DNF = ("dnf", "--assumeyes", "--quiet", *_SETTINGS)
-#: What DNF ends with where another one is at work, and how long that may take, as for apt.
+#: DNF's exit status if another DNF is running, and the seconds to wait for it, as for apt.
 _LOCKED, _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 200, 120, 2
 
 
@@ -47,13 +47,13 @@ class DnfBase(Manager):
         super().__init__(owner, _Patient(call))
 
     def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
-        """Ask this repository besides the host's own from now on. Raises PlanError where it cannot be used."""
+        """Use this repository in addition to the host's. Raises PlanError if it is unusable."""
         keyring = self.make_private() / "key"
         keyring.write_bytes(key)
         asked = self._asked
         self._options = (
             "--repofrompath=%s,%s" % (asked, url),
-            # A host may be set to pass over repositories that fail (skip_if_unavailable in dnf.conf(5)).
+            # The host may be configured to skip failing repositories (skip_if_unavailable in dnf.conf(5)).
             *(
                 "--setopt=%s.%s" % (asked, option)
                 for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
@@ -63,16 +63,16 @@ class DnfBase(Manager):
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
         if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
-            # The file of an earlier run may name another address.
+            # The file of an earlier run may have another address.
             self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property
     def _asked(self) -> str:
-        """The name of the repository while it is only asked: its file may exist already, or be another's."""
+        """Return the repository's name for queries. A file with its own name may exist already."""
         return self.owner.name + "-asked"
 
     def close(self) -> None:
-        """Remove the private directory, and what was fetched for questions."""
+        """Remove the private directory and its downloads."""
         super().close()
         forget_cache(self._asked)
 

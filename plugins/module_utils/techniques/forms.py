@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List how sharing techniques are written in layouts, and read and write layouts with all of them.
+"""List the layout forms of all techniques, and read and write layouts with them.
 
-Imports nothing that looks at a host, plans or changes it.
+Imports nothing that reads, plans or changes a host.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .mps.form import MpsForm
 from .time_slicing.form import TimeSlicingForm
 from .vgpu.form import VgpuForm
 
-#: Those of techniques that share a whole GPU.
+#: Forms of techniques that share a whole GPU.
 WHOLE: tuple[Form, ...] = (
     TimeSlicingForm(),
     MpsForm(),
     VgpuForm(),
 )
-#: Those of techniques that share instances of a GPU too.
+#: Forms of techniques that also share instances of a GPU.
 INSIDE = tuple(form for form in WHOLE if form.inside_mig)
-#: Tenants are described before instances are, and instances before the GPU as a whole.
+#: In the order of export: tenants, then instances, then the GPU as a whole.
 FORMS: tuple[Form, ...] = (*WHOLE, MigForm(INSIDE))
 
-#: The ways of sharing that have a part of their own name in the entry.
+#: Values of `sharing` with a part of the same name in the entry.
 PARTS = tuple(sorted(form.key for form in FORMS))
-#: All ways of sharing.
+#: All values of `sharing`.
 SHARINGS = (*WITHOUT_PART, *PARTS)
 
 
@@ -42,7 +42,7 @@ def parse_layout(data: Any) -> Layout:
 
 
 def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
-    """Return the layout in its canonical form, fit for YAML and JSON: what equals a default is left out."""
+    """Return the layout in its canonical form for YAML and JSON, without values that equal a default."""
     return [_entry_to_data(entry) for entry in layout.entries]
 
 

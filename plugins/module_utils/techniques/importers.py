@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List what reads the configurations of other tools as layouts."""
+"""List the importers of other tools' configurations."""
 
 from __future__ import annotations
 
 from .mig import parted
 
-#: Converts what a configuration of nvidia-mig-parted holds.
+#: Converts a configuration of nvidia-mig-parted.
 MIG_PARTED = parted.convert

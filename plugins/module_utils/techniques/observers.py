@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List what reads the settings of GPUs that NVML does not have. Imports no parser and no planner."""
+"""List the readers of GPU settings that are not in NVML. Imports no parser and no planner."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ OBSERVERS: tuple[Observer, ...] = (time_slicing.OBSERVER,)
 
 
 def recorded(directory: str) -> tuple[Observer, ...]:
-    """Return the observers whose setting some GPU of the host was given. Raises ApplyError for an unreadable record."""
+    """Return the observers of settings that the collection set on this host. Raises ApplyError for an unreadable record."""
     return tuple(observer for observer in OBSERVERS if observer.recorded(directory))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the sharing techniques. A new one is a folder, and a line here and in the tables beside this."""
+"""List the sharing techniques. A new one is a folder, and a line here and in the tables next to this file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .observer import Observer
     from .protocol import DividingTechnique, SettingTechnique, Technique
 
-#: The one that divides a GPU into instances.
+#: The technique that divides a GPU into instances.
 DIVIDER: DividingTechnique = MigTechnique(INSIDE)
 
-#: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has the place of the divider's), and
-#: in which their services start; services stop in the reverse order.
+#: In the order of a GPU's steps (`GpuPlan.steps` has the position of the divider's) and of the services' start. Services stop in
+#: reverse order.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
@@ -32,16 +32,16 @@ TECHNIQUES: tuple[Technique, ...] = (
     DIVIDER,
 )
 
-#: Those that set a value on each whole GPU.
+#: Techniques that set a value on each whole GPU.
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
-#: Those that run something beside the GPUs. Their services are loaded where a host or a layout has them.
+#: Techniques with a service. Services are loaded if a host or a layout has them.
 SERVING: tuple[Technique, ...] = tuple(each for each in TECHNIQUES if type(each).service is not None)
 
 
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
-    """Return the observers that a look at the host needs: of techniques that the layout or the host's record names.
+    """Return the observers for reading the host: of techniques in the layout or in the host's record.
 
-    `keys` are the techniques that the look is about. Raises ApplyError for an unreadable record.
+    `keys` are the requested techniques. Raises ApplyError for an unreadable record.
     """
     sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
     about = [technique for technique in SETTINGS if technique.key in keys]
@@ -49,7 +49,7 @@ def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = P
 
 
 def observed_services(private: bool) -> tuple[Service, ...]:
-    """Return all services, with what is there. `private`: the GPUs are simulated for this process alone."""
+    """Return all services with their current objects. `private`: the GPUs are simulated for this process alone."""
     services = tuple(each.service(private) for each in SERVING)
     for service in services:
         service.observe()
@@ -58,7 +58,7 @@ def observed_services(private: bool) -> tuple[Service, ...]:
 
 
 def technique_of(step: GpuStep) -> SettingTechnique:
-    """Return the technique whose step it is. Raises TypeError if it is none."""
+    """Return the technique of a step. Raises TypeError for other objects."""
     for technique in SETTINGS:
         if technique.key == getattr(step, "technique", None):
             return technique

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List what looks at what techniques run beside the GPUs. Imports nothing that plans or changes it."""
+"""List the read-only views of the techniques' services. Imports nothing that plans or changes them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .vgpu import observe as vgpu_observe
 
 
 class ServiceView(NamedTuple):
-    """What looks at the service of a technique, of which it has the `key`.
+    """A read-only view of the service of the technique `key`.
 
-    `look` returns what is there as frozen values, `report` as modules return it under the `name`. Both take whether the GPUs are
-    simulated for this process alone.
+    `look` returns the current objects as frozen values, `report` as module results under `name`. The argument of both is
+    whether the GPUs are simulated for this process alone.
     """
 
     key: str
@@ -33,5 +33,5 @@ SERVICE_VIEWS = (
 
 
 def reports(private: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return what modules return of what is there, by name."""
+    """Return the services' current objects as module results, by name."""
     return {each.name: each.report(private) for each in SERVICE_VIEWS}

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry a plan out, step by step in its order.
+"""Apply a plan, step by step.
 
-Packages are fetched before any is changed, and files that the package manager refuses are put back. An engine that does not
-come back with its new configuration gets the former one.
+All packages are downloaded before the first one changes. Files that the package manager refuses are restored. An engine that
+does not start with its new configuration gets the previous one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToolkitChange:
         self.call, self.manager, self.host = toolkit.call, toolkit.manager, toolkit.host
         self.record = {**self.host.record, "schema": 1}
         self.done: list[str] = []
-        #: Texts of before, by path; None where there was no file.
+        #: Previous texts by path, None for a new file.
         self.before: dict[str, bytes | None] = {}
         self.units_changed = self.installed = False
 
@@ -49,7 +49,7 @@ class ToolkitChange:
         self._remember()
 
     def _remember(self) -> None:
-        """What the next run, and the way back, have to know."""
+        """Return the record for the next run and for removal."""
         if not self.toolkit.request.version:
             durable.remove(self.toolkit.record_path)
             return
@@ -74,7 +74,7 @@ class ToolkitChange:
     # -- Files ---------------------------------------------------------------------------------------------------------
 
     def _put(self, path: str, content: bytes | None) -> None:
-        """Replace a file as a whole, with the mode, owner and label that it has; None deletes it."""
+        """Replace a file atomically and keep its mode, owner and label. None deletes it."""
         target = Path(path)
         if path not in self.before:
             self.before[path] = target.read_bytes() if target.exists() else None
@@ -113,14 +113,16 @@ class ToolkitChange:
             self.manager.forget_lists(self.host.files.get(step.items[0], ""))
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
-                # Unless there are other settings for the service.
+                # Keep it if the service has other settings.
                 Path(files.SETTINGS).parent.rmdir()
         self._reload_units()
 
     # -- Packages ------------------------------------------------------------------------------------------------------
 
     def _repair(self, step: Step) -> None:
-        self._must(self.manager.repair(), "packages", "what was begun cannot be finished", "See what it says.")
+        self._must(
+            self.manager.repair(), "packages", "an interrupted installation cannot be completed", "See what it says."
+        )
 
     def _install(self, step: Step) -> None:
         try:
@@ -132,11 +134,11 @@ class ToolkitChange:
         problem = problem or self.manager.download(step.items[0], paths)
         if problem:
             self._put_back()
-            cure = "See that the repository answers, and run again. %s" % _NOTHING
-            self._must(problem, "packages", "they could not be fetched", cure, outcome="old")
+            cure = "Check that the repository is reachable, then run again. %s" % _NOTHING
+            self._must(problem, "packages", "they could not be downloaded", cure, outcome="old")
         self._reload_units()
         problem = self.manager.install(step.items[0], paths)
-        cure = "See the package manager's log; the next run finishes what was begun."
+        cure = "See the package manager's log. The next run completes the installation."
         self._must(problem, "packages", "they could not be installed", cure)
         self.installed = True
 
@@ -158,7 +160,7 @@ class ToolkitChange:
     # -- Engines -------------------------------------------------------------------------------------------------------
 
     def _engine(self, step: Step) -> bool:
-        """Whether there was something to change: what was foretold without nvidia-ctk may be there already."""
+        """Return whether anything changed: a change planned without nvidia-ctk may already be made."""
         engine, version = rules.BY_NAME[step.items[0]], self.toolkit.version
         paths = [path for path in (engine.config, engine.drop_in) if path]
         current = read_texts(paths)
@@ -171,10 +173,10 @@ class ToolkitChange:
         notes = self.record.setdefault("engines", {})
         if changed:
             fresh, former = engines.note(engine, current, {**current, **changed}), notes.get(engine.name, {})
-            # What was there before the first run counts; what a later one added, as CDI, is to go too.
+            # Keep the state before the first run. A later addition, such as CDI, is removed too.
             added = {"cdi_added": True} if fresh.get("cdi_added") else {}
             notes[engine.name] = {**fresh, **former, **added}
-            # Ahead of whatever may still fail, for the way back.
+            # Write it before a step can fail, for a rollback.
             durable.write(self.toolkit.record_path, self.record)
         return bool(changed)
 
@@ -207,15 +209,17 @@ class ToolkitChange:
         verb = "reload" if how == "reload" and done.returncode == 0 else "restart"
         back = self.call(["systemctl", verb, engine.unit])
         stands = (
-            "It runs with its former configuration" if back.returncode == 0 else "Nor with its former configuration"
+            "It runs with its previous configuration"
+            if back.returncode == 0
+            else "It does not start with its previous configuration either"
         )
-        cure = "%s. See journalctl --unit %s, mend that and run again." % (stands, engine.unit)
-        self._must(problem, engine.unit, "it does not take its new configuration", cure)
+        cure = "%s. See journalctl --unit %s, fix the cause and run again." % (stands, engine.unit)
+        self._must(problem, engine.unit, "it does not start with its new configuration", cure)
 
     def _refused_by_docker(self, engine: Engine) -> str:
-        """Return what dockerd lacks of its configuration after a reload or restart; "" if nothing, and for other engines.
+        """Return what dockerd lacks of its configuration after a reload or restart, or "" (always for other engines).
 
-        dockerd reads the file after the signal, so that it is asked for a while.
+        dockerd reads the file some time after the signal, so this retries for a while.
         """
         if engine.name != "docker":
             return ""
@@ -255,7 +259,7 @@ class ToolkitChange:
         self._must(problem, ", ".join(step.items), "not disabled", "See journalctl --unit %s." % step.items[0])
 
     def _specification(self, step: Step) -> None:
-        """By what does it after a change of MIG devices too."""
+        """Regenerate the specification in the same way as after a change of MIG devices."""
         self._reload_units()
         follow(())
         if not any(cdi.find_specs(Path("/") / place) for place in (cdi.PASSING, cdi.LASTING)):
@@ -264,5 +268,5 @@ class ToolkitChange:
 
     def _publish(self, step: Step) -> None:
         for path in step.items:
-            # As nvidia-ctk writes it since 1.16; before it only root could read.
+            # The mode of nvidia-ctk since 1.16. Before, only root could read the file.
             Path(path).chmod(0o644)

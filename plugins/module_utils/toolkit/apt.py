@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The toolkit's packages by APT: which versions there are, and the doing of it."""
+"""Query and change the toolkit's packages with APT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMOVED = re.compile(r"^(?:Remv|Purg) ([^\s:]+)", re.MULTILINE)
 
 
 class Apt(apt.AptBase):
-    """The host's APT, asked for the toolkit."""
+    """Manage the toolkit's packages with the host's APT."""
 
     def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
@@ -27,7 +27,7 @@ class Apt(apt.AptBase):
         return apt.installed(self.call, rules.PACKAGES)
 
     def open(self, url: str, key: bytes) -> None:
-        """Ask this repository besides the host's own sources from now on. Raises PlanError where it cannot be used."""
+        """Use this repository in addition to the host's sources. Raises PlanError if it is unusable."""
         private = self.open_private()
         (private / "key.gpg").write_bytes(key)
         ours = private / "sources" / Path(files.SOURCES["apt"]).name
@@ -35,31 +35,31 @@ class Apt(apt.AptBase):
         self.ask_also(ours, url)
 
     def choose(self, asked: str) -> str:
-        """The packages' full version. Raises PlanError where the sources do not have all of them in it."""
+        """Return the packages' full version. Raises PlanError if the sources lack one of them."""
         offered = self.offered(rules.PACKAGES)
         if not all(offered.values()):
-            # The lists may be old, or missing as on a host just installed. What does not answer may not be needed.
+            # The lists may be old, or missing on a new host. A source that does not answer may not be needed.
             self.update()
             offered = self.offered(rules.PACKAGES)
         return rules.choose(offered, asked)
 
     def removals(self, version: str, paths: Sequence[str] = ()) -> list[str]:
-        """Names of packages that installing would remove; raises PlanError where it cannot be done."""
+        """Return the packages that an installation would remove. Raises PlanError if it is impossible."""
         return _REMOVED.findall(self.simulate(["install", *self._arguments(version, paths)], retry=True))
 
     def removals_of_removing(self, names: Sequence[str]) -> list[str]:
         return _REMOVED.findall(self.simulate(["purge", *names], retry=False))
 
     def version_of(self, path: str) -> tuple[str, str]:
-        """Name and version of a package file; empty where it is none."""
+        """Return name and version of a package file, or empty texts for another file."""
         done = self.call(["dpkg-deb", "--show", "--showformat=${Package}\\t${Version}", path])
         name, _, version = done.stdout.partition("\t")
         return (name, version) if done.returncode == 0 else ("", "")
 
-    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
 
     def refresh(self) -> str:
-        """Fetch the lists of the toolkit's repository into the host's own."""
+        """Download the lists of the toolkit's repository to the host's own."""
         self.close()
         return self.update(Path(files.SOURCES["apt"]))
 
@@ -67,8 +67,8 @@ class Apt(apt.AptBase):
         return self.change("install", "--download-only", *self._arguments(version, paths))
 
     def install(self, version: str, paths: Sequence[str] = ()) -> str:
-        """From what was fetched: nothing depends on a network here."""
-        # Files of which apt has no copy among what it fetched are none to it then.
+        """Install the downloaded packages, without network access."""
+        # apt ignores files without a copy among its downloads.
         offline = () if paths else ("--no-download",)
         problem = self.change("install", *offline, *self._arguments(version, paths))
         if not problem:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The same as apt.py by DNF."""
+"""Query and change the toolkit's packages with DNF, like apt.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import files, rules
 
 
 class Dnf(dnf.DnfBase):
-    """The host's DNF, asked for the toolkit."""
+    """Manage the toolkit's packages with the host's DNF."""
 
     def __init__(self, call: Run = run_to_end, versionlock: str = dnf.VERSIONLOCK) -> None:
         super().__init__(rules.OWNER, call)
@@ -35,12 +35,12 @@ class Dnf(dnf.DnfBase):
         return rules.choose(self.offered(rules.PACKAGES), asked)
 
     def removals(self, version: str, paths: Sequence[str] = ()) -> list[str]:
-        """DNF removes nothing to install something, unless told to."""
+        """Return none: without --allowerasing DNF removes nothing for an installation."""
         return []
 
     def removals_of_removing(self, names: Sequence[str]) -> list[str]:
         done = self.call(["rpm", "-e", "--test", *names])
-        # "needed by (installed) NAME-VERSION": rpm says who would be left without.
+        # rpm prints "needed by (installed) NAME-VERSION" for packages that would break.
         needed = [
             line.rpartition("(installed) ")[2].strip() for line in done.stderr.splitlines() if "(installed)" in line
         ]
@@ -52,7 +52,7 @@ class Dnf(dnf.DnfBase):
         return (name, version) if done.returncode == 0 else ("", "")
 
     def refresh(self) -> str:
-        """DNF fetches for itself when it next needs to."""
+        """Do nothing: DNF downloads its lists when needed."""
         self.close()
         return ""
 
@@ -71,7 +71,7 @@ class Dnf(dnf.DnfBase):
     def remove(self, names: Sequence[str]) -> str:
         problem = self.change("remove", *names)
         locks = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else set()
-        # A lock outlives its package.
+        # A lock stays after its package is removed.
         return problem or (self.release(names) if locks & set(names) else "")
 
     def repair(self) -> str:

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of container engines: what nvidia-ctk would make of them, and how they are without it. As text.
+"""Compute container engines' configurations with and without nvidia-ctk's changes, as text.
 
-`nvidia-ctk runtime configure` writes each time that it is called, and its --dry-run may write too (the imports of
-containerd's main file: pkg/config/engine/containerd/config_drop_in.go). So it is asked on a copy, and what it made of the
-copy is looked at before it becomes the engine's.
+`nvidia-ctk runtime configure` always writes, and its --dry-run may write too (the imports of containerd's main file:
+pkg/config/engine/containerd/config_drop_in.go). So it changes a copy, which is checked before it replaces the original.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .rules import has_drop_in
 Run = Callable[..., Any]
 TOOL = "nvidia-ctk"
 RUNTIME = "nvidia"
-#: What nvidia-ctk writes for Docker (pkg/config/engine/docker).
+#: nvidia-ctk's settings for Docker (pkg/config/engine/docker).
 _DOCKER_RUNTIME = {"path": "nvidia-container-runtime", "args": []}
-#: Docker's own runtime, its default.
+#: Docker's default runtime.
 _RUNC = "runc"
 
 _IMPORTS = re.compile(r"^[ \t]*imports[ \t]*=[ \t]*\[(.*?)\]", re.MULTILINE | re.DOTALL)
@@ -35,11 +34,11 @@ _HEADER = re.compile(r"^[ \t]*\[+([^\[\]\n]+)\]+[ \t]*(?:#.*)?$", re.MULTILINE)
 
 
 def drop_in_of(engine: Engine, version: str, main: str) -> str:
-    """The file of its own that nvidia-ctk is to write; empty where it is to write into the main one.
+    """Return the drop-in file for nvidia-ctk, or an empty text for the main file.
 
-    Before 2.0, what a drop-in says of containerd's CRI plugin stands in place of all that the main file says of it
-    (https://github.com/containerd/containerd/pull/9982). nvidia-ctk copies that into the drop-in, where a later change of the
-    main file would not count any more. Where that says something of the plugin, the runtime goes there too.
+    Before containerd 2.0, CRI plugin settings in a drop-in replace all of those in the main file
+    (https://github.com/containerd/containerd/pull/9982). nvidia-ctk copies them to the drop-in, where later changes of the main
+    file have no effect. So if the main file has settings of the plugin, the runtime goes there too.
     """
     if not has_drop_in(engine, version):
         return ""
@@ -48,7 +47,7 @@ def drop_in_of(engine: Engine, version: str, main: str) -> str:
 
 
 def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
-    """The files that configuring the engine concerns, of which the last one gets the runtime."""
+    """Return the engine's configuration files. The last one gets the runtime."""
     if not engine.config:
         return ()
     drop_in = drop_in_of(engine, version, main)
@@ -60,14 +59,14 @@ def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
 
 
 def ask(engine: Engine, version: str, request: Request, current: Mapping[str, str], call: Run) -> dict[str, str]:
-    """Path and text of the engine's files as nvidia-ctk would have them. Raises PlanError where it cannot, or would lose
-    something."""
+    """Return path and text of the engine's files with nvidia-ctk's changes. Raises PlanError if it fails or would lose
+    settings."""
     main = current.get(engine.config, "")
     drop_in = drop_in_of(engine, version, main)
     with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
 
         def moved(text: str) -> str:
-            """The drop-in's folder as it is called in the copy, so that it is known again."""
+            """Return the drop-in's folder in the copy."""
             return (
                 text.replace(str(Path(drop_in).parent) + "/", scratch + str(Path(drop_in).parent) + "/")
                 if drop_in
@@ -89,7 +88,7 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
             raise PlanError(
                 engine.config,
                 "nvidia-ctk cannot configure %s: %s" % (engine.name, last_line(done.stderr or done.stdout)),
-                "Mend the file. It is as it was.",
+                "Fix the file. It was not changed.",
             )
         found = {}
         for path in paths(engine, version, main):
@@ -100,9 +99,9 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
 
 
 def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> str:
-    """The text to have: what was there where nvidia-ctk changed nothing that counts, else its own, if nothing is lost."""
+    """Return the desired text: the current one if nvidia-ctk changed nothing relevant, else its text if nothing is lost."""
     if path == engine.drop_in:
-        # Empty where the main file has it all: then it must not hide that.
+        # Empty if the main file has all settings, which a drop-in must not hide.
         return after
     if engine.name == "docker":
         return (
@@ -111,7 +110,7 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
             else _nothing_lost_json(path, before, after)
         )
     if drop_in and str(Path(drop_in).parent) + "/*.toml" in imports(before):
-        # It would only reformat it, without its comments.
+        # nvidia-ctk would only reformat the file and drop its comments.
         return before
     return _nothing_lost_toml(path, before, after)
 
@@ -153,19 +152,19 @@ def _unless_lost(path: str, lost: list[str], after: str) -> str:
             path,
             "nvidia-ctk would drop %s from it" % ", ".join(lost),
             "Take a later container_toolkit_version (1.18.0 drops the imports of containerd), or leave this engine out of "
-            "container_toolkit_runtimes. The file is as it was.",
+            "container_toolkit_runtimes. The file was not changed.",
         )
     return after
 
 
 def imports(text: str) -> tuple[str, ...]:
-    """What containerd's main file takes in besides."""
+    """Return the imports of containerd's main file."""
     found = _IMPORTS.search(text)
     return tuple(double or single for double, single in _STRING.findall(found[1])) if found else ()
 
 
 def tables(text: str) -> tuple[str, ...]:
-    """The tables of a TOML file that have a key of their own, by names that read alike however they are quoted."""
+    """Return the tables of a TOML file that have keys, with names in one way of quoting."""
     names = []
     parts = _HEADER.split(text)
     for header, body in zip(parts[1::2], parts[2::2]):
@@ -179,7 +178,7 @@ def _of_nvidia(table: str) -> bool:
 
 
 def predict(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
-    """Whether configuring will change something, where nvidia-ctk of that version cannot be asked yet."""
+    """Return whether configuring will change anything, if nvidia-ctk of that version is not installed yet."""
     if engine.name == "docker":
         config = _json(current.get(engine.config, ""))
         return (
@@ -195,12 +194,12 @@ def predict(engine: Engine, version: str, request: Request, current: Mapping[str
 
 
 def uses_cdi(daemon_json: str) -> bool:
-    """Whether Docker is told to use CDI."""
+    """Return whether Docker is configured to use CDI."""
     return bool(_json(daemon_json).get("features", {}).get("cdi"))
 
 
 def cdi_changes(engine: Engine, before: str, after: str) -> bool:
-    """Whether Docker's use of CDI changes, which counts from its next start only."""
+    """Return whether Docker's use of CDI changes, which needs a restart."""
     return engine.name == "docker" and uses_cdi(before) != uses_cdi(after)
 
 
@@ -212,13 +211,13 @@ def _json(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# -- The way back, for which nvidia-ctk has no command -----------------------------------------------------------------
+# -- Removal, for which nvidia-ctk has no command -----------------------------------------------------------------
 
 
 def without(engine: Engine, current: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, str]:
-    """Path and text of the engine's files without the nvidia runtime; an empty text is a file to delete. Only what differs.
+    """Return path and text of changed files without the nvidia runtime. An empty text means to delete the file.
 
-    `record` is what a run noted of the engine: whether the main file is its own, and what it changed besides.
+    `record` is a run's record of the engine: whether the role created the main file, and its other changes.
     """
     found: dict[str, str] = {}
     if engine.drop_in and any(map(_of_nvidia, tables(current.get(engine.drop_in, "")))):
@@ -255,7 +254,7 @@ def _docker_without(text: str, record: Mapping[str, Any]) -> str:
 
 
 def _toml_without(text: str) -> str:
-    """Tables of the nvidia runtime go; where it was the default, runc is."""
+    """Remove the tables of the nvidia runtime. If it was the default, runc becomes the default."""
     kept, skip = [], False
     for line in text.splitlines(keepends=True):
         header = _HEADER.match(line.rstrip("\n"))
@@ -269,7 +268,7 @@ def _toml_without(text: str) -> str:
 
 
 def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    """What the way back needs to know of the engine: none of it is a secret."""
+    """Return the engine's record for removal, without secrets."""
     found: dict[str, Any] = {"created": engine.config not in before}
     if engine.name == "docker":
         old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))
@@ -280,6 +279,6 @@ def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def last_line(said: str) -> str:
-    """Return the last line of what a command said, which has the reason."""
+    """Return the last line of a command's output, which has the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"

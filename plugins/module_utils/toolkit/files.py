@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files that the role container_toolkit keeps on a host, as text. Nothing is read or written here."""
+"""Build the text of the files that the role container_toolkit manages. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NAME = OWNER.name
 SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.repos.d/%s.repo" % NAME}
 KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
 
-#: The toolkit's own units have these names too. What brings specifications up to date after a change of MIG devices
-#: (follow.py) restarts the service by its name, whatever package it comes from.
+#: The toolkit's own units have the same names. After a change of MIG devices, follow.py restarts the service by its name,
+#: whichever package it is from.
 REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
 REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
 SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"
 UNITS = (REFRESH_SERVICE, REFRESH_PATH, SETTINGS)
-#: What the toolkit's service reads besides; it wins over SETTINGS.
+#: The administrator's settings of the toolkit's service. They override SETTINGS.
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 
@@ -39,13 +39,13 @@ def repository_url(url: str, manager: str, machine: str) -> str:
     return url.format(family=FAMILIES[manager], architecture=architecture).rstrip("/")
 
 
-#: NVIDIA signs the metadata of its RPM repository, which has the packages' checksums, and not the packages themselves:
-#: repo_gpgcheck is what verifies them, as in NVIDIA's own .repo file.
+#: NVIDIA signs the metadata of its RPM repository, with the packages' checksums, instead of the packages. repo_gpgcheck
+#: verifies it, as in NVIDIA's own .repo file.
 VERIFIED = ("repo_gpgcheck=1", "gpgcheck=0")
 
 
 def sources(manager: str, url: str, keyring: str) -> str:
-    """What names the repository to the package manager. APT's is a flat one: a path, and no components (sources.list(5))."""
+    """Return the repository's file for the package manager. APT's is flat: a path without components (sources.list(5))."""
     if manager == "apt":
         return "%sdeb [signed-by=%s] %s /\n" % (HEAD, keyring, url)
     return "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\n%s\ngpgkey=file://%s\nsslverify=1\n" % (
@@ -58,9 +58,9 @@ def sources(manager: str, url: str, keyring: str) -> str:
 
 
 def refresh_service() -> str:
-    """For a toolkit that brings none. Without a driver for the running kernel there is nothing to list.
+    """Return the service for a toolkit without one. It does nothing without a driver for the running kernel.
 
-    The specification is made beside its place and renamed, so that an engine reads the old one or the new one.
+    The specification is written to another file and renamed, so that an engine reads the old or the new one.
     """
     return (
         HEAD
@@ -77,8 +77,8 @@ ExecStart=/bin/sh -c 'nvidia-ctk cdi generate --format=yaml --output= >/var/run/
 ExecStart=/bin/chmod 0644 /var/run/cdi/nvidia.new
 ExecStart=/bin/mv -f /var/run/cdi/nvidia.new /var/run/cdi/nvidia.yaml
 
-# As root, who alone sees all devices of a GPU in MIG mode. SYS_MODULE, MKNOD, CHOWN and FOWNER are for a first client of the
-# driver, which may load it and make its nodes. The numbers of some are given then, so that no device can be left out before.
+# As root, because only root sees all devices of a GPU in MIG mode. SYS_MODULE, MKNOD, CHOWN and FOWNER are for the first client
+# of the driver, which may load it and create its nodes. Some numbers are only assigned then, so all devices must be allowed.
 CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_MODULE CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
 NoNewPrivileges=yes
 ProtectSystem=strict
@@ -112,7 +112,7 @@ WantedBy=multi-user.target
 
 
 def refresh_path() -> str:
-    """A driver that is installed, changed or removed for the running kernel shows in its index of modules."""
+    """Return the path unit: each change of the running kernel's driver changes its index of modules."""
     return (
         HEAD
         + """[Unit]
@@ -129,23 +129,23 @@ WantedBy=multi-user.target
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """What is set for the service, whichever it is: a file beside the toolkit's, which stays as it is.
+    """Return the drop-in for either service. The toolkit's own file is not changed.
 
-    The toolkit's stays active after its work, so that its path unit starts it once and never again.
+    The toolkit's service stays active after its work, so its path unit would start it only once.
     """
     lines = ['Environment="%s=%s"\n' % (name, _quoted(environment[name])) for name in sorted(environment)]
     return HEAD + "[Service]\nRemainAfterExit=no\n" + "".join(lines)
 
 
 def _quoted(value: str) -> str:
-    """For systemd.exec(5)."""
+    """Return the value quoted as in systemd.exec(5)."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def wanted(
     manager: str, source: str, url: str, cdi: bool, own_units: bool, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Path and text of every file that is to be there."""
+    """Return path and text of every desired file."""
     found = {}
     if source == "repository":
         found[SOURCES[manager]] = sources(manager, url, KEYRINGS[manager])

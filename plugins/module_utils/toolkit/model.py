@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the decisions about the container toolkit are made of: the host as it was seen, what is asked for, what is to do."""
+"""Describe the current host, the request and the plan of the container toolkit as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..packages.model import Package, Step
 
 @frozen
 class Engine:
-    """A container engine. `config` and `drop_in` are the files that nvidia-ctk writes; podman has neither, nor a service."""
+    """A container engine. `config` and `drop_in` are written by nvidia-ctk. podman has no files and no service."""
 
     name: str
     binary: str
@@ -24,18 +24,18 @@ class Engine:
 
 @frozen
 class Unit:
-    """A systemd unit; one that does not exist is neither enabled nor active. `start` is another for each start."""
+    """A systemd unit. A missing one is neither enabled nor active. `start` identifies its last start."""
 
     enabled: bool = False
     active: bool = False
     start: str = ""
-    #: Whether what it has started lives on without it.
+    #: Whether its containers survive a restart.
     children_stay: bool = False
 
 
 @frozen
 class Host:
-    """What was seen. Versions of packages are the package manager's, as 1.18.2-1."""
+    """The current state of the host. Versions are the package manager's, such as 1.18.2-1."""
 
     manager: str
     architecture: str = "x86_64"
@@ -44,23 +44,23 @@ class Host:
     engines: tuple[str, ...] = ()
     kubelet: bool = False
     units: dict[str, Unit] = field(default_factory=dict)
-    #: Text of the files that count here, where they are there.
+    #: Text of the existing files that matter here.
     files: dict[str, str] = field(default_factory=dict)
     key_fingerprints: tuple[str, ...] = ()
-    #: A driver is installed for the running kernel, so that there are devices to list.
+    #: A driver is installed for the running kernel.
     driver: bool = False
-    #: Paths of CDI specifications of GPUs: all, those that list other devices than there are, and those not readable to all.
+    #: Paths of CDI specifications of GPUs: all, outdated ones, and those not readable for everyone.
     specs: tuple[str, ...] = ()
     stale_specs: tuple[str, ...] = ()
     private_specs: tuple[str, ...] = ()
-    #: Texts of an engine's files as nvidia-ctk would have them; none where it cannot be asked, as before it is installed.
+    #: Texts of an engine's files with nvidia-ctk's changes. Empty if nvidia-ctk is not installed yet.
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     #: SELinux enforces, and containers may not use devices (the boolean container_use_devices is off).
     selinux_denies: bool = False
-    #: Docker: live-restore is on; containers run. None where it does not answer.
+    #: Docker: live-restore is on, and containers run. None if it does not answer.
     docker_live_restore: bool | None = None
     docker_containers: bool | None = None
-    #: What the runs before left behind (Toolkit.record).
+    #: The record of earlier runs (Toolkit.record).
     record: dict = field(default_factory=dict)
 
     def package(self, name: str) -> Package | None:
@@ -69,12 +69,12 @@ class Host:
 
 @frozen
 class Request:
-    """What is asked for. `version` is exact, as 1.18.2 or 1.18.2-1, and empty where the toolkit is to go."""
+    """The request. `version` is exact, such as 1.18.2 or 1.18.2-1, or empty for removal."""
 
     version: str
     source: str = "repository"
     hold: bool = True
-    #: Names of engines, or empty for those that are found.
+    #: Names of engines, or empty for all installed ones.
     engines: tuple[str, ...] = ()
     set_as_default: bool = False
     engine_cdi: bool = False
@@ -86,7 +86,7 @@ class Request:
 
 @frozen
 class Plan:
-    """What has to be done, in this order. `pending` are engines that run on with the configuration of before."""
+    """Steps in order. `pending` are engines that keep running with their previous configuration."""
 
     steps: tuple[Step, ...]
     pending: tuple[str, ...] = ()

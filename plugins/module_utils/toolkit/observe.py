@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read what there is: packages, files, units, engines, specifications of a host. Nothing is judged or changed here."""
+"""Read packages, files, units, engines and specifications of a host."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from . import engines, files, rules
 from .model import Host, Request, Unit
 
 _UNIT_FIELDS = ("UnitFileState", "ActiveState", "InvocationID", "KillMode")
-#: As the toolkit's own unit asks (deployments/systemd/nvidia-cdi-refresh.service).
+#: The condition of the toolkit's own unit (deployments/systemd/nvidia-cdi-refresh.service).
 _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
 
 
 def look(manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Run) -> Host:
-    """The host as it is now. `environment` are the settings with which the service makes specifications."""
+    """Return the current state of the host. `environment` has the service's settings for specifications."""
     wanted = [files.SOURCES[manager.manager], *files.UNITS]
     wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
     texts = read_texts(wanted)
@@ -47,10 +47,10 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
         selinux_denies=_selinux_denies(call),
         record=record,
         **_specifications(bool(version), environment),
-        # A Docker that is off would start for the question, by its socket.
+        # The query would start a stopped Docker by its socket.
         **(_docker(call) if units.get("docker.service", Unit()).active else {}),
     )
-    # An engine's files are asked of the nvidia-ctk that is to be there, and of no other version.
+    # Only the requested version of nvidia-ctk may compute an engine's files.
     if request.version and rules.is_version(version, request.version):
         for engine in rules.engines(host, request):
             if engine.config:
@@ -102,7 +102,7 @@ def _selinux_denies(call: Run) -> bool:
 
 
 def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Those of GPUs that nvidia-ctk made. What the service makes, it makes with its settings."""
+    """Return nvidia-ctk's specifications of GPUs. The service's own is compared with the service's settings."""
     passing = {str(spec.path) for spec in cdi.find_specs(Path("/") / cdi.PASSING)}
     found = [*cdi.find_specs(Path("/") / cdi.LASTING), *cdi.find_specs(Path("/") / cdi.PASSING)]
     stale = []
@@ -120,13 +120,13 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _called(spec: cdi.Spec) -> str:
-    """As people know it: /var/run is a link to /run."""
+    """Return the path as documented: /var/run is a link to /run."""
     path = str(spec.path)
     return "/var" + path if path.startswith("/run/cdi/") else path
 
 
 def environment_file() -> dict[str, str]:
-    """What an administrator has set for the toolkit's service."""
+    """Return the administrator's settings of the toolkit's service."""
     lines = [line.strip() for line in (read_text(files.ENVIRONMENT) or "").splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a host and a request to steps. Pure: no I/O, no clock."""
+"""Plan the steps from a host and a request. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CDI_UNITS = (rules.REFRESH_PATH, rules.REFRESH_SERVICE)
 
 
 def installs(host: Host, request: Request) -> bool:
-    """Whether packages have to be fetched and changed."""
+    """Return whether packages must be downloaded and changed."""
     return not rules.is_version(rules.installed(host.packages), request.version)
 
 
 def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequence[str]) -> bool:
-    """Whether the host knows the repository otherwise than asked, or not at all."""
+    """Return whether the host's repository is missing or differs from the request."""
     path = files.SOURCES[host.manager]
     return request.source == "repository" and (
         not keys.trusts(host.key_fingerprints, trusted) or host.files.get(path, "") != wanted.get(path, "")
@@ -29,7 +29,7 @@ def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequ
 
 
 def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
-    """The steps to the toolkit in this full version, with these files. Raises PlanError where it cannot be had."""
+    """Return the steps to the toolkit in this full version, with these files. Raises PlanError if impossible."""
     changes = installs(host, request)
     steps = []
     broken = tuple(package.name for package in host.packages if package.broken)
@@ -68,7 +68,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     for path in (files.SOURCES[host.manager], *files.UNITS):
         text, there = wanted.get(path, ""), host.files.get(path, "")
         if text == there or (there and path in files.UNITS and not there.startswith(files.HEAD)):
-            # Another unit of that name is as good.
+            # Any unit of that name will do.
             continue
         if text:
             steps.append(Step("write", "write %s" % path, (path, text)))
@@ -82,7 +82,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
 def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
     held = {package.name for package in host.packages if package.held}
     if request.hold:
-        # What is changed on demand is let go of by apt.
+        # apt removes the hold of packages that it changes on request.
         names = tuple(name for name in rules.PACKAGES if changes or name not in held)
         return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
     names = tuple(name for name in rules.PACKAGES if name in held and not changes)
@@ -156,7 +156,7 @@ def _specification(host: Host, changes: bool) -> list[Step]:
     return steps
 
 
-# -- Taking it away ----------------------------------------------------------------------------------------------------
+# -- Removal ----------------------------------------------------------------------------------------------------
 
 
 def absent(host: Host, request: Request) -> Plan:

@@ -17,7 +17,7 @@ from .model import Engine, Host, Request
 
 OWNER = Owner("container_toolkit", "openfleet-container-toolkit", "the toolkit")
 
-#: All of one version: each names the others exactly (guide, "install-guide.html"). In the order of what needs what.
+#: Packages of one version, which require each other exactly (guide, "install-guide.html"), in dependency order.
 PACKAGES = (
     "libnvidia-container1",
     "libnvidia-container-tools",
@@ -26,12 +26,12 @@ PACKAGES = (
 )
 
 REFRESH_PATH, REFRESH_SERVICE = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"
-#: The first release that keeps the specification itself (guide, "cdi-support.html"), and that gives containerd and CRI-O
-#: files of their own (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
+#: The first release that maintains the specification itself (guide, "cdi-support.html"), and that uses drop-ins for containerd
+#: and CRI-O (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
 _UNIT_AND_DROP_IN_SINCE = (1, 18)
 
-#: What nvidia-ctk can configure, and Podman, which reads specifications without being told to. The drop-in of containerd is
-#: where containerd itself looks (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), CRI-O's is in crio.conf.d(5).
+#: Engines that nvidia-ctk can configure, and Podman, which reads specifications by itself. containerd's drop-in is in its
+#: default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), CRI-O's is from crio.conf.d(5).
 ENGINES = (
     Engine("docker", "dockerd", "docker.service", "/etc/docker/daemon.json"),
     Engine(
@@ -53,30 +53,30 @@ def check_version(asked: str) -> None:
     if not _VERSION.match(asked):
         raise PlanError(
             "container_toolkit_version",
-            "%r is no version of the toolkit" % asked,
-            'Write an exact one in quotes, as "1.19.1"; the releases stand in its release notes.',
+            "%r is not a version of the toolkit" % asked,
+            'Write an exact version in quotes, such as "1.19.1". The release notes list all versions.',
         )
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Compares as versions do: 1.9.0 is before 1.17.8."""
+    """Return the sort key of a version: 1.9.0 is before 1.17.8."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def is_version(version: str, asked: str) -> bool:
-    """Whether a package's version is the one asked for, whose revision may be left open."""
+    """Return whether a package version is the requested one, with or without revision."""
     return version == asked or version.startswith(asked + "-")
 
 
 def installed(packages: Sequence[Package]) -> str:
-    """The version that all packages are there in; empty where they are not, or are of several."""
+    """Return the version of all packages, or an empty text if one is missing or differs."""
     there = {package.name: package for package in packages if not package.broken}
     versions = {package.version for package in there.values()}
     return versions.pop() if len(versions) == 1 and set(there) >= set(PACKAGES) else ""
 
 
 def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
-    """The full version in which all packages are offered. Raises PlanError where there is none."""
+    """Return the full version that the sources have of all packages. Raises PlanError if there is none."""
     common = set.intersection(*map(set, offered.values()))
     fitting = sorted((found for found in common if is_version(found, asked)), key=numbers)
     if not fitting:
@@ -98,9 +98,9 @@ def has_drop_in(engine: Engine, version: str) -> bool:
 
 
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
-    """Those to configure. Raises PlanError where one is named that the host does not have.
+    """Return the engines to configure. Raises PlanError if a requested one is not installed.
 
-    Found ones: a containerd beside a Docker is Docker's own, unless a kubelet is there to use it.
+    By default a containerd next to Docker is left out, because it is Docker's own, unless a kubelet is installed.
     """
     if request.engines:
         missing = sorted(set(request.engines) - set(host.engines))
@@ -108,7 +108,7 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
             raise PlanError(
                 "container_toolkit_runtimes",
                 "%s is not installed" % ", ".join(missing),
-                "Install it first, or leave it out; [] takes those that are found (here: %s)."
+                "Install it first, or remove it from the list. [] selects all installed engines (here: %s)."
                 % (", ".join(host.engines) or "none"),
             )
         return tuple(engine for engine in ENGINES if engine.name in request.engines)
@@ -121,12 +121,12 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
 
 
 def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) -> str:
-    """How a running engine takes a new configuration: reload, restart, pending (it must not), or nothing where it is off.
+    """Return how an engine applies a configuration: reload, restart, pending (not allowed now), or nothing if it is off.
 
-    Docker takes runtimes when it is told to read its configuration again, which touches no container
-    (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior); CDI only when it starts, which ends the
+    Docker applies runtimes at a reload, which ends no container
+    (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior), but CDI only at a start, which ends the
     containers without live-restore (https://docs.docker.com/engine/daemon/live-restore/). Containers of containerd and CRI-O
-    have processes of their own to watch them, and live on where systemd leaves these alone.
+    have separate monitor processes, and survive if systemd does not kill these.
     """
     unit = host.units.get(engine.unit)
     if unit is None or not unit.active:
@@ -150,5 +150,5 @@ def check_removals(removals: Iterable[str], allowed: Iterable[str], action: str)
         raise PlanError(
             "container_toolkit_allow_removal",
             "to %s the toolkit, %s would have to be removed" % (action, ", ".join(others)),
-            "If they may go, name them there. Nothing was changed.",
+            "Add them there to permit it. Nothing was changed.",
         )

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A container that is given the GPUs, without a registry: its image is made of what nvidia-smi needs of this host.
+"""Start a test container with the GPUs, without a registry: its image has the libraries that nvidia-smi needs.
 
-nvidia-smi itself and the driver's libraries are not in the image: they come with the devices, and so show that they do.
+The image lacks nvidia-smi and the driver's libraries on purpose: they must come with the devices.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _LIBRARY = re.compile(r"(?:^|\s)(/\S+)\s+\(0x", re.MULTILINE)
 
 
 def smoke_test(call: Callable[..., Any]) -> str:
-    """Start one where all GPUs are to be seen, and say what was seen. Raises ApplyError."""
+    """Start a container that must see all GPUs, and return its output. Raises ApplyError."""
     engine = next((name for name in ("podman", "docker") if observe.is_installed(name)), None)
     if engine is None:
-        return "no smoke test: neither podman nor docker is here"
+        return "no smoke test: neither podman nor docker is installed"
     here = call(["nvidia-smi", "-L"])
     expected = _UUID.findall(here.stdout)
     if here.returncode != 0 or not expected:
         problem = (here.stderr or here.stdout).strip() or "it lists none"
-        raise _failed("nvidia-smi -L fails on the host itself: %s" % problem, "See to the driver first.")
+        raise _failed("nvidia-smi -L fails on the host itself: %s" % problem, "Fix the driver first.")
     image = "localhost/openfleet-smoke-test:%d" % os.getpid()
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         _write_image(file.name, call)
         made = call([engine, "import", file.name, image])
     if made.returncode != 0:
         raise _failed("%s import failed: %s" % (engine, last_line(made.stderr)), "See to %s." % engine)
-    # Docker has the runtime of the toolkit in any release, and CDI in the later ones only.
+    # Every Docker supports the toolkit's runtime, but only later releases support CDI.
     gpus = ["--device=" + _DEVICE] if engine == "podman" else ["--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all"]
     try:
         done = call([engine, "run", "--rm", "--network=none", *gpus, image, "nvidia-smi", "-L"])
@@ -55,7 +55,7 @@ def smoke_test(call: Callable[..., Any]) -> str:
     if sorted(seen) != sorted(expected):
         raise _failed(
             "it sees %s, and the host has %s" % (", ".join(seen) or "no GPU", ", ".join(expected)),
-            "Look whether the specification lists the devices that are there: nvidia-ctk cdi list.",
+            "Check that the specification lists the host's devices: nvidia-ctk cdi list.",
         )
     return "a container of %s sees %d devices, the host's own" % (engine, len(seen))
 

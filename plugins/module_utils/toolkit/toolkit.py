@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One toolkit on one host: from the module's parameters to a plan, the doing of it, and what came of it."""
+"""Turn the module's parameters into a plan for the toolkit of one host, and apply it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = 1
 
 
 class Toolkit:
-    """The container toolkit of this host. Its caller closes it."""
+    """Manage the container toolkit of this host. The caller closes it."""
 
     def __init__(self, params: dict[str, Any], call: Run = run_to_end) -> None:
         self.params, self.call = params, call
@@ -46,14 +46,14 @@ class Toolkit:
         return observe.look(self.manager, self.request, self.environment, record, self.call)
 
     def plan(self) -> Plan:
-        """Look, ask the repository where need be, decide. Changes nothing. Raises PlanError."""
+        """Read the host, query the repository if needed, and plan. Changes nothing. Raises PlanError."""
         if self.request.version:
             rules.check_version(self.request.version)
             self.vulnerable = minimum_versions.judged(
                 minimum_versions.toolkit(self.request.version),
                 self.params["vulnerable"],
                 "container_toolkit_vulnerable",
-                "Ask for %s or later." % minimum_versions.TOOLKIT[-1].version,
+                "Request %s or later." % minimum_versions.TOOLKIT[-1].version,
             )
         self.host = self.look()
         if not self.request.version:
@@ -86,7 +86,7 @@ class Toolkit:
 
     def _ask(self, installs: bool) -> None:
         if self.request.source == "files":
-            # What they are is seen when they are on the host.
+            # The files are read once they are on the host.
             self.version = self.request.version
             return
         if self.request.source == "repository":
@@ -99,29 +99,29 @@ class Toolkit:
         if installs:
             rules.check_removals(self.manager.removals(self.version), self.request.allow_removal, "install")
 
-    # -- Outcome -------------------------------------------------------------------------------------------------------
+    # -- Results -------------------------------------------------------------------------------------------------------
 
     def apply(self, made: Plan) -> dict[str, Any]:
-        """Carry the plan out, and look again. Raises ApplyError."""
+        """Apply the plan, and read the host again. Raises ApplyError."""
         work = ToolkitChange(self, made)
         work.run()
         return dict(self.result(made), steps=work.done, changed=bool(work.done))
 
     def packages(self) -> list[str]:
-        """Paths of the packages' files on this host, verified. Raises ApplyError."""
+        """Return the paths of the verified package files on this host. Raises ApplyError."""
         paths = []
         for file in self.params["files"]:
             try:
                 digest = hashlib.sha256(Path(file["path"]).read_bytes()).hexdigest()
             except OSError as error:
                 raise ApplyError(
-                    file["path"], "it cannot be read: %s" % error, "Bring it to the host.", outcome="old"
+                    file["path"], "it cannot be read: %s" % error, "Copy it to the host.", outcome="old"
                 ) from None
             if digest != file["sha256"].lower():
                 raise ApplyError(
                     file["path"],
                     "its SHA-256 is %s, and %s was expected" % (digest, file["sha256"]),
-                    "Fetch it again, or mend container_toolkit_files. Nothing was changed.",
+                    "Download it again, or correct container_toolkit_files. Nothing was changed.",
                     outcome="old",
                 )
             paths.append(file["path"])
@@ -152,7 +152,7 @@ def _manager(call: Run) -> Any:
     manager = package_manager()
     if manager:
         return {"apt": Apt, "dnf": Dnf}[manager](call)
-    raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit knows no other package manager.")
+    raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit supports no other package manager.")
 
 
 def _request(params: dict[str, Any]) -> Request:

@@ -10,15 +10,15 @@ from typing import Any, Mapping, Sequence
 
 from ..host_values import text
 
-#: How alike a group's name must be to a known one.
+#: Minimum similarity of a group's name to a known one.
 _RATIO = 0.8
 
 
 def misspelt(groups: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return a sentence for each group with hosts whose name resembles a known one, in one text; empty where none does."""
+    """Return a sentence for each group with hosts and a name similar to a known one, in one text, or an empty text."""
     sentences = []
     for name, hosts in sorted(groups.items()):
-        # gpu-hosts and GPU_Hosts are meant for gpu_hosts.
+        # gpu-hosts and GPU_Hosts mean gpu_hosts.
         near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, _RATIO)
         if hosts and near and name not in known:
             sentences.append("The inventory has the group %s: did you mean %s?" % (text(name, 80), near[0]))

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide whether a run goes on without the hosts that have no plan. Pure.
+"""Decide whether a run continues without the hosts that have no plan. Pure.
 
-A host that is at fault itself (it cannot be reached, its driver fails, its GPUs are in use) is a loss, which
-`gpu_site_tolerate` allows for. A host whose layout or variables are wrong is never tolerated: the inventory is to be corrected
-first.
+A host with a fault of its own (unreachable, failing driver, GPUs in use) is a loss, which `gpu_site_tolerate` may allow. A host
+with errors in its layout or variables is never tolerated: correct the inventory first.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Any, Mapping, Sequence
 
 from ..host_values import text, without_host
 
-#: Of hosts named in one sentence; a report has all of them.
+#: Maximum hosts in one sentence. A report lists all of them.
 _NAMED = 20
-#: A failed result with one of these comes from the state of the host, not from the inventory. `host_fault` is set by the
+#: A failed result with one of these keys is caused by the host, not by the inventory. `host_fault` is set by the
 #: modules of this collection (runner.details), the others by Ansible.
 _HOST_FAULTS = ("host_fault", "unreachable", "timedout", "module_stderr", "module_stdout")
-#: Ansible's own words where the host wants a password to become root. Its result has nothing else to tell it by.
+#: Ansible's message if the host asks for a password to become root. The result has no other sign of it.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
-# sudo's own words, which Ansible passes on as output of the module where the host takes no password from it.
+# sudo's message, which Ansible returns as output of the module if no password is set.
 _SUDO_ASKS = re.compile(r"sudo: a (?:password|terminal) is required")
 _UNREACHABLE = "could not be reached"
-#: In place of an error that its own task has printed.
+#: Replaces an error that its task has already printed.
 _PRINTED = "its error is above"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
@@ -41,9 +40,9 @@ _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 
 @dataclass(frozen=True)
 class Losses:
-    """The hosts without a plan, and why the run does not go on; empty where it does.
+    """The hosts without a plan, and why the run ends, or an empty text.
 
-    `left_out` has the reason of each in one line; `words` the few for a message behind the error of the host's own task.
+    `left_out` has a reason of one line for each host. `words` has a shorter one, for a message after the host's own error.
     """
 
     left_out: Mapping[str, str]
@@ -52,9 +51,9 @@ class Losses:
 
 
 def tolerated(value: Any, hosts: int) -> int:
-    """Return how many of so many hosts may be lost: a number, or a percentage, rounded down.
+    """Return the number of hosts that may be lost, from a number or a percentage, rounded down.
 
-    Raises ValueError where the value is neither.
+    Raises ValueError for other values.
     """
     found = None if isinstance(value, (bool, float)) else _TOLERANCE.fullmatch(str(value))
     if found is None or (found.group(2) and int(found.group(1)) > 100):
@@ -64,7 +63,7 @@ def tolerated(value: Any, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a host has no plan, in one line. `host_fault`: the host is at fault, not the inventory.
+    """The reason why a host has no plan, in one line. `host_fault`: the cause is the host, not the inventory.
 
     `become`: it asks for a password to become root.
     """
@@ -75,16 +74,16 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return what the result of the task that failed on a host says. No result, or an empty one: it was not reached."""
+    """Return the failure from a host's failed result. A missing or empty result means that the host was unreachable."""
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
     message = str(result.get("msg") or "").strip()
     lines = message.splitlines()
     if isinstance(result.get("timedout"), Mapping):
-        # Of the keyword timeout, in Ansible's words: who reads them does not learn that the host hangs.
+        # Replace Ansible's message about the keyword timeout, which does not say that the host hangs.
         lines = ["it did not answer within %s s" % result["timedout"].get("period")]
     reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
-    # A role's assertion and a module of this collection quote the inventory in their messages.
+    # Messages of roles' assertions and of this collection's modules may quote the inventory.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     become = by_ansible and _BECOME_PASSWORD.search(message) is not None
@@ -94,10 +93,10 @@ def failure(host: str, result: Any) -> Failure:
 
 
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
-    """Hold the hosts that were to be planned against those that have a plan.
+    """Compare the hosts to plan with those that have a plan.
 
-    `failures` has by host the result of the task that failed, as `failure` takes it. Where no host has a plan, nothing is
-    tolerated. Raises ValueError for a `tolerate` that `tolerated` refuses.
+    `failures` has the failed result of each host, as for `failure`. If no host has a plan, nothing is tolerated. Raises
+    ValueError for an invalid `tolerate`.
     """
     with_plan = set(planned)
     lost = [host for host in hosts if host not in with_plan]
@@ -129,7 +128,7 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
 
 
 def _shortened(hosts: Sequence[str]) -> str:
-    """Return the hosts as a list that ends with a number where there are many."""
+    """Return the hosts as a text, with only a number of the rest if there are many."""
     named = list(hosts[:_NAMED])
     return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 

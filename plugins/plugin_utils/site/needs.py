@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell what a layout needs on its host beside the GPUs. Pure."""
+"""Find out what a layout needs on its host apart from GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...module_utils.techniques.forms import FORMS, parse_layout
 
 
 def of_layout(layout_data: Any) -> dict[str, Any]:
-    """Return whether the layout names `gpus`, has devices in `cdi`, its `tenants` by name, and its `problems`.
+    """Return whether the layout names `gpus` and has `cdi` devices, its `tenants` by name, and its `problems`.
 
-    A layout with problems needs nothing: what removes the collection from a host must not fail because of them.
+    A layout with problems needs nothing, so that it cannot block the removal of the collection.
     """
     try:
         layout = parse_layout(layout_data)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the plans of all hosts as site.yml prints them. Pure."""
+"""Format the plans of all hosts for site.yml. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from ...module_utils.model import short_label
 from .. import host_results
 from ..host_values import MOST_ENTRIES, HostValueError
 
-#: The key under which the hosts are listed that need nothing. No host has a name with a space in it.
+#: The key for hosts without changes. Host names have no spaces.
 UNCHANGED = "nothing to do"
-#: Hosts that need nothing, lines about what is in the way, and holders on such a line.
+#: Limits: hosts without changes, lines about blocking workloads, and holders on such a line.
 _NAMED = 20
 _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
 def plans(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by host the lines of its plan. Hosts that need nothing share one entry, UNCHANGED.
+    """Return the lines of each host's plan. Hosts without changes share the entry UNCHANGED.
 
-    `results` are those of openfleet.gpu.layout in check mode. A host whose result cannot be read has the reason in place of
-    lines.
+    `results` are those of openfleet.gpu.layout in check mode. For an unreadable result the lines are the reason.
     """
     written: dict[str, Any] = {}
     unchanged = []
@@ -41,7 +40,7 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a host, none where nothing changes. Raises HostValueError."""
+    """Return the lines of a host, or none without changes. Raises HostValueError."""
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
         forecast = read.get("forecast") or {}
@@ -49,7 +48,7 @@ def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
             return [_NO_DRIVER % "; checked against the model catalogue", *(forecast.get("plan") or [])]
         return [_NO_DRIVER % "", read.get("msg") or "no plan"]
     lines, busy = read.get("plan_lines") or [], read.get("busy") or []
-    # Daemons and tenants have a line where they change.
+    # Daemons and tenants have a line if they change.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")
     if not changes and all(line.get("uuid") for line in lines):
         return []
@@ -63,8 +62,8 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """Return the first _NAMED texts and, where there are more, their count."""
+    """Return the first _NAMED texts and the count of the others."""
     left = len(texts) - _NAMED
-    # A list that was cut when it was read stands for more than it has.
+    # A list that was shortened when it was read represents more items than it has.
     more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []
     return [*texts[:_NAMED], *more]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the tags of a run: which roles they select, and whether these can run without the others. Pure."""
+"""Check the tags of a run: the selected roles, and whether they can run without the others. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Mapping, Sequence
 from ..host_values import text
 from . import needs
 
-# Select every task, whatever else is named.
+# Each of these selects every task.
 _EVERYTHING = {"all", "tagged"}
-# Molecule skips these in every run of a playbook, whether a task has them or not
+# Molecule always skips these, whether or not a task has them
 # (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
 _SKIPPED_BY_MOLECULE = {"notest", "molecule-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
-# Variables of which a host must have one for the role to do anything. Roles without a row run on every host.
+# Variables that request a role: a host needs one of them. Roles that are not listed run on every host.
 _ASKED_BY = {
     "gpu_simulator": ("gpu_simulator_gpus",),
     "nvidia_driver": ("nvidia_driver_version", "nvidia_driver_state"),
@@ -35,10 +35,10 @@ def problem(
     groups: Mapping[str, Sequence[str]],
     hostvars: Mapping[str, Mapping[str, Any]] | None,
 ) -> str:
-    """Return why a run with these `--tags` and `--skip-tags` is refused, "" where it is not.
+    """Return why a run with these `--tags` and `--skip-tags` is refused, or "".
 
-    `tags` are those of the playbook, a role each. A playbook without any refuses all others, which would select nothing. Without
-    `hostvars`, roles that no host asks for are not looked for.
+    `tags` are the playbook's, one for each role. A playbook without tags refuses all of them. Without `hostvars`, tags of
+    roles that no host requests are accepted.
     """
     named = [tag for tag in dict.fromkeys(run) if tag not in _EVERYTHING]
     skip = [tag for tag in skip if tag not in _SKIPPED_BY_MOLECULE]
@@ -66,7 +66,7 @@ def problem(
 
 
 def selected(tags: Sequence[str], run: Sequence[str], skip: Sequence[str]) -> set[str]:
-    """Return the roles that run."""
+    """Return the selected roles."""
     chosen = set(tags) if _EVERYTHING & set(run) else set(tags) & set(run)
     return chosen - set(skip)
 
@@ -88,10 +88,10 @@ def _is_asked_for(
 
 
 def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each role that the selected roles need on this host, and that the tags leave out.
+    """Return a sentence for each role that the selected roles need on this host and that is not selected.
 
-    `plans` has what modules returned for the plan, as `layout` and `driver`. `inventory` has `simulated`,
-    `kubernetes` (the name of the backend or "") and `tenants` (names).
+    `plans` has the modules' results for the plan, as `layout` and `driver`. `inventory` has `simulated`, `kubernetes` (the
+    name of the backend or "") and `tenants` (names).
     """
     layout, driver = plans["layout"], plans["driver"]
     changes = bool((layout.get("counts") or {}).get("gpus_changed")) or not layout.get("driver_present", False)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans a layout for a host on which no driver answers yet. Pure."""
+"""Plan a layout for a host without a working driver. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
 
-#: What a host says of its PCI bus: at most so many GPUs.
+#: Maximum GPUs in a host's list of its PCI bus.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
-    """Return the `problems`, the `plan` as lines, its `counts` and number of `gpus`, and whether it could be `checked` at all.
+    """Return the `problems`, the `plan` as lines, its `counts` and number of `gpus`, and whether it was `checked`.
 
-    The GPUs are those of the models in `expected_gpus`, else what the host says of its PCI bus (`pci_gpus`).
+    The GPUs are those of the models in `expected_gpus`, or else the host's list of its PCI bus (`pci_gpus`).
     """
     try:
         layout = parse_layout(layout_data)
@@ -59,7 +59,7 @@ def _answer(problems: Sequence[str] = (), checked: bool = True) -> dict[str, Any
 
 
 def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
-    """Raise SelectorError for PCI addresses of the layout that the bus does not have."""
+    """Raise SelectorError for PCI addresses of the layout that are not on the bus."""
     cure = "The NVIDIA GPUs on the bus are at %s." % ", ".join(addresses)
     problems = [
         Problem("%s.gpus[%d]" % (entry.where, position), "this host has no GPU at %s" % selector.value, cure)
@@ -73,16 +73,16 @@ def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
 
 
 def _by_place(layout: Layout, by_address: bool) -> Layout:
-    """Return the layout without entries that name GPUs by UUID, and by PCI address unless the addresses of the GPUs are known.
+    """Return the layout without entries that select GPUs by UUID, or by PCI address if the addresses are unknown.
 
-    Only the driver can say which GPUs these are.
+    Only the driver knows which GPUs these are.
     """
     unknown = {"uuid"} if by_address else {"uuid", "pci"}
     return Layout(tuple(e for e in layout.entries if all(s.kind not in unknown for s in _selectors(e))))
 
 
 def _selectors(entry: Entry) -> list[Selector]:
-    """Return all that name GPUs in it."""
+    """Return all selectors of the layout."""
     vgpu = vgpu_of(entry)
     tenants = vgpu.tenants if vgpu is not None else ()
     return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]

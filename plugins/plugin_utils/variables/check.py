@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks an inventory's variables against the collection's specs, before a run changes anything. Pure."""
+"""Check an inventory's variables against the collection's specs, before a run changes anything. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from . import known
 from .rules import RULES, Refused, bounds_of
 
 _MOST_RATIO = 1e9
-#: How alike a name without a prefix must be to a known one; and the rest of a name behind its prefix.
+#: Minimum similarity to a known name, for a name without a prefix, and for the part after a prefix.
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
-#: The same for a name that stands in place of a variable that a host lacks.
+#: The same for a name that may be meant for a variable that a host lacks.
 _MISSING_RATIO = 0.85
-#: A shorter name, and a shorter word of a name, is too soon another one that an inventory has for itself.
+#: Minimum lengths of a name and of a word: shorter ones are too often an inventory's own.
 _LEAST_NAME, _LEAST_WORD = 15, 5
-#: Parts of names that are worth a look without a prefix of the collection.
+#: Parts of names that are checked without a prefix of the collection.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
-# Least number of words of a name with a missing or wrong word to be an error: shorter names are too often another role's own.
+# Minimum words of a name with a missing or wrong word for an error: shorter names are too often another role's own.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# A name of two words that lacks one of a variable is an error only with one of these in front (gpu_waves, not driver_version).
+# A name of two words that lacks a word of a variable is an error only with one of these prefixes (gpu_waves, not driver_version).
 _NAMESPACES = ("gpu", "vgpu", "nvidia", "dcgm")
-# Inventories have variables for these products of NVIDIA.
+# Inventories have their own variables for these NVIDIA products.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
 # Number of variables that a warning suggests.
 _MOST_RESEMBLED = 3
@@ -55,7 +55,7 @@ _EXAMPLES = {
     "path": "/srv/file",
     "str": "text",
 }
-#: Of variables whose default shows no form.
+#: Examples for variables whose default shows no form.
 _EXAMPLES_OF = {
     "gpu_layout_expected_gpus": "[H100-80GB, H100-80GB]",
     "nvidia_driver_version": "580",
@@ -68,15 +68,15 @@ _MISSING = {
     )
 }
 _SET_IT = "Set it in the inventory."
-#: Where a text is shown, its characters are none of the user's.
+#: Replaces the text of a user's value in messages.
 _HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A variable that the collection does not have. `error` where it can hardly be meant for anything else.
+    """An unknown variable. `error` if it can hardly mean anything else.
 
-    `by_words`: it is an error only because a word is missing or wrong, so that a use of the name elsewhere shows that it is the
+    `by_words`: it is an error only because a word is missing or wrong. If another variable uses the name, it is the
     inventory's own.
     """
 
@@ -92,7 +92,7 @@ class Unknown:
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
-    """Return the names that resemble variables of the collection and are none; `own` are globs of names to leave out."""
+    """Return unknown names that resemble variables of the collection. `own` are globs of names to ignore."""
     variables, unknown_names = known.variables(), []
     for name in sorted(names):
         if name in variables or known.is_internal(name) or any(fnmatchcase(name, pattern) for pattern in own):
@@ -106,16 +106,16 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
         if prefix or near or resembled:
             error = bool(typed or (prefix and near) or certain)
             by_words = certain and not (typed or (prefix and near))
-            # A certain resemblance of words says more than a likeness of letters.
+            # Matching words are better evidence than similar letters.
             nearest = (typed or resembled or near) if certain and not prefix else near or resembled
             unknown_names.append(Unknown(name, nearest, error, by_words))
     return unknown_names
 
 
 def _word_error(name: str) -> tuple[str, bool]:
-    """Return the variables from which one missing or wrong word tells the name, and whether that is certain enough for an error.
+    """Return the variables that differ from the name in one missing or wrong word, and whether that is an error.
 
-    docs/variables.md has the rule. The first is "" where no variable resembles the name, and "a or b" where several do.
+    docs/variables.md has the rule. The text is "" without such a variable, and "a or b" with several.
     """
     words = tuple(name.split("_"))
     if len(words) < 2 or "" in words:
@@ -123,7 +123,7 @@ def _word_error(name: str) -> tuple[str, bool]:
     patterns = ((*words[:place], None, *words[place + 1 :]) for place in range(len(words)))
     lacking = set(known.by_missing_word().get(words, ()))
     wrong = {variable for pattern in patterns for variable in known.by_words_around().get(pattern, ())}
-    # Several variables with another word in the same place say nothing: gpu_busy_timeout resembles each timeout.
+    # Several variables with another word in the same place are no evidence: gpu_busy_timeout resembles each timeout.
     wrong = wrong if len(words) >= _LEAST_WORDS_WITH_WRONG_ONE - 1 and len(wrong) == 1 else set()
     resembled = [*sorted(lacking), *sorted(wrong - lacking)]
     if not resembled:
@@ -146,10 +146,10 @@ def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
 
 
 def typing_error(name: str) -> str:
-    """Return the variable that the name is with one typing error in one word; "" where there is none, or more than one.
+    """Return the variable that differs from the name by one typing error in one word, or "" if there is not exactly one.
 
-    docs/variables.md says which errors count. An inventory has names of its own that look much like the collection's
-    (gpu_layouts, gpu_train_timeout): other differences are none.
+    docs/variables.md lists the errors. Other differences do not count, because inventories have similar names of their own
+    (gpu_layouts, gpu_train_timeout).
     """
     words, found = name.split("_"), set()
     for place, word in enumerate(words):
@@ -161,7 +161,7 @@ def typing_error(name: str) -> str:
 
 
 def _exchanged(word: str, meant: str) -> bool:
-    """Whether two neighbouring letters have changed places."""
+    """Return whether two neighbouring letters are exchanged."""
     places = [place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]]
     if len(word) != len(meant) or len(places) != 2 or places[1] != places[0] + 1:
         return False
@@ -169,19 +169,19 @@ def _exchanged(word: str, meant: str) -> bool:
 
 
 def _one_letter_off(word: str, meant: str) -> bool:
-    """Whether one letter between the first and the last one is missing, wrong or too much."""
+    """Return whether one letter between the first and the last is missing, wrong or extra."""
     if len(meant) < _LEAST_WORD or abs(len(word) - len(meant)) > 1 or word[:1] != meant[0] or word[-1:] != meant[-1]:
         return False
     same = next(
         (place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]), min(len(word), len(meant))
     )
     longest = max(len(word), len(meant))
-    # What follows the first difference is the same.
+    # The rest after the first difference is equal.
     return word[same + (len(word) == longest) :] == meant[same + (len(meant) == longest) :]
 
 
 def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
-    """The known name most like it. Behind a prefix only the rest counts: all names of a role are alike by their prefix."""
+    """Return the most similar known name. After a prefix only the rest counts, because all names of a role share it."""
     if prefix:
         rests = {each[len(prefix) :]: each for each in there if each.startswith(prefix)}
         near = difflib.get_close_matches(name[len(prefix) :], rests, 1, _REST_RATIO)
@@ -191,7 +191,7 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
 
 
 def missing(name: str, misspelt: str | None = None) -> Problem:
-    """Return what is wrong where a host does not have this variable, which it must have, but perhaps a misspelt one."""
+    """Return the problem of a host without a required variable, with a possibly misspelt one."""
     cure = _MISSING.get(name, _SET_IT)
     if misspelt is not None:
         cure = "It has %s: did you mean %s? Otherwise %s%s" % (misspelt, name, cure[0].lower(), cure[1:])
@@ -199,14 +199,14 @@ def missing(name: str, misspelt: str | None = None) -> Problem:
 
 
 def empty(name: str) -> Problem:
-    """Return what is wrong where a variable that a host must have is null."""
+    """Return the problem of a required variable that is null."""
     return Problem(name, "the value is empty (null)", _MISSING.get(name, _SET_IT))
 
 
 def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str | None:
-    """Return the name of the inventory that most likely was to be `name`; None where there is none.
+    """Return the inventory's name that was most likely meant as `name`, or None.
 
-    `own` are globs of names that the inventory has for itself.
+    `own` are globs of the inventory's own names.
     """
     others = {
         each.lower(): each
@@ -218,7 +218,7 @@ def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str
 
 
 def check(values: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with the values, by the names of variables. Unknown names are skipped."""
+    """Return the problems of the values. Unknown names are skipped."""
     problems: list[Problem] = []
     for name, value in values.items():
         variable = known.variables().get(name)
@@ -244,7 +244,7 @@ def _check(variable: known.Variable, value: Any) -> list[Problem]:
 
 
 def _hidden(value: Any) -> Any:
-    """The value with its texts hidden, for messages."""
+    """Return the value with its texts hidden, for messages."""
     if isinstance(value, Mapping):
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -269,13 +269,13 @@ def _text(node: Node, option: Mapping[str, Any], _variable: Any) -> None:
     if option.get("choices"):
         node.choice([str(choice) for choice in option["choices"]])
     elif isinstance(node.value, bool) or not isinstance(node.value, (str, int, float)):
-        # A version may look like a number to YAML.
+        # YAML may read a version as a number.
         node.report_type("a string")
 
 
 def _number(node: Node, _option: Mapping[str, Any], variable: known.Variable) -> None:
     if isinstance(node.value, str) and node.value.isascii() and node.value.isdigit() and len(node.value) < 20:
-        # As `-e name=60` gives it.
+        # `-e name=60` passes a text.
         node.value = int(node.value)
     node.integer(*bounds_of(variable.name))
 
@@ -291,7 +291,7 @@ def _truth(node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
 
 def _list(node: Node, option: Mapping[str, Any], variable: known.Variable) -> None:
     if isinstance(node.value, str) and not variable.by_role and option.get("elements") == "str":
-        # As `-e name=one,two` gives it: a playbook hands it to a module, which takes it apart.
+        # `-e name=one,two` passes a text, which the module splits.
         node.value = node.value.split(",")
     for each in node.items(at_least=0) or []:
         element = {key: option[key] for key in ("choices", "options") if key in option}
@@ -313,7 +313,7 @@ def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) ->
 
 
 def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
-    """Leave the check to a rule of the variable, or to the step that uses the value."""
+    """Skip the check: a rule of the variable, or the step that uses the value, does it."""
 
 
 _READERS = {

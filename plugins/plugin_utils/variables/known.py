@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads every variable of the collection from the argument specs of its roles and playbooks."""
+"""Read every variable of the collection from the argument specs of its roles and playbooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 _ROOT = Path(__file__).resolve().parents[3]
 PLAYBOOKS = "playbooks"
-#: Specs in files: libyaml reads them ten times as fast, and this runs once for each host.
+#: libyaml reads spec files ten times as fast, and this runs once for each host.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -40,7 +40,7 @@ def variables() -> dict[str, Variable]:
         for name, option in options.items():
             former = found.get(name)
             owners = former.owners if former else ()
-            # Where a role and a playbook share one, the role's description is the longer one.
+            # If a role and a playbook share a variable, use the role's longer description.
             kept = former.option if former else option
             found[name] = Variable(name, kept, owners if owner in owners else (*owners, owner))
     return found
@@ -62,7 +62,7 @@ def owners() -> list[str]:
 
 @lru_cache(maxsize=None)
 def prefixes() -> tuple[str, ...]:
-    """Return the beginnings of the collection's names, the longest first."""
+    """Return the prefixes of the collection's names, the longest first."""
     starts = {owner + "_" for owner in owners() if not owner.endswith(".yml")}
     starts |= {
         "_".join(variable.name.split("_")[:2]) + "_" for variable in variables().values() if not variable.by_role
@@ -92,7 +92,7 @@ def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
 
 
 def is_internal(name: str) -> bool:
-    """Whether the collection's own tasks set this variable, so that it is no variable of an inventory."""
+    """Return whether the collection's own tasks set this variable, so that inventories do not."""
     return "__" in name or name in _set_by_tasks()
 
 

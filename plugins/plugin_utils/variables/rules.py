@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a variable's type does not say: bounds of numbers, and forms of texts. Each rule is given the value and its name."""
+"""Check limits of numbers and forms of texts beyond a variable's type. Each rule gets the value and its name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...module_utils.layout.reader import quoted
 from ...module_utils.techniques.forms import parse_layout
 from ..site.losses import tolerated
 
-#: A year in seconds, and no count is larger. What is longer or more was not meant.
+#: A year in seconds. Larger durations and counts are mistakes.
 _MOST = 366 * 24 * 3600
 _PORTS = 65535
 
 
 class Refused(Exception):
-    """The value breaks the rule, by these problems."""
+    """Raised with the problems of a value."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -31,10 +31,10 @@ class Refused(Exception):
 def bounds_of(name: str) -> tuple[int, int]:
     """Return the smallest and largest number that a variable may have."""
     if name.endswith("_port"):
-        # The port of an exporter that is not there is 0.
+        # A missing exporter has port 0.
         return (0 if name == "gpu_monitoring_host_exporter_port" else 1, _PORTS)
     if name == "gpu_simulator_gpus":
-        # Its only number is the count of GPUs of a model.
+        # Its only number is the number of GPUs of a model.
         return 1, catalogue.MOST_SIMULATED_GPUS
     if name.endswith(("_interval", "_interval_seconds")):
         return 1, _MOST
@@ -42,7 +42,7 @@ def bounds_of(name: str) -> tuple[int, int]:
 
 
 def waves(value: Any, name: str) -> None:
-    """Sizes of waves, as `serial` of a play takes them."""
+    """Check sizes of waves, in the form of a play's `serial`."""
     cure = 'Write numbers of hosts from 1 and percentages from 1%% to 100%%: %s: [1, "25%%", "100%%"].' % name
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes:
@@ -71,14 +71,14 @@ def _tolerance(value: Any, name: str) -> None:
 
 
 def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
-    """A rule for a text, or for each text of a list. An empty text means that there is none."""
+    """Return a rule for a text, or for each text of a list. An empty text means no value."""
 
     def rule(value: Any, name: str) -> None:
         listed = isinstance(value, (list, tuple))
         for number, text in enumerate(value if listed else [value]):
             if (str(text) or listed) and not re.fullmatch(pattern, str(text)):
                 where = "%s[%d]" % (name, number) if listed else name
-                # What stands before @ in an address may be a password.
+                # The part before @ in an address may be a password.
                 shown = re.sub(r".*@", "(hidden)@", str(text), flags=re.DOTALL)
                 raise Refused(Problem(where, '"%.60s" is not %s' % (shown, what), "Write it like %s." % example))
 
@@ -86,7 +86,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
 
 
 def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
-    """A rule that is the parser which a later step uses."""
+    """Return a rule that runs the parser of a later step."""
 
     def rule(value: Any, name: str) -> None:
         try:
@@ -101,13 +101,13 @@ def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
 
 
 def _by_parser(module: str, function: str) -> Callable[[Any, str], None]:
-    """As `_by`, for a parser that is only loaded where an inventory has the variable: some of them need NumPy."""
+    """Like `_by`, for a parser that is loaded only if the inventory has the variable, because some need NumPy."""
 
     def parse(value: Any) -> None:
         try:
             parser = getattr(importlib.import_module(module, __package__), function)
         except ImportError:
-            # The playbook that reads the variable says what is missing on the controller.
+            # The playbook that reads the variable reports missing packages of the controller.
             return
         parser(value)
 
@@ -175,7 +175,7 @@ _account = _form(r"[a-z_][a-z0-9_.-]{0,31}", "the name of an account", "gpu-audi
 _spans = _form(r"[0-9]+(?:ms|[smhdwy])(?:[0-9]+(?:ms|[smhdwy]))*", "a length of time of Prometheus", "30s, 12h or 15d")
 _listen = _form(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}", "an address and a port", "127.0.0.1:9090")
 
-#: By the name of the variable.
+#: Rules by name of the variable.
 RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_layout": _by(parse_layout),
     "gpu_layout_expected_gpus": _models,

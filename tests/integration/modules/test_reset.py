@@ -93,6 +93,6 @@ def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_rese
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
     assert 'watcher: %s: unknown value "gone"' % variable in said and "Nothing was changed." in said
-    assert "Take away what the collection brought" not in said
+    assert "Remove everything the collection installed" not in said
     # The folder that stands for pynvml's is the test's own.
     assert [path for path in traces(lone, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before

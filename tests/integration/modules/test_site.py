@@ -68,7 +68,7 @@ def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     assert modes(report.parent) == private
     assert "0 created, 0 destroyed, 4 kept; 0 GPUs changed; 0 of 2 hosts changed" in " ".join(second.stdout.split())
     # An inventory without monitoring lacks nothing.
-    assert "PLAY [Watch the fleet]" in second.stdout
+    assert "PLAY [Set up monitoring and the audit timer]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
 
 
@@ -146,7 +146,7 @@ def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     planning, applying = run.stdout.split("PLAY [Apply (in waves, a canary first)]", 1)
     steps = r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4"
     # YAML folds long lines, and sorts keys.
-    plans = " ".join(planning.split("PLAY [Decide whether to go on]", 1)[1].split())
+    plans = " ".join(planning.split("PLAY [Decide whether to continue]", 1)[1].split())
     assert re.search("one: - '?" + steps, plans) and re.search("two: - '?" + steps, plans), plans
     assert "nothing to do: three " in plans and plans.count("enable MIG mode") == 2
     # The diff shows what is and what would be, and not the steps once more.
@@ -199,9 +199,9 @@ def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook,
 @pytest.mark.parametrize(
     ("group", "task"),
     [
-        ("gpu_monitoring", "Bring the monitoring that the inventory asks for"),
+        ("gpu_monitoring", "Install or remove the monitoring"),
         pytest.param(
-            "gpu_audit", "Bring the timer of the audit that the inventory asks for", marks=pytest.mark.thorough
+            "gpu_audit", "Install or remove the audit timer", marks=pytest.mark.thorough
         ),
     ],
 )

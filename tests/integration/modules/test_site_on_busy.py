@@ -98,7 +98,7 @@ def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
 def test_a_dry_run_names_who_would_be_waited_for_drained_or_ended(fleet, job, on_busy):
     status, said = play(fleet, "--check", on_busy=on_busy)
     assert status == 0, said
-    plans = " ".join(said.split("PLAY [Decide whether to go on]", 1)[1].split("PLAY [", 1)[0].split())
+    plans = " ".join(said.split("PLAY [Decide whether to continue]", 1)[1].split("PLAY [", 1)[0].split())
     assert re.search("two: - .*in the way: " + HELD % job.pid, plans), plans
     assert plans.count("in the way: ") == 1
     assert job.poll() is None

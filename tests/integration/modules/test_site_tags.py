@@ -39,7 +39,7 @@ def test_the_tag_of_a_role_plans_and_applies_that_role_alone(fleet, tmp_path):
     assert "TASK [Check the variables of the inventory]" in run.stdout
     # The other role is planned and not run.
     assert "TASK [Check the request for the exporter]" in run.stdout
-    assert "TASK [Bring the exporter that the inventory asks for]" not in run.stdout
+    assert "TASK [Install or remove the exporter]" not in run.stdout
     assert "2 created" in text_of(run), text_of(run)
 
 
@@ -48,7 +48,7 @@ def test_a_role_is_left_out_by_its_tag(fleet, tmp_path):
     run = fleet.play({"one": LAYOUT}, "--skip-tags", "dcgm_exporter", waves=[1])
     assert run.returncode == 0, text_of(run)
     assert fleet.seen() == {"one": INSTANCES}
-    assert "TASK [Bring the exporter that the inventory asks for]" not in run.stdout
+    assert "TASK [Install or remove the exporter]" not in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_tag_that_needs_another_role_is_refused(fleet, tmp_path):
     [
         ["--start-at-task", "Prepare the Kubernetes node"],
         ["--start-at-task", "Apply the layout"],
-        ["--start-at-task", "Restore the layout at boot"],
+        ["--start-at-task", "Install or remove the boot service"],
         ["--skip-tags", "always"],
         ["--skip-tags", "always", "--tags", "gpu_layout"],
     ],
@@ -108,7 +108,7 @@ def test_hosts_are_not_changed_without_a_plan_of_the_same_run(fleet, arguments):
     assert not (fleet.hosts["one"].folder / "root/etc/openfleet-gpu").exists()
 
 
-@pytest.mark.parametrize("task", ["Print the plan of each host", "Stop hosts without a plan", "Plan the layout"])
+@pytest.mark.parametrize("task", ["Print the plan of each host", "End hosts without a plan", "Plan the layout"])
 def test_hosts_are_not_changed_by_a_run_that_starts_within_its_planning(fleet, task):
     run = fleet.play({"one": LAYOUT}, "--start-at-task", task, waves=[1])
     assert run.returncode != 0, text_of(run)
@@ -119,16 +119,16 @@ def test_hosts_are_not_changed_by_a_run_that_starts_within_its_planning(fleet, t
 @pytest.mark.parametrize(
     ("group", "task"),
     [
-        ("gpu_monitoring", "Bring the monitoring that the inventory asks for"),
-        ("gpu_audit", "Bring the timer of the audit that the inventory asks for"),
+        ("gpu_monitoring", "Install or remove the monitoring"),
+        ("gpu_audit", "Install or remove the audit timer"),
     ],
 )
 @pytest.mark.parametrize("playbook", ["site.yml", "playbooks/reset.yml"])
 def test_other_hosts_are_not_changed_without_a_check_of_the_same_run(fleet, tmp_path, playbook, group, task):
     if playbook != "site.yml":
         task = {
-            "gpu_monitoring": "Take away rules, dashboards and scrape targets",
-            "gpu_audit": "Take away the timer of the audit",
+            "gpu_monitoring": "Remove rules, dashboards and scrape targets",
+            "gpu_audit": "Remove the audit timer files",
         }[group]
     python = {"ansible_python_interpreter": sys.executable}
     variables = {"ansible_connection": "local", "ansible_become": False, **python}
@@ -139,7 +139,7 @@ def test_other_hosts_are_not_changed_without_a_check_of_the_same_run(fleet, tmp_
     assert "other: this run did not check" in text_of(run), text_of(run)
 
 
-@pytest.mark.parametrize("task", ["Take away the exporter", "Take away the vGPU limiter"])
+@pytest.mark.parametrize("task", ["Remove the exporter", "Remove the vGPU limiter"])
 def test_a_reset_takes_nothing_away_without_a_check_of_the_same_run(fleet, task):
     run = fleet.play({"one": LAYOUT}, "--start-at-task", task, playbook="playbooks/reset.yml")
     assert run.returncode != 0

@@ -61,16 +61,16 @@ def assert_refused(run, names, host):
 @pytest.mark.parametrize(
     ("playbook", "play"),
     [
-        ("site.yml", "Check the variables (no host is asked)"),
-        ("reset.yml", "Take away what the collection brought"),
+        ("site.yml", "Check the variables (contacts no host)"),
+        ("reset.yml", "Remove everything the collection installed"),
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in [
                 ("rightsize.yml", "Ask the hosts what they are and who holds their GPUs"),
-                ("bundle.yml", "Collect what an air-gapped site needs"),
+                ("bundle.yml", "Build the bundle for an air-gapped site"),
                 ("check_gpu.yml", "Check GPUs"),
                 ("accept.yml", "Accept GPU hosts"),
-                ("export.yml", "Adopt what is there"),
+                ("export.yml", "Export the current layout"),
             ]
         ),
     ],

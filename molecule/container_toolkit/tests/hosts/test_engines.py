@@ -189,7 +189,7 @@ def test_a_configuration_that_would_suffer_stays_as_it_is_and_an_engine_that_doe
     assert daemon.seen == BROKEN[DAEMON]
     assert toml.failed.startswith(f"{TOML}: nvidia-ctk would drop"), toml.failed
     assert toml.seen == BROKEN[TOML]
-    assert refused.failed.startswith("containerd.service: it does not take its new configuration"), refused.failed
-    assert "It runs with its former configuration" in refused.failed
+    assert refused.failed.startswith("containerd.service: it does not start with its new configuration"), refused.failed
+    assert "It runs with its previous configuration" in refused.failed
     assert refused.seen == "active"
     assert brought.steps and again.steps == []

@@ -137,7 +137,7 @@ def test_a_mirror_that_dies_half_way_leaves_the_old_toolkit_and_without_any_it_c
         Ask(),
         Ask(then=f"{VERSIONS} | sort -u"),
     )
-    assert died.failed.startswith("packages: they could not be fetched"), died.failed
+    assert died.failed.startswith("packages: they could not be downloaded"), died.failed
     assert died.seen == "hi 1.18.2-1"
     assert cured.seen == "hi 1.18.1-1"
     assert "its SHA-256 is" in bad.failed and bad.seen == "hi 1.18.1-1"

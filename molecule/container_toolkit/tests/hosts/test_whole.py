@@ -65,7 +65,7 @@ def test_one_run_brings_driver_toolkit_and_layout(whole, before):
 def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_changes_nothing(whole):
     """Over a reboot, for the old module is loaded; the layout is back after it, and is listed."""
     run = play("site.yml", nvidia_driver_version=SECOND)
-    assert any(change.task.endswith("Reboot") for change in run.changes)
+    assert any(change.task.endswith("Reboot the host") for change in run.changes)
     assert whole.check_output("cat /sys/module/nvidia/version") == SECOND
     text = whole.check_output(f"cat {SPECIFICATION}")
     assert f"libnvidia-ml.so.{SECOND}" in text and FIRST not in text

@@ -103,7 +103,7 @@ def test_what_must_not_be_is_refused_and_a_mirror_that_dies_half_way_costs_nobod
     assert (right.changed, right.executions) == (False, 1)
     for (asked, said), refusal in zip(cases, refused):
         assert said in refusal.failed, asked
-    assert "not all of them could be fetched" in died.failed
+    assert "not all of them could be downloaded" in died.failed
     assert set(foretold(planned.planned)) == PARTS
     assert "a reboot is needed" in not_planned.failed
     # The client runs on in the process that it had: nobody took it off.

@@ -85,7 +85,7 @@ def test_a_wrong_repository_a_dying_mirror_and_others_packages_stop_a_change_bef
     assert (right.changed, right.executions) == (False, 1)
     for (asked, said), refusal in zip(cases, refused):
         assert said in refusal.failed, asked
-    assert "not all of them could be fetched" in died.failed
+    assert "not all of them could be downloaded" in died.failed
     assert "would remove site-gpu-tools too" in dependent.failed
     assert "site-gpu-tools 1.0-1.el9, which versionlock keeps" in locked.failed
     assert before.active == RUNNING

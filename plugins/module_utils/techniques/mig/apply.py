@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry out the steps of MIG on one GPU, or leave its mode to a reboot."""
+"""Apply the MIG steps of one GPU, or leave its mode pending for a reboot."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .steps import (
     SetMigMode,
 )
 
-# How many holders a message names.
+# Maximum holders in a message.
 _NAMED = 5
 
 
 def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
-    """Carry out a step. Raises NvmlError, and ResetRefusedError where a mode needs a reset that the GPU refuses."""
+    """Apply a step. Raises NvmlError, or ResetRefusedError if a mode needs a reset that the GPU refuses."""
     if isinstance(step, SetMigMode):
         _set_mig_mode(session, gpu_uuid, step.enabled, reset)
     elif isinstance(step, DestroyComputeInstance):
@@ -45,9 +45,9 @@ def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -
 
 
 def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
-    """Set the MIG modes that the plans change and leave them pending: a reboot of the host is to follow at once.
+    """Set the changed MIG modes and leave them pending, for an immediate reboot of the host.
 
-    All of them or none: raises ApplyError where one cannot be set, with outcome "old", or "unknown" where the driver hangs.
+    Sets all or none. Raises ApplyError if one cannot be set, with outcome "old", or "unknown" if the driver hangs.
     """
     set_so_far: list[str] = []
     try:
@@ -68,7 +68,7 @@ def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
 
 
 def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset) -> None:
-    """Set the mode and see it active. The call succeeds even where the mode stays pending: the status tells."""
+    """Set the mode and check that it is active. The call also succeeds if the mode stays pending: check the status."""
     before = session.mig_mode(gpu)[0]
     status = session.set_mig_mode(gpu, enabled)
     where = "gpu %s" % gpu
@@ -86,18 +86,18 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset
                 raise
         if session.mig_mode(gpu)[0] != enabled:
             problem = "its MIG mode is still pending after a reset"
-            raise ResetRefusedError(where, problem, "Look at the kernel log.", gpu=gpu)
+            raise ResetRefusedError(where, problem, "Check the kernel log.", gpu=gpu)
     except FleetError:
-        # A mode left pending would take effect at the next reset, unannounced.
+        # A pending mode would silently take effect at the next reset.
         with contextlib.suppress(FleetError):
             session.set_mig_mode(gpu, before)
         raise
 
 
 def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
-    """Return the error for a GPU that the driver calls in use. If nothing that can be ended holds it, the kernel does.
+    """Return the error for a GPU that the driver reports as in use. Without a process to end, the kernel holds it.
 
-    Then a reboot is the cure, provided that the pending mode survives it.
+    Then a reboot is the fix, if the pending mode survives it.
     """
     from ...holders.find import blocking, find_holders
     from ...holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
@@ -115,7 +115,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
-    """Add to a refused reset what holds the GPU inside the kernel."""
+    """Add the kernel's holders of the GPU to the error of a refused reset."""
     from ...holders.kernel import holders_in_kernel, listing, without_reboot
 
     for known in session.observe(only=gpu).gpus:

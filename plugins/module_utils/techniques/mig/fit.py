@@ -1,15 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where instances can sit: an exact search over placements. Pure; knows no driver and no layout syntax.
+"""Find placements of instances by an exact search. Pure, without driver and layout syntax.
 
-Two things decide whether a set of profiles fits a GPU, and only the second one needs a search:
+Two kinds of resources decide whether a set of profiles fits a GPU, and only the second needs a search:
 
-* what is counted - compute slices and media engines - depends on the set alone, not on where its members sit;
-* what has a place - memory units - depends on placements, of which every profile has a short list.
+* counted resources (compute slices and media engines) depend only on the set
+* memory units depend on placements, of which every profile has a short list
 
-A GPU has at most 12 units and 7 instances, so the search is a dynamic programme over (next demand, units taken):
-a few thousand states at worst, and its answer is the optimum, not a heuristic's.
+A GPU has at most 12 units and 7 instances. The search is a dynamic programme over (next instance, used units), with a few
+thousand states at most. It finds the optimum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterable, Sequence, Tuple
 from ...frozen import frozen
 from ...model import Gpu, GpuInstanceProfile, Placement
 
-#: A score; greater is better. All scores of one search have the same length, and add up member by member.
+#: A score, greater is better. All scores of a search have the same length and are added element by element.
 Score = Tuple[int, ...]
 
 
@@ -39,13 +39,12 @@ def arrange(
     gain: Callable[[Want, Placement], Score],
     outlook: Callable[[int], tuple[int, ...]] = lambda taken: (),
 ) -> tuple[Placement, ...] | None:
-    """Choose a placement for every want so that none overlap, or return None where that cannot be done.
+    """Choose placements for all `wants` without overlap, or return None if that is impossible.
 
-    Of all arrangements it returns one with the greatest sum of `gain(want, placement)`; among these one with the
-    greatest `outlook(units taken)`; among these the one whose placements come first. Both compare as tuples.
-    The result is in the order of `wants`.
+    The result has the greatest sum of `gain(want, placement)`, then the greatest `outlook(used units)`, then the lowest
+    placements. Scores compare as tuples. The result is in the order of `wants`.
     """
-    # Interchangeable wants stand side by side and take ascending placements: each set of placements is tried once.
+    # Interchangeable wants are adjacent and get ascending placements, so that each set of placements is tried once.
     order = sorted(
         range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i)
     )
@@ -84,20 +83,20 @@ def _width(want: Want) -> int:
 
 
 def largest_part(gpu: Gpu, profiles: Sequence[str]) -> list[str]:
-    """Return the largest part of these profiles that fits on the empty GPU, without those that it does not have."""
+    """Return the largest subset of these profiles that fits on the empty GPU, without unknown profiles."""
     capacity = Capacity(gpu.mig.profiles)
     return list(capacity.largest_part([name for name in profiles if name in capacity.profiles]))
 
 
 class Capacity:
-    """What a GPU has to give, derived from the profiles that it reports: nothing here is a table of models."""
+    """The resources of a GPU, derived from its reported profiles, without a table of models."""
 
     def __init__(self, profiles: Iterable[GpuInstanceProfile]) -> None:
         self.profiles: dict[str, GpuInstanceProfile] = {profile.name: profile for profile in profiles}
         every = self.profiles.values()
         self.compute_slices = max((p.compute_slices for p in every), default=0)
-        # The whole-GPU profile does not always own every engine (a 7g of an A100-40GB has 5 decoders, as many as all
-        # others together may hold), so the total is the most that instances of any one profile hold at once.
+        # The whole-GPU profile does not always have every engine, so the total is the maximum over all profiles of the engines of
+        # as many instances as fit. (A 7g of an A100-40GB has 5 decoders, the total of all other instances.)
         self.engines = {
             kind: max((getattr(p, kind) * p.max_instances for p in every), default=0)
             for kind in GpuInstanceProfile.ENGINES
@@ -105,7 +104,7 @@ class Capacity:
         self._largest_first = sorted(every, key=lambda p: (-p.compute_slices, -p.units, p.name))
 
     def shortage(self, names: Sequence[str]) -> str | None:
-        """Why these profiles cannot be together wherever they sit; None where counting does not forbid it."""
+        """Return why these profiles cannot coexist in any placement, or None if the counted resources suffice."""
         chosen = [self.profiles[name] for name in names]
         slices = sum(p.compute_slices for p in chosen)
         if slices > self.compute_slices:
@@ -117,7 +116,7 @@ class Capacity:
         return None
 
     def outlook(self, taken: int) -> tuple[int, ...]:
-        """How many more instances of each profile, largest first, have room beside the units in `taken`."""
+        """Return how many more instances of each profile, largest first, fit beside the used units."""
         counts = []
         for profile in self._largest_first:
             room, blocked = 0, taken
@@ -129,7 +128,7 @@ class Capacity:
         return tuple(counts)
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Whether an empty GPU can hold these profiles at once."""
+        """Return whether these profiles fit on an empty GPU."""
         return (
             self.shortage(names) is None and arrange([self.want(name) for name in names], lambda w, p: ()) is not None
         )
@@ -138,7 +137,7 @@ class Capacity:
         return Want(name, self.profiles[name].placements)
 
     def largest_part(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The largest part of these profiles that fits: most compute slices, then memory units, then instances."""
+        """Return the largest subset that fits: most compute slices, then memory units, then instances."""
         counts = Counter(names)
         kinds = sorted(counts, key=list(names).index)
         limits = [min(counts[kind], len(self.profiles[kind].placements)) for kind in kinds]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer how MIG is written in a layout."""
+"""Parse and write MIG in a layout."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class MigForm(Form):
 
     key = KEY
     example = Key("mig: [{profile: 3g.40gb}]")
-    #: It belongs to the instances.
+    #: The compute mode is set on the instances.
     compute_mode = None
 
     def __init__(self, inside: Sequence[Form]) -> None:
         self._inside = inside
 
     def parse(self, node: Node, context: PartContext) -> tuple[MigInstance, ...] | None:
-        """Return the part; None after reporting why it is none."""
+        """Return the part, or None after reporting the error."""
         from .parse import parse
 
         return parse(node, context, self._inside)
@@ -45,7 +45,7 @@ class MigForm(Form):
         pin: Callable[[Gpu], Selector] | None,
         left_out: list[str],
     ) -> dict[str, tuple[MigInstance, ...] | None]:
-        """Return the instances of each GPU with MIG mode; None while a change of the mode is pending."""
+        """Return the instances of each GPU in MIG mode, or None while a change of the mode is pending."""
         from .export import export_together
 
         return export_together(gpus, seen, pin, left_out, self._inside)

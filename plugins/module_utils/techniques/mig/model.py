@@ -5,5 +5,5 @@
 
 from __future__ import annotations
 
-#: Word in `gpu_layout`.
+#: Value in `gpu_layout`.
 KEY = "mig"

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the part `mig` of an entry of `gpu_layout`, and write it. Other techniques may share its instances."""
+"""Read and write the part `mig` of an entry of `gpu_layout`. Other techniques may share its instances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = {
 
 
 def parse(node: Node, context: PartContext, inside: Sequence[Form]) -> tuple[MigInstance, ...] | None:
-    """Return the part; None after reporting why it is none. `inside` are the techniques that can share an instance."""
+    """Return the part, or None after reporting the error. `inside` are the techniques that can share an instance."""
     nodes = node.items(0, MOST_INSTANCES)
     return None if nodes is None else tuple(_instance(each, context, inside) for each in nodes)
 
@@ -91,7 +91,7 @@ def _gpu_instance_profile(node: Node) -> ProfileName | None:
 
 
 def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ...]:
-    """The names of the parts of a split; none where a single part spans the instance, which is what no split means."""
+    """Return the names of the parts of a split, or none if a single part spans the instance."""
     nodes = node.items(1, MOST_INSTANCES) or []
     names = [_profile_name(each) for each in nodes]
     if profile is None or None in names or not names:

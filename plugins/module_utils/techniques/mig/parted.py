@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a configuration of nvidia-mig-parted to layouts, one for each of its labels. Pure: takes data, gives data.
+"""Convert a configuration of nvidia-mig-parted to layouts, one for each label. Pure.
 
-What such a file can say: `version: v1` and `mig-configs`, for each label a list of elements with `devices` (all, or
+The file has `version: v1` and `mig-configs`, for each label a list of elements with `devices` (all, or
 indices), optionally `device-filter` (PCI ids, device before vendor: 0x233010DE), `mig-enabled`, and `mig-devices` (a
 count for each profile, also for parts of an instance: 1c.3g.20gb). https://github.com/NVIDIA/mig-parted, api/spec/v1
 """
@@ -29,14 +29,14 @@ _KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 @frozen
 class Converted:
-    """A layout as data, and a sentence for each thing that it says otherwise than the configuration did."""
+    """A layout as data, and a sentence for each difference from the configuration."""
 
     layout: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
 
 
 def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Converted]:
-    """The layouts by label. `models` tell the names of the GPUs behind PCI ids.
+    """Return the layouts by label. `models` has the names of GPUs by PCI id.
 
     Raises FleetError, naming the place in `source`, for a file that is no configuration of mig-parted.
     """
@@ -55,7 +55,7 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
 
 @frozen
 class _Gpus:
-    """What an element says of its GPUs: at these indices, of these models; None says nothing. A GPU has to be both."""
+    """An element's conditions for its GPUs: indices and models. None is no condition. A GPU must fulfil both."""
 
     place: str
     indices: tuple[int, ...] | None
@@ -107,14 +107,14 @@ class _Config:
         return _Gpus(place, None if devices == "all" else tuple(dict.fromkeys(devices)), models)
 
     def _model(self, pci_id: Any) -> str:
-        """The name, without NVIDIA, of the board with this PCI id; the id where the catalogue has none."""
+        """Return the board's name without NVIDIA for this PCI id, or the id if it is not in the catalogue."""
         # YAML reads a bare 0x233010DE as a number.
         number = "%08x" % pci_id if is_integer(pci_id) else str(pci_id).lower().replace("0x", "", 1)
         name = self._boards.get(number[:4]) if number[4:] == _VENDOR else None
         return "PCI id %s" % pci_id if name is None else name.replace("NVIDIA ", "", 1)
 
     def _selectors(self, gpus: _Gpus) -> Any:
-        """The selectors of an element; an empty list where none can say what it says."""
+        """Return the selectors of an element, or an empty list if no selector can express it."""
         if gpus.indices is not None:
             if gpus.models is not None and gpus.indices:
                 self._differs(
@@ -130,12 +130,12 @@ class _Config:
             if model not in names:
                 self._differs(gpus.place, "the catalogue has no GPU with the %s, which is left out" % model)
         known = [model for model in gpus.models if model in names]
-        # A host has only one of the variants of a board, and each selector of a layout has to match.
+        # A host has only one variant of a board, and each selector of a layout must match.
         pattern = _pattern(known, names)
         return [{"model": pattern}] if pattern else [{"model": model} for model in known]
 
     def _check_together(self, named: Sequence[_Gpus], models: int) -> None:
-        """Say where the entries cannot stand in one layout, which names a GPU once and only GPUs that are there."""
+        """Report entries that cannot be in one layout, which names each GPU once and only existing ones."""
         if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
             self._differs("", "all stands beside other GPUs, which a layout refuses: list the GPUs of each entry")
             return
@@ -178,7 +178,7 @@ class _Config:
                 continue
             if profile.is_split:
                 parts.setdefault(profile.gpu_instance, []).extend([profile] * count)
-            # Also without a whole one: instances come in the order in which the file names their profiles.
+            # Also without a whole instance, because instances are created in the order of the profiles in the file.
             whole[profile.gpu_instance] += 0 if profile.is_split else count
         found = []
         for gpu_instance, count in whole.items():
@@ -187,7 +187,7 @@ class _Config:
         return found
 
     def _split(self, place: str, parts: Mapping[str, list[ProfileName]], gpu_instance: str) -> list[dict[str, Any]]:
-        """The GPU instances that the parts of one profile make up."""
+        """Return the GPU instances that contain the parts of one profile."""
         asked = parts.get(gpu_instance)
         if not asked:
             return []
@@ -215,7 +215,7 @@ class _Config:
 
 
 def _pattern(models: Sequence[str], known: Iterable[str]) -> str:
-    """Return a pattern that matches these models, such as ``H200*``, and no other known one; "" if there is none."""
+    """Return a pattern such as ``H200*`` that matches these models and no other known one, or ""."""
     if len(models) < 2:
         return ""
     start = _common_start(models)
@@ -233,11 +233,10 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def sharing(parts: Sequence[int], slices: int) -> list[tuple[int, ...]] | None:
-    """How mig-parted puts compute instances of so many slices into GPU instances of `slices`; None where that varies.
+    """Return how mig-parted distributes compute instances over GPU instances of `slices`, or None if that varies.
 
-    It creates the largest first, each in the GPU instance that it created last, or in a new one where it has no room
-    there (pkg/mig/config). Where the GPU has no room for all of these, it tries every other order in turn: the outcome
-    then hangs on the GPU, unless no order needs fewer of them.
+    It creates the largest first, each in the newest GPU instance that has room, or in a new one (pkg/mig/config). If the GPU
+    lacks room for these, it tries other orders. The result then depends on the GPU, unless no order needs fewer of them.
     """
     shares: list[tuple[int, ...]] = []
     for part in sorted(parts, reverse=True):

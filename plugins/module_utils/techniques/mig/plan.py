@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan the MIG mode of a GPU and its instances. Pure: the same arguments always give the same plan.
 
-The planner keeps every instance that the new layout can use where it stands, and names a placement for every GPU
-instance that it creates: left to itself the driver may place instances so that later ones no longer fit.
+The planner keeps every instance that fits the new layout in its placement. It sets the placement of every new GPU instance,
+because the driver's own choice may leave no room for later ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .model import KEY
 from .steps import CreateComputeInstance, CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, SetMigMode
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
-#: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
+#: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100. The starts were not seen on hardware.
 COMPUTE_STARTS = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
@@ -42,7 +42,7 @@ _WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != KEY)
 
 
 def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
-    """Return the plan of one GPU, without the parts of other techniques. `planner.plan` tells what it raises."""
+    """Return the plan of one GPU, without the parts of other techniques. Raises as `planner.plan`."""
     foreign: tuple[GpuInstance, ...] = ()
     if ownership.policy != "remove":
         foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
@@ -73,9 +73,9 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
 
 
 def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[Target, tuple[GpuInstance, ...]]:
-    """The target with every foreign instance staying where it is: (target, the instances that it does not name).
+    """Return the target that keeps every foreign instance, and the foreign instances that it does not name.
 
-    A foreign instance is adopted where the layout asks for one like it and the collection has too few of its own.
+    A foreign instance is adopted if the layout has an equal one and the collection has too few of its own.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
     wanted: list[WantedInstance] = list(target.instances)
@@ -99,13 +99,13 @@ def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
-        # Where MIG mode is off but pending, this only takes the pending change back.
+        # If MIG mode is off but pending, this only reverts the pending change.
         steps.append(SetMigMode(False))
     return GpuPlan(gpu, target, tuple(steps), (), disturbed(gpu, steps))
 
 
 def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> GpuPlan:
-    """Plan the target beside the instances in `left`, which are not to be touched."""
+    """Plan the target without changing the instances in `left`."""
     capacity = _capacity(gpu, target)
     present = tuple(i for i in gpu.mig.instances if i not in left) if gpu.mig.enabled else ()
     placed = _place(gpu, target, capacity, present, left)
@@ -140,7 +140,7 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
 
 
 def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
-    """Whom these steps would disturb on the GPU as it is observed now, whenever the steps were planned."""
+    """Return the holders that these steps would disturb on the GPU as read now, even for a saved plan."""
     steps = list(steps)
     doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
     parts = {
@@ -158,7 +158,7 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
         ]
     found = [disturbance for disturbance in found if disturbance.who]
     switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
-    # Who holds an instance holds its GPU, and is named once.
+    # A holder of an instance also holds its GPU, but is named once.
     if switches and not found and _holders(gpu):
         found.append(Disturbance("%s, whose MIG mode would change," % gpu.short_label, _holders(gpu)))
     return tuple(found)
@@ -222,7 +222,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
 def _place(
     gpu: Gpu, target: Target, capacity: Capacity, present: Sequence[GpuInstance], left: Sequence[GpuInstance]
 ) -> list[tuple[WantedInstance, Placement]]:
-    """Placements for all wanted instances. What runs is kept before what is idle, and what is kept whole before the rest."""
+    """Return placements for all desired instances. Busy instances are kept first, then those kept whole."""
     at = {(instance.profile, instance.placement): instance for instance in present}
 
     def open_to(wanted: WantedInstance) -> tuple[Placement, ...]:
@@ -240,7 +240,7 @@ def _place(
 
     names = [wanted.profile for wanted in target.instances]
     shortage = capacity.shortage(names + [instance.profile for instance in left])
-    # Equal wants are interchangeable, so the wanted instance itself is the kind.
+    # Equal instances are interchangeable, so the instance itself is the kind.
     wants = [Want(wanted, open_to(wanted)) for wanted in target.instances]
     fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
     found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
@@ -271,14 +271,14 @@ def _place(
 
 
 def _slices(wanted: WantedInstance, profile: GpuInstanceProfile) -> tuple[int, ...]:
-    """The compute instances asked for; one over the whole where the layout says nothing of them."""
+    """Return the desired compute instances, by default one that spans the GPU instance."""
     return (profile.compute_slices,) if wanted.compute_slices is None else wanted.compute_slices
 
 
 def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tuple[Placement, ...]]:
-    """Where compute instances may start in a GPU instance that is not there yet, by their slices.
+    """Return the possible starts of compute instances in a new GPU instance, by their slices.
 
-    NVML tells only of GPU instances that exist: one of the same profile speaks for the new one, else the table does.
+    NVML reports only existing GPU instances: use one of the same profile, or else the table.
     """
     for instance in gpu.mig.instances:
         if instance.profile == profile.name and instance.compute_placements:
@@ -293,7 +293,7 @@ def _arrange_split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int])
 
 
 def _split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> list[tuple[int, int | None]]:
-    """(slices, start) of each compute instance of a new GPU instance."""
+    """Return (slices, start) of each compute instance of a new GPU instance."""
     if tuple(slices) == (profile.compute_slices,):
         return [(profile.compute_slices, None)]
     placements = _arrange_split(gpu, profile, slices) or ()
@@ -301,7 +301,7 @@ def _split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> list
 
 
 def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
-    """Which compute instances of a GPU instance that stays must go, and which must come: (gone, [(slices, start)])."""
+    """Return the compute instances to remove from a kept GPU instance, and (slices, start) of those to create."""
     places = dict(instance.compute_placements)
     at = {(c.compute_slices, c.placement.start): c for c in instance.compute_instances}
 
@@ -311,7 +311,7 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
-        # The instance did not say where compute instances may start. Same set: nothing to do; else create all of them again.
+        # The instance does not report possible starts. For the same set do nothing, otherwise recreate all of them.
         have = sorted(c.compute_slices for c in instance.compute_instances)
         if have == sorted(slices):
             return (), []
@@ -324,7 +324,7 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
 
 def _destroy(instance: GpuInstance) -> list[GpuStep]:
-    """Compute instances go before their GPU instance."""
+    """Return the steps that remove a GPU instance, its compute instances first."""
     steps: list[GpuStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
 
@@ -336,5 +336,5 @@ def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
 
 
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
-    """Return who holds it. What was looked up includes NVML's processes; without a look, these are all that is known."""
+    """Return the holders, which include NVML's processes. Without holder data, return NVML's processes."""
     return thing.held_by or thing.processes

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the steps by which a GPU gets its MIG mode and its instances, and how they read."""
+"""Define the steps for MIG mode and instances of a GPU, with their texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model import KEY
 
 
 class MigStep(GpuStep):
-    """A step that MIG carries out. Devices come or go by each."""
+    """A MIG step. Each one adds or removes devices."""
 
     technique: ClassVar[str] = KEY
     changes_devices: ClassVar[bool] = True
@@ -22,7 +22,7 @@ class MigStep(GpuStep):
 
 @frozen
 class SetMigMode(MigStep):
-    """Turn MIG mode on or off. Where the GPU needs a reset for it, the executor sees to that."""
+    """Turn MIG mode on or off. The executor resets the GPU if needed."""
 
     ends: ClassVar[bool] = True
     enabled: bool
@@ -31,7 +31,7 @@ class SetMigMode(MigStep):
         return "%s MIG mode" % ("enable" if self.enabled else "disable")
 
     def switches(self, gpu: Gpu) -> bool:
-        """Return whether the mode is not there yet: else the step takes a pending change back."""
+        """Return whether the mode changes. Otherwise the step only reverts a pending change."""
         return self.enabled != gpu.mig.enabled
 
 
@@ -55,12 +55,12 @@ class DestroyComputeInstance(MigStep):
         return self.gpu_instance_id
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Take the compute instance from a GPU instance that stays."""
+        """Remove the compute instance from a GPU instance that is kept."""
         if self.gpu_instance_id in starts:
             instances[starts[self.gpu_instance_id]][1].remove(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether its GPU instance goes too."""
+        """Return whether its GPU instance is removed too."""
         return any(
             isinstance(step, DestroyGpuInstance) and step.gpu_instance_id == self.gpu_instance_id for step in steps
         )
@@ -68,7 +68,7 @@ class DestroyComputeInstance(MigStep):
 
 @frozen
 class DestroyGpuInstance(MigStep):
-    """Destroy a GPU instance, whose compute instances are gone."""
+    """Destroy a GPU instance without compute instances."""
 
     counted: ClassVar[str] = "destroy"
     ends: ClassVar[bool] = True
@@ -104,9 +104,9 @@ class CreateGpuInstance(MigStep):
 
 @frozen
 class CreateComputeInstance(MigStep):
-    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
+    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is unknown until it exists.
 
-    `start` is None where it spans a GPU instance that is new.
+    `start` is None if it spans a new GPU instance.
     """
 
     profile: str
@@ -123,7 +123,7 @@ class CreateComputeInstance(MigStep):
         instances[self.gpu_instance_start][1].append(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether it is the only one of a GPU instance that is new."""
+        """Return whether it is the only one of a new GPU instance."""
         start = self.gpu_instance_start
         made = any(isinstance(step, CreateGpuInstance) and step.placement.start == start for step in steps)
         siblings = [s for s in steps if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == start]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the files of this folder as a technique."""
+"""Join the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class MigTechnique(MigForm):
     """Divide a GPU into instances. `protocol.DividingTechnique` documents the members.
 
-    For a GPU that has no MIG and gets none, nothing is loaded that plans it.
+    The planner is not loaded for a GPU without current and desired MIG.
     """
 
     setting = None
@@ -38,19 +38,19 @@ class MigTechnique(MigForm):
         return plan(gpu, target, ownership)
 
     def disturbed(self, gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
-        """Return whom steps would disturb on the GPU."""
+        """Return the holders that steps would disturb on the GPU."""
         from .plan import disturbed
 
         return disturbed(gpu, steps)
 
     def largest_part(self, gpu: Gpu, profiles: Sequence[str]) -> list[str]:
-        """Return the largest part of these profiles that fits on the empty GPU."""
+        """Return the largest subset of these profiles that fits on the empty GPU."""
         from .fit import largest_part
 
         return largest_part(gpu, profiles)
 
     def apply(self, session: BoundedSession, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
-        """Carry out a step."""
+        """Apply a step."""
         from .apply import apply
 
         apply(session, gpu_uuid, step, reset)
@@ -64,7 +64,7 @@ class MigTechnique(MigForm):
         return any(isinstance(step, SetMigMode) for step in gpu_plan.instance_steps)
 
     def leave_pending(self, session: BoundedSession, plan: Plan) -> None:
-        """Set the MIG modes that the plan changes and leave them pending."""
+        """Set the changed MIG modes and leave them pending."""
         from .apply import leave_pending
 
         leave_pending(session, [each for each in plan.gpus if self.mode_changes(each)])

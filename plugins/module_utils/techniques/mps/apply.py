@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry out the MPS daemons' part of a plan, around the change of the GPUs; and take it back.
+"""Apply or roll back the MPS daemons' part of a plan, around the change of the GPUs.
 
-Files of a daemon that is stopped stay until the new layout stands: a run that finds a change cut off in between has all it
-takes to start the daemon of before.
+The files of a stopped daemon stay until the new layout is complete. After an interrupted change, the next run needs them to
+start the previous daemon again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .steps import MpsPlan, caps
 
 
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
-    """After a change that was cut off and whose GPUs are as before it: start what it had stopped.
+    """Start the daemons that an interrupted change had stopped, if its GPUs are as before.
 
-    Not where one of those runs that it was to start: then it had got as far as that, and the next plan goes on.
+    Do nothing if a daemon of the new layout runs already: the next plan then completes the change.
     """
     running = {seen.daemon.name for seen in daemons.observe() if seen.running}
     if running.intersection(data["starts"]):
@@ -38,7 +38,7 @@ def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
 
 
 class MpsChange:
-    """One change of a host's daemons. Each method raises ApplyError where a daemon does not do as it is told."""
+    """Change the daemons of a host. Methods raise ApplyError if a daemon does not follow."""
 
     key = KEY
 
@@ -50,7 +50,7 @@ class MpsChange:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what the journal has of this change: daemons that it stops, as they were, and the names of those it starts."""
+        """Return the journal's record of this change: the stopped daemons and the names of the started ones."""
         stops = [step.seen for step in self._plan.stops if step.seen.running]
         return {
             "stops": [to_data(seen.daemon, seen.devices) for seen in stops],
@@ -58,18 +58,18 @@ class MpsChange:
         }
 
     def stop(self, done: list[str]) -> None:
-        """Stop the daemons that go, after a last look whether they have clients: these raise BusyError, or are ended."""
+        """Stop the daemons that are removed. Clients raise BusyError, or are ended first."""
         if any(step.seen.running for step in self._plan.stops):
             self._make_way()
         for step in self._plan.stops:
             if step.seen.running:
                 self._stopped.append(step.seen)
                 done.append("mps %s: stop" % step.name)
-            # One that does not run may be about to: systemd tries again, or has a boot to finish.
+            # A daemon that does not run may start soon, by a retry or during boot.
             self._host.stop(step.name)
 
     def start(self, host: Host, done: list[str]) -> None:
-        """Give daemons their new limits, and start those that come, on the devices that the GPUs have now."""
+        """Set new limits and start new daemons on the current devices of the GPUs."""
         for step in self._plan.adjusts:
             self._adjusted.append(step.seen)
             self._host.adjust(step.daemon, step.seen.devices)
@@ -88,7 +88,7 @@ class MpsChange:
             done.append("mps %s: start" % step.name)
 
     def clear_away(self) -> None:
-        """On the way back, before the GPUs: daemons that came go again."""
+        """Roll back before the GPUs: remove the daemons that were started."""
         old = {seen.daemon.name for seen in self._stopped}
         for name in self._started:
             self._host.stop(name)
@@ -97,7 +97,7 @@ class MpsChange:
         self._started.clear()
 
     def bring_back(self, host: Host) -> None:
-        """On the way back, after the GPUs: the daemons and limits of before, as many as can be had. Raises all errors as one."""
+        """Roll back after the GPUs: restore as many daemons and limits as possible. Raises all errors as one."""
         attempt_all(
             *(functools.partial(self._start_again, seen, host) for seen in self._stopped),
             *(functools.partial(self._adjust_back, seen) for seen in self._adjusted),
@@ -120,7 +120,7 @@ class MpsChange:
             )
 
     def forget(self) -> None:
-        """Once the new layout stands: nothing is left of daemons that it does not name."""
+        """Remove the files of daemons that the new layout does not name."""
         for step in self._plan.stops:
             if step.forget:
                 self._host.forget(step.name)

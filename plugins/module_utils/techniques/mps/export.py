@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say in the words of a layout that an MPS daemon serves a GPU or a MIG instance."""
+"""Export the MPS daemon of a GPU or a MIG instance as a part of a layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of MPS control daemons: what is in them, by their paths below the root of the host. Pure."""
+"""Write the contents of the MPS control daemons' files, by path below the root of the host. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .unit import LOGS
 #: The device of a daemon in containers is openfleet.io/mps=NAME.
 CDI_KIND = "openfleet.io/mps"
 
-#: Bounds of a pipe directory. The daemon has sockets of its own there, and files of some bytes.
+#: Limits of a pipe directory. The daemon keeps sockets and a few small files there.
 _PIPES_MIB, _PIPES_FILES = 16, 4096
 
-#: A UNIX socket's path has room for 107 characters (unix(7)); the daemon's longest is PIPES/NAME/control_privileged.
+#: A UNIX socket's path has at most 107 characters (unix(7)). The daemon's longest is PIPES/NAME/control_privileged.
 LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
 
 
 def limited_folder(name: str) -> LimitedFolder:
-    """Return the tmpfs of limited size that the pipe directory is: containers of clients write there.
+    """Return the mount unit of the pipe directory: a tmpfs of limited size, because containers of clients write there.
 
-    Until the daemon is ready, users have no access: its unit opens the directory then.
+    Users have no access until the daemon is ready, when its unit opens the directory.
     """
     return LimitedFolder(
         path="%s/%s" % (PIPES, name),
@@ -50,7 +50,7 @@ def cdi_path(name: str) -> str:
 
 
 def name_problem(name: str) -> Problem | None:
-    """Why a daemon cannot have this name, which gpu_layout allows."""
+    """Return why a daemon cannot have this name, although gpu_layout allows it."""
     where = 'the MPS daemon "%s"' % name
     if len(name) > LONGEST_NAME:
         problem = "the name has %d characters, and the path of its socket has room for %d" % (len(name), LONGEST_NAME)
@@ -64,7 +64,7 @@ def name_problem(name: str) -> Problem | None:
 
 
 def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
-    """The daemon's own files. `devices`: UUIDs of GPUs, or of one MIG device."""
+    """Return the daemon's own files. `devices`: UUIDs of GPUs, or of one MIG device."""
     settings = "%s/%s" % (SETTINGS, daemon.name)
     return {
         spec_path(daemon.name): _json(to_data(daemon, devices)),
@@ -77,10 +77,9 @@ def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
 
 
 def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """The daemon hands it on to its servers.
+    """Return the environment of the daemon, which it passes to its servers.
 
-    A percentage here is the default that the daemon starts with; a memory limit here would not be, so that it is set by a
-    command (_limits).
+    A percentage here becomes the daemon's default. A memory limit would not, so a command sets it (_limits).
     """
     return _environment(
         "Of the MPS control daemon %s; written by openfleet.gpu, changed by gpu_layout." % daemon.name,
@@ -94,7 +93,7 @@ def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """What the daemon is told after each start. It renumbers its devices, in the order of CUDA_VISIBLE_DEVICES."""
+    """Return the commands after each start. The daemon numbers its devices in the order of CUDA_VISIBLE_DEVICES."""
     commands = ["set_default_active_thread_percentage %d" % daemon.active_thread_percentage]
     if daemon.pinned_memory_limit_bytes is not None:
         commands += [limit_command(index, daemon.pinned_memory_limit_bytes) for index in range(len(devices))]
@@ -102,7 +101,7 @@ def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """The same UUIDs as the daemon's, so that a client finds the same devices with the daemon and, were it down, without."""
+    """Return the environment of clients, with the daemon's UUIDs: a client without the daemon sees the same devices."""
     return _environment(
         "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file; written by openfleet.gpu."
         % daemon.name,
@@ -111,7 +110,7 @@ def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
-    """What makes a container a client; the GPU itself is another device, nvidia.com/gpu=UUID.
+    """Return the CDI device that makes a container a client. The GPU itself is the device nvidia.com/gpu=UUID.
 
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
     """

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer how MPS is written in a layout."""
+"""Parse and write MPS in a layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MpsForm(Form):
     cdi_devices = True
 
     def parse(self, node: Node, context: PartContext) -> Mps | None:
-        """Return the part; None after reporting why it is none."""
+        """Return the part, or None after reporting the error."""
         from .parse import parse
 
         return parse(node, context)

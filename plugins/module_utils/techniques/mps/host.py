@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change the MPS control daemons of a host: their files, their units, their answers.
 
-`files` and `unit` have the files, `mps_control` what is said to a daemon. docs/mps.md tells users.
+`files` and `unit` write the files, `mps_control` has the daemon's protocol. docs/mps.md is for users.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from . import unit as mps_unit
 from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of
 from .observe import LOOK_SECONDS, Daemons
 
-#: Where the unit looks for it, too.
+#: The unit uses the same path.
 _PROGRAM = "usr/bin/" + MPS_CONTROL
-#: systemd's own time for a stop and a start, and some for itself.
+#: The unit's time limits for a stop and a start, plus a margin.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
-#: A server that has just been started, or is about to end, does not answer.
+#: A server that is starting or ending does not answer.
 _SERVER_SECONDS = 10
 _JOURNAL_LINES, _JOURNAL_LETTERS = 6, 300
-#: What the daemon writes of each command that it is asked.
+#: The daemon logs this for each command.
 _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
 
 def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
-    """Whether `adjust` can make the daemon what is wanted. Where it cannot, `start` does, and ends its clients.
+    """Return whether `adjust` can make the change. If not, `start` does, and ends the daemon's clients.
 
-    A daemon takes its devices when it starts, and the protocol has no word that takes a memory limit away.
+    A daemon reads its devices only at start, and the protocol has no command to remove a memory limit.
     """
     return (
         seen.running
@@ -52,26 +52,26 @@ def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool
 
 
 def _limits_of(seen: MpsSeen) -> tuple[int | None, ...]:
-    """What its files say, and what it says."""
+    """Join the daemon's files with its answers."""
     return (seen.daemon.pinned_memory_limit_bytes, *seen.pinned_memory_limits_bytes)
 
 
 class MpsHost(Daemons):
-    """The control daemons of this host, to look at and to change.
+    """Read and change the control daemons of this host.
 
-    Who calls what changes something holds the lock of the state directory.
+    Callers hold the lock of the state directory for every change.
     """
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     def server_deaths(self, names: Sequence[str]) -> dict[str, int]:
-        """Return how many servers of each daemon have died since the first look after the boot, where that is counted."""
+        """Return the number of servers of each daemon that died since the first count after boot, if counted."""
         from .server_deaths import count
 
         return count(self._root, self._run, names)
 
     def available(self) -> Problem | None:
-        """What is missing for a daemon to run here; None where nothing is."""
+        """Return the problem that keeps daemons from running here, or None."""
         if not (self._root / _PROGRAM).exists():
             return Problem(
                 "/" + _PROGRAM,
@@ -86,7 +86,7 @@ class MpsHost(Daemons):
         return None
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
-        """Return the files that are missing, or that this release would write otherwise."""
+        """Return the files that are missing or differ from those of this release."""
         files = {**mps_files.files(daemon, devices), **self._shared()}
         found = {*durable.differing(self._root, files), *([mps_unit.UNIT_PATH] if reload_needed else [])}
         return tuple(sorted(found))
@@ -94,10 +94,10 @@ class MpsHost(Daemons):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def start(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Write the daemon's files and start it, or restart it; clients of one that ran are ended.
+        """Write the daemon's files and start or restart it. A restart ends its clients.
 
-        Comes back when it answers and has its limits. While the host still starts, systemd is only asked to start it: it
-        comes after gpu-layout.service, which is what calls this then. Raises ApplyError.
+        Returns when it answers and has its limits. During boot it only asks systemd for the start, because the daemon starts
+        after gpu-layout.service, the caller. Raises ApplyError.
         """
         problem = mps_files.name_problem(daemon.name) or self.available()
         if problem:
@@ -115,11 +115,11 @@ class MpsHost(Daemons):
         self._verify(daemon, devices)
 
     def adjust(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Write the daemon's files, and give it and its servers the new limits. Clients that are connected keep theirs.
+        """Write the daemon's files, and set the new limits of the daemon and its servers. Connected clients keep theirs.
 
-        Only where `adjustable` says so. Raises ApplyError where the daemon does not take them. A server that does not is left
-        as it is, for only ending its clients would change that, and every server to come has the new ones: where it hangs,
-        `observe` tells that it is silent; where it answers later with the limit of before, the next plan sees that.
+        Only if `adjustable` allows it. Raises ApplyError if the daemon refuses. A server that does not answer stays as it is,
+        because only a restart would change it and end its clients. New servers get the new limits. `observe` reports a server
+        that hangs as silent, and the next plan sees one that answers later with the previous limit.
         """
         written = self._write(daemon, devices)
         # The running daemon has its sockets in the directory, which a mount would hide.
@@ -130,7 +130,7 @@ class MpsHost(Daemons):
             control.set_percentage(daemon.active_thread_percentage)
             for index in range(len(devices) if limit is not None else 0):
                 control.set_limit(index, limit or 0)
-            # All servers together: as many as one likes may be named, and none of them answer.
+            # One limit for all servers, because a forged answer may name many that never answer.
             deadline = time.monotonic() + _SERVER_SECONDS
             for server in control.servers():
                 self._adjust_server(control, server, daemon, deadline)
@@ -141,7 +141,7 @@ class MpsHost(Daemons):
     def stop(self, name: str) -> None:
         """Stop the daemon, which ends its clients, and wait for it. Its files stay. Raises ApplyError.
 
-        Also one that does not run, for systemd may be about to start it, and one that runs while its unit file is gone.
+        This includes a daemon that systemd may be about to start, and one without a unit file.
         """
         unit = unit_of(name)
         state = self._states([name])[0]
@@ -149,7 +149,7 @@ class MpsHost(Daemons):
             self._systemctl(name, "it cannot be stopped", "stop", "--", unit)
 
     def forget(self, name: str) -> None:
-        """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
+        """Remove the files of a stopped daemon, and the shared files with the last daemon. Raises ApplyError."""
         systemd.reset_failed(self._run, [unit_of(name)])
         mps_files.limited_folder(name).unmount(self._root, self._mount_systemctl(name))
         try:
@@ -168,27 +168,27 @@ class MpsHost(Daemons):
         for path in self._shared():
             durable.remove(self._root / path)
         for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
-            # Not where something of others is in it.
+            # Fails if others have files in it.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
         if had_unit:
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["systemctl", "daemon-reload"])
 
-    # --- parts of it ------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------
 
     def _shared(self) -> dict[str, str]:
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
 
     def _limit_pipes(self, name: str, written: Sequence[str], in_use: bool) -> None:
-        """Have the pipe directory's file system mounted, with the bounds of its unit. Raises ApplyError."""
+        """Mount the pipe directory's file system with the limits of its unit. Raises ApplyError."""
         folder = mps_files.limited_folder(name)
         folder.mount(self._root, self._mount_systemctl(name), folder.unit_path in written, in_use)
 
     def _clear_pipes(self, name: str) -> None:
-        """Stop the daemon and take its pipe directory away, so that one of limited size can be mounted in its place.
+        """Stop the daemon and remove its pipe directory, so that one of limited size can be mounted there.
 
-        Containers that have the old one keep it until they end: it is renamed first, for they can write there meanwhile.
+        Containers keep the old directory until they end. It is renamed first, because they can write to it meanwhile.
         """
         if self._states([name])[0]["ActiveState"] not in ("inactive", "failed"):
             self.stop(name)
@@ -196,7 +196,7 @@ class MpsHost(Daemons):
         old = path.with_name(".%s.old" % name)
         try:
             _remove(old)
-            # The boot unit may not write to /run beside it.
+            # The boot unit may not write elsewhere in /run.
             if os.path.lexists(str(path)):
                 path.rename(old)
                 _remove(old)
@@ -211,9 +211,9 @@ class MpsHost(Daemons):
         return systemctl
 
     def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> list[str]:
-        """Write all that is missing or differs, and return its paths below the root.
+        """Write the files that are missing or differ, and return their paths below the root.
 
-        The spec comes first, so that all that follows is known to be this daemon's.
+        The spec is written first: it shows that the other files belong to this daemon.
         """
         files = {**mps_files.files(daemon, devices), **self._shared()}
         written = durable.write_differing(self._root, files)
@@ -228,7 +228,7 @@ class MpsHost(Daemons):
             raise self._failed(name, "%s: %s" % (problem, error)) from error
 
     def _failed(self, name: str, problem: str) -> ApplyError:
-        """With what the unit said last."""
+        """Return an error with the last lines of the unit's journal."""
         unit = unit_of(name)
         command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
         said = None
@@ -250,11 +250,11 @@ class MpsHost(Daemons):
         devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
-        # Last, for it is what `observe` asks a server for: one that has it has the others.
+        # The percentage is set last, because `observe` reads it: a server that has it has the other limits too.
         control.set_percentage(daemon.active_thread_percentage, server)
 
     def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Read the default limits back; servers' own are told for those only that serve a client."""
+        """Read the default limits back. Servers report their own only while they serve a client."""
         control = self._control(daemon.name)
         try:
             percentage = control.percentage()
@@ -272,7 +272,7 @@ class MpsHost(Daemons):
 
 
 def _remove(path: Path) -> None:
-    """A directory with all that is in it, or whatever is there in its place."""
+    """Remove a directory with its contents, or the file in its place."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(str(path))
     elif path.exists() or path.is_symlink():
@@ -280,5 +280,5 @@ def _remove(path: Path) -> None:
 
 
 def _nameless(name: str) -> MpsDaemon:
-    """A daemon of that name of which only the paths of its files are wanted."""
+    """Return a daemon of that name, for the paths of its files only."""
     return MpsDaemon(name, (), 1, 100)

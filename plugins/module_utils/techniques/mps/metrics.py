@@ -18,21 +18,21 @@ from .steps import StartMps, StopMps
 
 
 def answers(seen: MpsSeen) -> bool | None:
-    """Return whether a daemon is there for its clients; None while the host starts, and it with it."""
+    """Return whether a daemon serves clients, or None during boot."""
     if seen.running:
         return seen.active_thread_percentage is not None
     return None if seen.problem is None else False
 
 
 def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> list[tuple[str, set[str]]]:
-    """Return what differs, and on which GPUs. A daemon that only is down does not differ: a metric of its own tells that."""
+    """Return the differences and their GPUs. A daemon that is only down is no difference: it has its own metric."""
     asked = wanted(layout, gpus, host.driver_version, seen)
     steps = plan(asked, seen, gpus, host, adjustable).steps
     there = {one.daemon.name: one for one in seen}
     found = []
     for step in steps:
         if isinstance(step, StopMps) and not step.forget:
-            # It starts again, and that is told.
+            # systemd restarts it, and its metric shows it.
             continue
         one = there.get(step.name)
         if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
@@ -50,7 +50,7 @@ def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:
 
 
 def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[str, int]) -> list[Family]:
-    """Return the metrics of the daemons, on GPUs by UUID. `deaths` counts their servers that died, by name."""
+    """Return the metrics of the daemons, on GPUs by UUID. `deaths` has the number of dead servers by daemon."""
     up = {each.daemon.name: int(bool(answers(each))) for each in seen if answers(each) is not None}
     return [
         Family(
@@ -69,7 +69,7 @@ def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[s
 
 
 def _samples(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu], values: Mapping[str, int]) -> Iterator[Sample]:
-    """Yield a sample for each place of each daemon that has a value."""
+    """Yield a sample for each device of each daemon that has a value."""
     for seen in daemons:
         for place in seen.daemon.places if seen.daemon.name in values else ():
             labels = dict(

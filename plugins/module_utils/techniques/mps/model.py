@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS control daemons as plain frozen values: as a layout wants them, and as they were seen on a host."""
+"""Describe desired and current MPS control daemons as plain frozen values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Iterable, Mapping, Sequence
 from ...frozen import frozen, sortable
 from ...model import INTERNAL
 
-#: Word in `gpu_layout`.
+#: Value in `gpu_layout`.
 KEY = "mps"
 #: Name of the daemons of a host in return values.
 NAME = "mps_daemons"
-#: What a layout can ask for: a daemon for each GPU of an entry, or one for all of them.
+#: One daemon for each GPU of an entry, or one for all of them.
 DAEMONS = ("gpu", "entry")
-#: A client opens the GPU through its daemon, which is the one process that has it.
+#: Clients use the GPU through the daemon, the only process that has it open.
 COMPUTE_MODE = "exclusive_process"
 #: Below the root of the host: the settings of each daemon.
 SETTINGS = "etc/openfleet-gpu/mps"
-#: Of the spec of a daemon.
+#: Format version of a daemon's spec.
 SCHEMA = 1
 
 
@@ -42,7 +42,7 @@ class Mps:
 @sortable
 @frozen
 class MpsPlace:
-    """A GPU, or one GPU instance of it, named by what outlives a reboot: the UUID of the GPU, profile and start."""
+    """A GPU or a GPU instance, named by values that survive a reboot: the GPU's UUID, profile and start."""
 
     gpu_uuid: str
     profile: str | None = None
@@ -57,8 +57,8 @@ class MpsPlace:
 class MpsDaemon:
     """One control daemon. It serves one GPU, several whole GPUs, or one MIG device.
 
-    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (on each GPU; None sets no limit) cap each of its
-    clients. `clients` is how many it is meant for; the daemon itself does not count them.
+    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (on each GPU, None for no limit) cap each client.
+    `clients` is the planned number of clients. The daemon does not count them.
     """
 
     name: str
@@ -70,10 +70,10 @@ class MpsDaemon:
 
 @frozen
 class MpsClient:
-    """A process that an MPS server says it serves.
+    """A process that an MPS server reports as its client.
 
-    What answers at a daemon's pipes may name any process. `attested` says what the kernel shows: the server is the daemon's
-    child, and the process is of its user and has a GPU open that the server has open.
+    An answer at a daemon's pipes may name any process. `attested` is true if the kernel shows that the server is the
+    daemon's child, and that the process has the server's user and one of its GPUs open.
     """
 
     pid: int
@@ -81,17 +81,17 @@ class MpsClient:
     command: str | None = None
     user: str | None = None
     attested: bool = field(default=True, metadata=INTERNAL)
-    #: When it began, in the kernel's count: a later process with its pid is another one.
+    #: Start time in the kernel's clock ticks, to distinguish a later process with the same pid.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
 @frozen
 class MpsSeen:
-    """A daemon of this collection, as a host has it.
+    """The current state of a daemon of this collection.
 
-    `daemon` and `devices` (UUIDs of GPUs, or of the one MIG device, in CUDA_VISIBLE_DEVICES) are what its files say. The
-    limits are what the running daemon answers, None where it does not run or does not tell; the percentage is that of one of
-    its servers where that has another one than it should. A daemon that is to run and does not answer has a `problem`.
+    `daemon` and `devices` (UUIDs of GPUs, or of the one MIG device, in CUDA_VISIBLE_DEVICES) come from its files. The limits
+    are the running daemon's answers, or None. The percentage is a server's if that differs from the expected one. A daemon
+    that should run and does not answer has a `problem`.
     """
 
     daemon: MpsDaemon
@@ -102,14 +102,14 @@ class MpsSeen:
     clients: tuple[MpsClient, ...] = ()
     active_thread_percentage: float | None = None
     pinned_memory_limits_bytes: tuple[int | None, ...] = ()
-    #: Files that are missing, or that this release would write otherwise.
+    #: Files that are missing or differ from those of this release.
     outdated: tuple[str, ...] = ()
     problem: str | None = None
-    #: Servers that do not answer: they start, end, or hang, and then may have limits of before.
+    #: Servers that do not answer: they start, end or hang, and may have outdated limits.
     silent_server_pids: tuple[int, ...] = ()
-    #: Whether the pipe directory has a file system of limited size; None where the daemon does not run.
+    #: Whether the pipe directory has a file system of limited size. None if the daemon does not run.
     pipe_directory_limited: bool | None = None
-    #: Servers that the kernel does not show to be the daemon's: they hold their GPUs as any process does.
+    #: Servers that the kernel does not show as the daemon's children. They count as ordinary holders.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)
 
 
@@ -119,13 +119,13 @@ def unit_of(name: str) -> str:
 
 
 def spec_files(root: Path) -> Iterable[Path]:
-    """Return the files that say which daemons a host has, readable or not."""
-    # NAME.json only: what is written meanwhile ends in .new.
+    """Return the spec files of the host's daemons, readable or not."""
+    # Only NAME.json: files that are being written end in .new.
     return (root / SETTINGS).glob("*.json")
 
 
 def spec_path(name: str) -> str:
-    """The file that says which daemon this is. Of the daemon's files it is written first and removed last."""
+    """Return the path of the spec. It is the first of the daemon's files to be written and the last to be removed."""
     return "%s/%s.json" % (SETTINGS, name)
 
 
@@ -143,7 +143,7 @@ def to_data(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> tuple[MpsDaemon, tuple[str, ...]]:
-    """(daemon, devices) of a spec. Raises KeyError or TypeError for what is none."""
+    """Return (daemon, devices) of a spec. Raises KeyError or TypeError if the data is not a spec."""
     daemon = MpsDaemon(
         data["name"],
         tuple(MpsPlace(**place) for place in data["places"]),

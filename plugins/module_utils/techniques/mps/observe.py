@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at the MPS control daemons of a host, and report them as return values of modules.
+"""Read the MPS control daemons of a host, and return them as module results.
 
-Light: modules that only look carry it. `host` also changes daemons, and knows which of their files are outdated.
+This file is small, because it is sent with modules that only read. `host` changes daemons and compares their files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ...mps_control import Control, MpsError, pipe_directory, rounded_limit
 from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
-#: How long a daemon is waited for that systemd is starting, or starts again: some starts of a second each.
+#: Seconds to wait for a daemon that systemd starts or restarts. Each start takes about a second.
 _COMING_SECONDS = 10
 LOOK_SECONDS = 0.2
 
-#: What is told where the daemons cannot be looked at.
+#: The problem that is reported if the daemons cannot be read.
 _NO_DAEMON = {
     **dict.fromkeys(("name", "clients", "active_thread_percentage", "running", "pid", "pipe_directory_limited")),
     **{name: [] for name in ("places", "devices", "pinned_memory_limits_bytes", "client_processes")},
@@ -39,17 +39,16 @@ _NO_DAEMON = {
 
 
 class Daemons:
-    """The control daemons of this host. `root` is where its files are, `run` runs its tools."""
+    """Read the control daemons of this host. `root` is the folder of its files, `run` runs its tools."""
 
     def __init__(self, root: str = "/", run: Run = run_tool) -> None:
         self._root, self._run = Path(root), run
 
     def observe(self) -> tuple[MpsSeen, ...]:
-        """Return every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
+        """Return every daemon that has files of this collection, by name. A daemon that is down has a `problem`.
 
-        One that systemd is just starting is waited for, some seconds; but not while the host starts, for then it comes after
-        this process: it neither runs nor has a problem. Raises ApplyError for files that cannot be read, and where systemd
-        does not answer.
+        Waits some seconds for a daemon that systemd is starting, except during boot: daemons start after this process then,
+        and have no problem. Raises ApplyError if a file cannot be read or systemd does not answer.
         """
         try:
             specs = list(self._specs())
@@ -57,12 +56,12 @@ class Daemons:
                 return ()
             states, boots = self._settled([daemon.name for daemon, _devices in specs])
         except ApplyError as error:
-            # Nothing changes by looking.
+            # Reading changes nothing.
             error.outcome = "old"
             raise
         # All daemons have one unit file.
         reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
-        # Clients are many, and each question of one's memory is answered by a child process.
+        # There may be many clients, and reading the memory of each takes a child process.
         with one_look():
             return tuple(
                 self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
@@ -74,7 +73,7 @@ class Daemons:
         return ()
 
     def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
-        """What systemd says of the daemons once none is coming any more, and whether they come after this process."""
+        """Return systemd's state of the daemons once none is starting, and whether they start after this process."""
         deadline = time.monotonic() + _COMING_SECONDS
         while True:
             states = self._states(names)
@@ -122,12 +121,12 @@ class Daemons:
                 *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
             )
         silent = tuple(server for server, each in told_by.items() if each is None)
-        # Of a change that was cut off, servers may be left with the limit of before. Limits are whole numbers: what is less
-        # apart is how a server rounds.
+        # After an interrupted change, servers may have the previous limit. Limits are whole numbers, so a difference below 1 is
+        # a server's rounding.
         apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
         if apart and percentage == own:
             percentage = apart[0]
-        # It tells no more than `rounded_limit` has: where that is right, the file is believed.
+        # The daemon reports only the rounded limit. If that matches, use the exact one of the file.
         asked = daemon.pinned_memory_limit_bytes
         limits = tuple(asked if limit == rounded_limit(asked) else limit for limit in limits)
         problem = None
@@ -142,19 +141,19 @@ class Daemons:
         )
 
     def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
-        """What /proc says of a client; nothing where it has ended. The other pids are of its server and daemon."""
+        """Return a client as /proc shows it, or nothing if it has ended. The other pids are its server and daemon."""
         proc = str(self._root / "proc")
         words, uid = arguments_of(pid, proc), owner_of(pid, proc)
         user = None if uid is None else str(uid)
         with contextlib.suppress(KeyError):
             user = None if uid is None else pwd.getpwuid(uid).pw_name
-        # Of a server that has ended nothing is attested.
+        # Nothing is attested for a server that has ended.
         attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
         command = command_of(words) if words else None
         return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
 
     def _replaced(self, pid: int) -> bool:
-        """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""
+        """Return whether the daemon's program file was replaced, as by a package upgrade."""
         try:
             return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
         except OSError:
@@ -183,14 +182,14 @@ class Daemons:
 
 
 def look(private: bool) -> tuple[MpsSeen, ...]:
-    """Return the daemons; none where the GPUs are simulated for this process alone. Raises ApplyError."""
+    """Return the daemons, or none if the GPUs are simulated for this process alone. Raises ApplyError."""
     return () if private else Daemons().observe()
 
 
 def report(private: bool) -> list[dict[str, Any]]:
-    """Return the collection's MPS daemons on this host; none where the GPUs are simulated for this process alone.
+    """Return the collection's MPS daemons on this host, or none if the GPUs are simulated for this process alone.
 
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and is no failure.
+    If they cannot be read, the result is one entry with only a `problem`, not an error.
     """
     try:
         observed = look(private)
@@ -220,13 +219,13 @@ def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]
     """Yield the pids of a client and its server, for each client."""
     for server in servers:
         for client in control.clients(server):
-            # A look at each takes its time, too.
+            # Reading each one takes time, too.
             control.check_time()
             yield client, server
 
 
 def _percentage_of(control: Control, server: int) -> float | None:
-    """None also where the question is not answered: a server that hangs is no reason to end the daemon's other servers."""
+    """Return the percentage, or None without an answer: a server that hangs must not end the daemon's other servers."""
     try:
         return control.percentage(server)
     except MpsError:
@@ -234,5 +233,5 @@ def _percentage_of(control: Control, server: int) -> float | None:
 
 
 def _comes(state: Mapping[str, str]) -> bool:
-    """Whether systemd is starting the unit, or about to: at once, or again after it has failed."""
+    """Return whether systemd is starting the unit, or will retry a failed start."""
     return state["ActiveState"] == "activating" or (state["ActiveState"] != "active" and bool(state["Job"]))

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the MPS daemons of a host: from those that it has to those that its layout wants. Pure.
+"""Plan the MPS daemons of a host, from the current to the desired ones. Pure.
 
-A daemon that the layout wants just so, on GPUs or an instance that the plan leaves alone, goes on running. New limits
-are given to it as it runs. Everything else is a stop before the GPUs change and a start after it.
+A desired daemon keeps running if the plan does not change its GPUs or instance. New limits are set while it runs. Every
+other change is a stop before the GPUs change and a start afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @frozen
 class WantedDaemon:
-    """A daemon, the part of the layout that wants it, and the compute mode that its GPUs are to have."""
+    """A desired daemon, its part of the layout, and the desired compute mode of its GPUs."""
 
     daemon: MpsDaemon
     where: str
@@ -40,10 +40,10 @@ class WantedDaemon:
 def wanted(
     layout: Layout, plan: Plan, driver_version: str | None, seen: Sequence[MpsSeen] = ()
 ) -> tuple[WantedDaemon, ...]:
-    """The daemons that the layout asks for on the GPUs as they will be after `plan`, by name.
+    """Return the desired daemons by name, on the GPUs as they will be after `plan`.
 
-    Of several instances alike, a daemon gets the one that it serves already. Raises PlanError where one cannot be had:
-    more clients than the GPU can serve, more memory than there is, a name used twice, an instance that is split.
+    Among equal instances, a daemon keeps the one that it serves. Raises PlanError if a daemon is impossible: more clients
+    than the GPU supports, more memory than it has, a duplicate name, an instance that is split.
     """
     found: list[WantedDaemon] = []
     for entry in layout.entries:
@@ -67,7 +67,7 @@ def wanted(
 
 
 def devices(daemon: MpsDaemon, gpus: Iterable[Gpu]) -> tuple[str, ...] | None:
-    """UUIDs of what the daemon serves: its GPUs, or its MIG device. None where something of it is not there."""
+    """Return the UUIDs of the daemon's GPUs, or of its MIG device. None if one of them does not exist."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     found = [_device(place, by_uuid.get(place.gpu_uuid)) for place in daemon.places]
     return None if None in found else tuple(uuid for uuid in found if uuid)
@@ -81,10 +81,10 @@ def plan(
     adjustable: Callable[[MpsSeen, MpsDaemon, Sequence[str]], bool],
     leave_others: bool = True,
 ) -> MpsPlan:
-    """The steps from the daemons that were `seen` to those wanted. `adjustable` says which go on running meanwhile.
+    """Return the steps from the `seen` daemons to the desired ones. `adjustable` decides which keep running.
 
-    A daemon of this collection that the layout does not want is stopped where the layout names one of its GPUs; on others
-    it is left alone, as they are, until `leave_others` is false.
+    A daemon of this collection that the layout does not name is stopped if an entry names one of its GPUs. Daemons on other
+    GPUs stay, unless `leave_others` is false.
     """
     by_name = {each.daemon.name: each for each in daemons}
     plans = {each.gpu.uuid: each for each in gpus.gpus}
@@ -113,7 +113,7 @@ def plan(
 
 
 def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: Host) -> bool:
-    """Return whether a daemon that runs can go on: what it serves is what it shall serve, and no GPU changes below it."""
+    """Return whether a running daemon can continue: its devices are the desired ones, and its GPUs do not change."""
     return (
         one.running
         and one.problem is None
@@ -133,7 +133,7 @@ def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Distu
 
 
 def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
-    """By GPU the processes that are there as these daemons' own: daemon, servers and, unless they are asked out, clients."""
+    """Return by GPU the processes of these daemons: daemon, servers and, if requested, clients."""
     found: dict[str, frozenset[int]] = {}
     for one in seen:
         served = (client.pid for client in one.clients if clients and client.attested)
@@ -154,7 +154,7 @@ def _as_wanted(one: MpsSeen, daemon: MpsDaemon) -> bool:
 
 
 def clients(one: MpsSeen) -> tuple[Holder, ...]:
-    """Who would lose their work. A daemon that does not answer may have any."""
+    """Return the processes that would lose their work. A daemon that does not answer may have any client."""
     gpu = one.daemon.places[0].gpu_uuid
     if one.running and one.active_thread_percentage is None:
         who = "clients that its daemon (pid %s) does not tell of: %s" % (one.pid, one.problem or "it is silent")
@@ -167,7 +167,7 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             ticks = client.started_ticks
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
-            # Root ends no process because a user's process names it.
+            # Root must not end a process only because a user's process names it.
             who += " by the word of the server %d alone, and is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
@@ -187,7 +187,7 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
 
 
 def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
-    """A daemon for each GPU, if the part of another technique needs one. Its clients have their limits in their environment."""
+    """Return a daemon for each GPU if another technique needs one. Its clients' environment has their limits."""
     clients = getattr(entry.part, "mps_clients", None)
     if clients is None:
         return []
@@ -200,7 +200,7 @@ def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | Non
 
 
 def _one_gpu(entry: Entry) -> bool:
-    """Whether the entry names one GPU, on whatever host: names of daemons are not to change with a card more."""
+    """Return whether the entry names one GPU on every host, so that another card does not change the daemon's name."""
     return len(entry.selectors) == 1 and entry.selectors[0].names_one_gpu
 
 
@@ -239,9 +239,9 @@ def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
 
 
 def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
-    """(position in the entry's mig, start) of each instance of the GPU as it will be.
+    """Return (position in the entry's mig, start) of each planned instance of the GPU.
 
-    Those with a placement have their own. Of others alike, a daemon gets the one that it serves, else the lowest.
+    Instances with a placement have a fixed start. Among equal ones, a daemon keeps its own, or gets the lowest.
     """
     free = [(i.profile, i.compute_slices, i.start) for i in gpu.planned()]
     whole = {profile.name: (profile.compute_slices,) for profile in gpu.gpu.mig.profiles}
@@ -255,7 +255,7 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
 
     wants = [(n, part) for n, part in enumerate(entry.instances) for _ in range(part.count)]
     found = []
-    # Who has a placement chooses first, then who finds its daemon served, then daemons, then the rest.
+    # Order: instances with a placement, those that keep their daemon, other daemons, the rest.
     while wants:
         options = [
             (part.placement is None, unlike(n, start), part.sharing != KEY, start, n)
@@ -324,7 +324,7 @@ def _check(
 
 
 def _survives(place: MpsPlace, plan: GpuPlan | None, host: Host) -> bool:
-    """Whether the plan of its GPU leaves what the daemon serves as it is."""
+    """Return whether the plan of the GPU keeps the daemon's devices unchanged."""
     if plan is None:
         return True
     if any(step.switches(plan.gpu) for step in plan.steps):

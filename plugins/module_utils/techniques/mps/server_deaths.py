@@ -1,14 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Count the servers of MPS daemons that died, by what each daemon's unit has in the journal.
+"""Count dead servers of MPS daemons from the journals of the daemons' units.
 
-A daemon answers while each of its servers dies, and tells no client why. Its log says "Server PID exited with status N" (seen
-with 535.261.03; the same in public logs of 535 to 580). The status is 0 also for a server that a signal ended.
+A daemon keeps answering while its servers die, and gives clients no reason. Its log has "Server PID exited with status N"
+(seen with 535.261.03, and in public logs of 535 to 580). The status is also 0 for a server that a signal ended.
 
-Counts are kept between two looks in a folder that systemd makes for gpu-layout-metrics.service and that lasts until the host
-reboots. journald vouches for the unit and the user of a line: a server runs as its client's user, and a line of such a process
-does not count.
+Counts are kept in a folder that systemd creates for gpu-layout-metrics.service, until the host reboots. journald attests the
+unit and the user of a line. A server runs as its client's user, so its lines do not count.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _CURSOR = "-- cursor: "
 
 
 def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the count and what is known of servers after these lines of a daemon's log. Pure.
+    """Return the count and the state of the servers after these lines of a daemon's log. Pure.
 
-    `deaths` counts servers that ended with a status, or without one although nothing had asked them to end. A daemon ends a
-    server for a client of another user, for the command shutdown_server, and when it quits itself. `users` has the user of each
-    server by its pid, `asked` says whether a server was asked to end, and `quits` whether the daemon is ending.
+    `deaths` counts servers that ended with a status, or with status 0 without a request to end. A daemon ends a server for a
+    client of another user, for the command shutdown_server, and when it quits. `users` has the user of each server by pid,
+    `asked` whether a server was asked to end, and `quits` whether the daemon is ending.
     """
     deaths, users = before.get("deaths", 0), dict(before.get("users", {}))
     asked, quits = before.get("asked", False), before.get("quits", False)
@@ -72,9 +71,9 @@ def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) -> dict[str, int]:
-    """Return how many servers of each daemon have died since the first look after the boot; {} where no look may count.
+    """Return the number of dead servers of each daemon since the first count after boot, or {} if counting is off.
 
-    Where the journal of a daemon cannot be read, the daemon is missing, and the next look reads these lines again.
+    A daemon whose journal cannot be read is missing, and the next count reads these lines again.
     """
     folder = root / DIRECTORY
     if not names or not folder.is_dir():
@@ -86,7 +85,7 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
         try:
             known = (durable.read(path, _SCHEMA) or {}).get("daemons", {})
         except ApplyError:
-            # It counts from 0 again, as after a boot.
+            # Start at 0 again, as after a boot.
             known = {}
         states, deaths = {}, {}
         for name in names:
@@ -109,7 +108,7 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
 
 
 def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str | None] | None:
-    """Return the lines that root wrote to the unit's journal since the last look, and the cursor of the last one."""
+    """Return root's lines in the unit's journal since the last count, and the cursor of the last one."""
     where = "--after-cursor=%s" % state["cursor"] if state.get("cursor") else "--since=@%d" % state["since"]
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--show-cursor", where]
     try:
@@ -119,7 +118,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
     if text is None:
         return None
     lines = text.rstrip("\n").split("\n")
-    # The last line alone is journalctl's own: a message may have the same form.
+    # Only the last line is journalctl's own. A message may look the same.
     if lines[-1].startswith(_CURSOR):
         return lines[:-1], lines[-1][len(_CURSOR) :]
     return lines, None
@@ -127,7 +126,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Hold the folder's lock; yield False where it cannot be had at once: another look is counting."""
+    """Hold the folder's lock. Yield False if another process is counting."""
     try:
         descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the MPS control daemons of a host to a run."""
+"""Plan and apply the MPS control daemons of a host as a service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MpsService:
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
-        """Return the daemons that the layout asks for."""
+        """Return the desired daemons."""
         daemons = [each.daemon for each in wanted(layout, plan, driver_version)]
         return [
             Asked("mps %s" % each.name, "start", caps(each), tuple(place.gpu_uuid for place in each.places))
@@ -40,15 +40,15 @@ class MpsService:
         ]
 
     def observe(self) -> None:
-        """Look at the daemons."""
+        """Read the daemons."""
         if self._host is not None:
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Look at nothing: daemons are seen without GPUs."""
+        """Do nothing: daemons are read without GPUs."""
 
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
-        """Return the daemons and their servers: a client counts where its daemon stops."""
+        """Return the daemons and their servers. Clients count only if their daemon stops."""
         seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
         return serves(seen, clients)
 
@@ -93,7 +93,7 @@ class MpsService:
         return MpsChange(self._host, part, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether daemons were to start: whether they did, the GPUs do not show."""
+        """Return whether daemons were to start, because the GPUs do not show whether they did."""
         return bool(data["starts"])
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:

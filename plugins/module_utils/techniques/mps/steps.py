@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The MPS daemons' part of a plan as an object: the steps, and how they read. `plan` decides."""
+"""Hold the MPS daemons' part of a plan: the steps and their texts. `plan` decides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 
 @frozen
 class StopMps:
-    """Stop a daemon; `forget` it too where no layout names it any more."""
+    """Stop a daemon, and `forget` it if no layout names it any more."""
 
     seen: MpsSeen
     forget: bool
@@ -44,7 +44,7 @@ class StartMps:
 
 @frozen
 class AdjustMps:
-    """Give a daemon that goes on running other limits, or its files the form of this release."""
+    """Change the limits of a running daemon, or update its files to this release."""
 
     seen: MpsSeen
     daemon: MpsDaemon
@@ -62,7 +62,7 @@ MpsStep = Union[StopMps, StartMps, AdjustMps]
 
 @frozen
 class MpsPlan:
-    """What a host's daemons need. Stops come before the GPUs change, all else after."""
+    """The steps of a host's daemons. Stops come before the GPUs change, other steps afterwards."""
 
     key: ClassVar[str] = KEY
     stops: tuple[StopMps, ...] = ()
@@ -78,7 +78,7 @@ class MpsPlan:
         return (*self.stops, *self.adjusts, *self.starts)
 
     def to_data(self) -> list[dict[str, Any]]:
-        """The steps as JSON has them, whatever runs of the daemons just now."""
+        """Return the steps as JSON, independent of which daemons run now."""
         found = []
         for step in self.steps:
             data: dict[str, Any] = {"step": type(step).__name__, "name": step.name}
@@ -90,12 +90,12 @@ class MpsPlan:
         return found
 
     def gpus_changed(self) -> frozenset[str]:
-        """UUIDs of the GPUs whose daemons change."""
+        """Return the UUIDs of the GPUs whose daemons change."""
         daemons = [s.daemon if not isinstance(s, StopMps) else s.seen.daemon for s in self.steps]
         return frozenset(place.gpu_uuid for daemon in daemons for place in daemon.places)
 
     def lines(self) -> list[str]:
-        """One line for each daemon that changes."""
+        """Return one line for each changed daemon."""
         by_name: dict[str, list[MpsStep]] = {}
         for step in self.steps:
             by_name.setdefault(step.name, []).append(step)
@@ -105,7 +105,7 @@ class MpsPlan:
         return ", ".join("%s on %s" % (step, self.places(_places(step))) for step in steps)
 
     def places(self, places: tuple[MpsPlace, ...]) -> str:
-        """How messages name where a daemon serves."""
+        """Return the devices of a daemon as messages name them."""
         index = dict(self.indices)
         names = []
         for place in places:
@@ -125,7 +125,7 @@ class MpsPlan:
 
 
 def caps(daemon: MpsDaemon) -> str:
-    """What each client may have, in words."""
+    """Return the limits of each client in words."""
     clients = "%d client%s of %d %%" % (
         daemon.clients,
         "" if daemon.clients == 1 else "s",

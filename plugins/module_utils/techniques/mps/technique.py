@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the files of this folder as a technique."""
+"""Join the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MpsTechnique(MpsForm):
         return MpsService
 
     def used(self, layout: Layout | None, private: bool) -> bool:
-        """Return whether there are daemons, or the layout asks for some."""
+        """Return whether the host has daemons or the layout has some."""
         return _asked(layout) or (not private and any(spec_files(Path("/"))))
 
 
 def _asked(layout: Layout | None) -> bool:
-    """Return whether the layout asks for daemons: for GPUs, for instances, or for the part of another technique."""
+    """Return whether the layout needs daemons: for GPUs, for instances, or for another technique."""
     return any(
         KEY in (entry.sharing, *(instance.sharing for instance in entry.instances))
         or getattr(entry.part, "mps_clients", None) is not None

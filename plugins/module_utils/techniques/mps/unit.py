@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files that all MPS control daemons of a host share: the template of their units, and how their logs are rotated. Pure."""
+"""Write the shared files of all MPS control daemons: the template of their units, and logrotate rules. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LOGS = "var/log/openfleet-mps"
 UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
 LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
 
-#: How long systemd lets a daemon take to start and to end.
+#: Seconds that systemd waits for a daemon to start and to end.
 START_SECONDS, STOP_SECONDS = 30, 30
-#: How long it lets its clients go on when it is told to end.
+#: Seconds that clients have to end when their daemon stops.
 _QUIT_SECONDS = 10
 
-# Clients in confined containers may use what has this type. It is set at each start, for /run is empty after a boot.
+# Confined containers may use files of this type. It is set at each start, because /run is empty after a boot.
 _SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
 
 _UNIT = """\
@@ -37,12 +37,12 @@ StartLimitBurst=5
 EnvironmentFile=/etc/openfleet-gpu/mps/%i.env
 # In the foreground the daemon writes its log to the journal. Its log directory is for releases that write files as well.
 ExecStart=/usr/bin/nvidia-cuda-mps-control -f
-# The servers may not load a module any more, nor make device nodes: that is done here, for every GPU and MIG device. Of one
-# that is missing CUDA tells. With -u the number is not a GPU's: it makes the nodes of nvidia-uvm.
+# The servers may not load modules or create device nodes, so this does it, for every GPU and MIG device. CUDA reports a missing
+# node. With -u the number is not a GPU's: it creates the nodes of nvidia-uvm.
 ExecStartPre=-+/bin/sh -c 'make=/usr/bin/nvidia-modprobe; $$make -c 255; $$make -u -c 0; cd /proc/driver/nvidia || exit; \\
   sed -n "s/^Device Minor:[[:space:]]*//p" gpus/*/information | while read minor; do $$make -c $$minor; done; \\
   find $$PWD/capabilities -path "*/mig/gi*/access" -exec $$make -f {} ";"'
-# What a daemon that was killed has left. The directory itself stays, for containers have it mounted.
+# Remove leftovers of a killed daemon. The directory itself stays, because containers have it mounted.
 ExecStartPre=/usr/bin/find %t/openfleet-mps/%i -mindepth 1 -delete
 @SELINUX@\
 # The pipe directory is closed to users until the limits are set, so that no client comes in without.
@@ -50,7 +50,7 @@ ExecStartPost=/bin/sh -c '\\
   until echo get_server_list | /usr/bin/nvidia-cuda-mps-control; do kill -0 $$MAINPID || exit 1; sleep 0.1; done; \\
   /usr/bin/nvidia-cuda-mps-control </etc/openfleet-gpu/mps/%i.limits && exec chmod 0755 %t/openfleet-mps/%i'
 ExecStop=-/bin/sh -c 'echo quit -t @QUIT@ | /usr/bin/nvidia-cuda-mps-control'
-# Not after `quit`, by which root ends it on purpose.
+# No restart after `quit`, with which root ends it on purpose.
 Restart=on-failure
 RestartSec=1
 TimeoutStartSec=@START@
@@ -60,8 +60,8 @@ RuntimeDirectoryMode=0700
 RuntimeDirectoryPreserve=yes
 LogsDirectory=openfleet-mps/%i
 
-# As root, for the daemon starts a server as the user whose client asks for one: SETUID for that, KILL to end it, the others
-# to see a client's namespaces and the memory that it shares. Servers of other users have no capability at all.
+# As root, because the daemon starts a server as the user of each client: SETUID for that, KILL to end it, and the others to
+# read a client's namespaces and shared memory. Servers of other users have no capability.
 CapabilityBoundingSet=CAP_SETUID CAP_KILL CAP_SYS_PTRACE CAP_DAC_OVERRIDE
 NoNewPrivileges=yes
 ProtectSystem=strict
@@ -83,13 +83,13 @@ SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
 # Left open on purpose:
 # - PrivateDevices, DevicePolicy and ProtectClock, which implies it: the servers open the GPUs, and the numbers of some of
-#   their nodes are given when a module is loaded, which may be after this start.
+#   their nodes are assigned when a module is loaded, which may be after this start.
 # - PrivateNetwork: CUDA passes handles through sockets in the abstract namespace, which belongs to the network's.
 # - PrivateUsers, ProtectProc, ProcSubset, PrivateIPC: servers and clients, of any user, see each other.
 # - MemoryDenyWriteExecute: CUDA may compile code at run time.
 """
 
-#: The daemon keeps its files open: they are copied, then emptied. The journal rotates itself.
+#: The daemon keeps its files open, so they are copied and then truncated. The journal rotates itself.
 _LOGROTATE = """\
 # Written by openfleet.gpu for the MPS control daemons that gpu_layout names.
 /var/log/openfleet-mps/*/*.log {
@@ -105,7 +105,7 @@ _LOGROTATE = """\
 
 
 def shared_files(selinux: bool) -> dict[str, str]:
-    """By path. `selinux`: whether the host has SELinux."""
+    """Return the files by path. `selinux`: whether the host has SELinux."""
     unit = _UNIT.replace("@SELINUX@", _SELINUX if selinux else "")
     for mark, seconds in (("@QUIT@", _QUIT_SECONDS), ("@START@", START_SECONDS), ("@STOP@", STOP_SECONDS)):
         unit = unit.replace(mark, str(seconds))

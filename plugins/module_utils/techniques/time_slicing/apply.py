@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Set the time slice of a GPU.
 
-nvidia-smi takes numbers that mean nothing and calls that a success, and the driver forgets the setting when it is
-reloaded: what counts is what nvidia-smi lists afterwards.
+nvidia-smi reports success for invalid numbers, and the driver forgets the setting when it is reloaded. So the value that
+nvidia-smi lists afterwards is checked.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .steps import SetTimeSlice
 
 
 def apply(gpu_uuid: str, step: SetTimeSlice) -> None:
-    """Carry out a step. Raises NvmlError if its effect is not seen."""
+    """Apply a step. Raises NvmlError if its effect is not seen."""
     set_time_slice(gpu_uuid, step.time_slice)
 
 
 def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
-    """Set it, and see it set. Raises NvmlError where nvidia-smi lists anything else afterwards."""
+    """Set it and check it. Raises NvmlError if nvidia-smi lists another value afterwards."""
     number = TIME_SLICES.index(name)
-    # 470 wants the number as a word of its own; later ones take that too (their --help).
+    # 470 needs the number as a separate argument, and later releases accept that (--help).
     said, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
     listed, unread = ask([*LIST, "-i", gpu_uuid], run)
     found = list(read_rows(listed).values())

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say in the words of a layout that a GPU has a time slice."""
+"""Export the time slice of a GPU as a part of a layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import describe as in_words
 
 
 def export(gpu: Gpu, seen: Sequence[Any] = (), instance: GpuInstance | None = None) -> TimeSlicing | None:
-    """Return the part of an entry that describes the GPU; None for the default, and where none is known."""
+    """Return the part of an entry that describes the GPU. None for the default or an unknown slice."""
     time_slice = time_slice_of(gpu)
     return TimeSlicing(str(time_slice)) if time_slice in TIME_SLICES[1:] else None
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer how time slices are written in a layout."""
+"""Parse and write time slices in a layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeSlicingForm(Form):
     compute_mode = COMPUTE_MODE
 
     def parse(self, node: Node, context: PartContext) -> TimeSlicing | None:
-        """Return the part; None after reporting why it is none."""
+        """Return the part, or None after reporting the error."""
         from .parse import parse
 
         return parse(node, context)
@@ -34,7 +34,7 @@ class TimeSlicingForm(Form):
         return to_data(part)
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> TimeSlicing | None:
-        """Return the part that describes the GPU; None if it does not use the technique."""
+        """Return the part that describes the GPU, or None if it does not use the technique."""
         from .export import export
 
         return export(gpu, seen, instance)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask nvidia-smi for its compute policy "timeslice". NVML has no public call for it."""
+"""Read and set nvidia-smi's compute policy "timeslice". NVML has no public call for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROW = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|", re.MULTILINE)
 
 
 def ask(command: list[str], run: Run) -> tuple[str, str]:
-    """Return what it printed and why it failed: it prints GPUs before the one that makes it fail, all on standard output."""
+    """Return its output and the error. It prints the GPUs before the failing one, all on standard output."""
     try:
         done = run(command)
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def ask(command: list[str], run: Run) -> tuple[str, str]:
 
 
 def read_rows(listed: str) -> dict[int, str]:
-    """Return the time slices by index of the GPU, in the layout's words."""
+    """Return the time slices by GPU index, as in the layout."""
     return {int(index): _word(value) for index, value in _ROW.findall(listed)}
 
 

@@ -21,7 +21,7 @@ class TimeSliceObserver:
     setting = SETTING
 
     def recorded(self, directory: str) -> bool:
-        """Return whether any GPU of the host was given a time slice."""
+        """Return whether the collection set a time slice on a GPU of the host."""
         return Record(directory).any()
 
     def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -34,7 +34,7 @@ class TimeSliceObserver:
 
 
 def with_time_slices(gpus: Sequence[Gpu], run: Run = run_tool) -> tuple[Gpu, ...]:
-    """Return the GPUs with their time slices; where one has none, with the reason."""
+    """Return the GPUs with their time slices, or the reason why one has none."""
     listed, reason = ask([*LIST], run)
     rows = read_rows(listed)
     return tuple(_with(gpu, _time_slice(gpu, rows, reason, run)) for gpu in gpus)

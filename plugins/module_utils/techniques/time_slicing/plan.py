@@ -13,18 +13,18 @@ from .steps import SetTimeSlice
 
 
 def wanted(part: TimeSlicing | None) -> str:
-    """Return the time slice that an entry asks for. Every other sharing means the driver's default."""
+    """Return the desired time slice of an entry: the driver's default for every other sharing."""
     return DEFAULT if part is None else part.slice
 
 
 def current(gpu: Gpu) -> str | None:
-    """Return the time slice that leads back to the GPU as observed. UNKNOWN cannot be asked for."""
+    """Return the time slice that restores the GPU's observed state. UNKNOWN cannot be set."""
     now = time_slice_of(gpu)
     return now if now in TIME_SLICES else None
 
 
 def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
-    """Return the step to a time slice; None leaves it. A slice that was not looked at counts as the driver's default.
+    """Return the step to a time slice. None leaves it. A slice that was not read counts as the driver's default.
 
     Raises PlanError if the GPU has no time slices.
     """
@@ -42,7 +42,7 @@ def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
 
 
 def difference(then: str | None, now: str | None) -> str | None:
-    """Return in words how the time slice differs from the saved one. None was not looked at, and is not compared."""
+    """Return the difference from the saved time slice in words. None was not read, and is not compared."""
     if None in (then, now) or then == now:
         return None
     return "time slice was %s and is %s" % (then, now)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record which GPUs of a host were given a time slice: where there are none, a run that gives none need not look."""
+"""Record the GPUs of a host with a time slice. Without any, a run that sets none need not read time slices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SCHEMA = 1
 
 
 class Record:
-    """The GPUs of a host that were given a time slice."""
+    """The record of GPUs on which the collection set a time slice."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "time_slices.json"
 
     def any(self) -> bool:
-        """Return whether there are any. Raises ApplyError for a file that this release cannot read."""
+        """Return whether there are any. Raises ApplyError if this release cannot read the file."""
         data = durable.read(self.path, SCHEMA)
         return bool(data and data["gpus"])
 
     def write(self, gpu_uuids: Iterable[str]) -> None:
-        """Replace the record, if it says anything else."""
+        """Replace the record if it differs."""
         data = {"schema": SCHEMA, "gpus": sorted(gpu_uuids)}
         known = durable.read(self.path, SCHEMA) or {"schema": SCHEMA, "gpus": []}
         if known != data:
@@ -35,6 +35,6 @@ class Record:
 
 
 def record(directory: str, gpus: Sequence[Gpu], coming: Iterable[str] = ()) -> None:
-    """Write down the GPUs that have a time slice of their own, and the UUIDs of those that will get one."""
+    """Record the GPUs that have a time slice other than the default, and the UUIDs of those that will get one."""
     sliced = {gpu.uuid for gpu in gpus if time_slice_of(gpu) not in (None, DEFAULT)}
     Record(directory).write(sliced.union(coming))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the step by which a GPU gets a time slice, and how it reads."""
+"""Define the step that sets the time slice of a GPU, with its text."""
 
 from __future__ import annotations
 

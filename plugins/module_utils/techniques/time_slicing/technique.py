@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the files of this folder as a technique."""
+"""Join the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .steps import SetTimeSlice
 
 
 class TimeSlicingTechnique(TimeSlicingForm):
-    """Share a GPU by turns. `protocol.SettingTechnique` documents the members."""
+    """Share a GPU by time slices. `protocol.SettingTechnique` documents the members."""
 
     setting = SETTING
     default = DEFAULT
@@ -28,7 +28,7 @@ class TimeSlicingTechnique(TimeSlicingForm):
     record = staticmethod(record)
 
     def apply(self, gpu_uuid: str, step: SetTimeSlice) -> None:
-        """Carry out a step."""
+        """Apply a step."""
         from .apply import apply
 
         apply(gpu_uuid, step)
