@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter kubernetes_mapping: what it takes for a host's GPUs, what it returns, and what docs/kubernetes.md shows of it."""
+"""The filter kubernetes_mapping: what it takes for a host's GPUs, what it returns, and what docs/kubernetes-mapping.md shows of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import 
 
 pytestmark = pytest.mark.core
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "kubernetes-mapping.md").read_text(encoding="utf-8")
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
 EMPTY = {"resources": {}, "config": {}, "labels": {}, "config_name": "", "plan": []}
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each backend makes of a gpu_layout: the table of docs/kubernetes.md, and the rules behind it."""
+"""What each backend makes of a gpu_layout: the table of docs/kubernetes-mapping.md, and the rules behind it."""
 
 from __future__ import annotations
 
