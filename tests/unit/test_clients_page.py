@@ -18,7 +18,9 @@ def tool():
 
 
 def test_the_page_is_up_to_date(tool):
-    assert tool["page"]() == (ROOT / "docs" / "simulator-clients.md").read_text(encoding="utf-8"), "run tools/clients_page.py"
+    assert tool["page"]() == (ROOT / "docs" / "simulator-clients.md").read_text(encoding="utf-8"), (
+        "run tools/clients_page.py"
+    )
 
 
 def test_every_client_and_entry_has_its_place(tool):
