@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_read_stops_both_and_is_kept(there, content):
     for result in (there.drain(), there.resume()):
         assert result["failed"]
         assert str(there.record) in result["msg"]
-        assert "bring it back by hand and remove" in result["msg"]
+        assert "restore it by hand and remove" in result["msg"]
     assert there.record.read_text() == content
     assert there.shown() == BEFORE
 
@@ -269,7 +269,7 @@ def test_what_cannot_be_recorded_is_not_taken(there):
     (there.state / "drain.json.new").mkdir()
     result = there.drain()
     assert "drain.json" in result["msg"]
-    assert "Nothing had been taken off." in result["msg"]
+    assert "Nothing was drained." in result["msg"]
     assert there.shown() == BEFORE
 
 
