@@ -89,7 +89,7 @@ def test_unknown_gpus_leave_the_layout_unchecked(layout, given):
         (MIG, {"mig_strategy": "double"}, "mig_strategy: "),
         (MIG, {"lost": "found"}, "lost: "),
         (MIG, {"expected_gpus": ["H900"]}, "H900"),
-        ([{"gpus": [0], "sharing": "mig", "mig": []}], {}, "there is no instance"),
+        ([{"gpus": [0], "sharing": "mig", "mig": []}], {}, "without an instance"),
     ],
 )
 def test_problems_are_returned_and_nothing_else(layout, options, problem):
