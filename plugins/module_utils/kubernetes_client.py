@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read a Kubernetes API with the Python package kubernetes, on the controller or the delegated host.
 
-Users choose most texts in a cluster's objects, and a hostile API server chooses all of them. These functions return plain data with
-printable, shortened texts, and only the fields that the collection uses.
+Users choose most texts in a cluster's objects, and a hostile API server chooses all of them. These functions return plain data
+with printable, shortened texts, and only the fields that the collection uses.
 """
 
 from __future__ import annotations
