@@ -55,7 +55,7 @@ KERNEL_FILES_SERVICE = """[Unit]
 Description=Files of the simulated NVIDIA driver in /proc, /sys and /dev/nvidia-caps
 
 [Service]
-# No sandbox, because it mounts over the host's /proc and /sys and creates nodes.
+# Left open on purpose: it mounts over the host's /proc and /sys and creates nodes, which a sandbox would hide.
 # ExecStartPre writes the files before later units start.
 ExecStartPre=/%(tool)s kernel-files
 ExecStart=/%(tool)s kernel-files --follow
