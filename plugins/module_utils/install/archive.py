@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the command gpu-layout as one file: a zip archive that Python runs.
 
-Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. So the archive contains bytecode
-of the installing interpreter. Other interpreters use the source next to it.
+Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. So the archive contains the
+installing interpreter's bytecode. Other interpreters use the source next to it.
 
 Bytecode of the same source may differ, so archives are not compared byte by byte. An archive ends with a comment instead: a
 digest of its inputs and a digest of all preceding bytes. If either differs, the command is replaced.
