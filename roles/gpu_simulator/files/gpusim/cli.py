@@ -85,7 +85,7 @@ def _load(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise FleetError("run", "the command is missing", "Write gpusim run --gpu 0 --memory 4GiB -- COMMAND")
+        raise FleetError("run", "no command was given", "Write gpusim run --gpu 0 --memory 4GiB -- COMMAND")
     control = Control()
     place = target.find(control.dump(), options.gpu)
     gpu_instance = place.gpu_instance if options.gi is None else options.gi
