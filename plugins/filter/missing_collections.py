@@ -22,7 +22,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Stop where kubernetes.core is missing
+- name: Verify that kubernetes.core is installed
   ansible.builtin.assert:
     that: "['kubernetes.core'] | openfleet.gpu.missing_collections == []"
 """

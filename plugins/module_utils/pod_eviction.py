@@ -1,15 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide which pods of a Kubernetes node to evict: those with given UIDs, where the options allow it. Pure.
+"""Select the pods of a Kubernetes node to evict, by UID and options. Pure.
 
 The rules are those of `kubectl drain` (k8s.io/kubectl/pkg/drain/filters.go). A pod cannot exempt itself:
 
-- A DaemonSet is its controller if the API has this DaemonSet with this UID, and the selector matches the pod's labels.
-- The mirror annotation is believed. The API server refuses to add it to an existing pod, and a kubelet deletes a pod that has it
+- A pod belongs to a DaemonSet only if the API has this DaemonSet with this UID, and its selector matches the pod's labels.
+- The mirror annotation is trusted. The API server refuses to add it to an existing pod, and a kubelet deletes a pod that has it
   without a manifest on the node.
-- The phase and the time of deletion are believed: the kubelet and the API server write them.
-- Other owners only spare the operator `force`. A made-up one does not keep the pod from going.
+- Phase and deletion time are trusted: the kubelet and the API server write them.
+- Other owners only make `force` unnecessary. A false owner does not prevent the eviction.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .foreign_text import text
 from .frozen import frozen
 from .kubernetes_client import MIRROR, controller_of
 
-#: Longest name of an object (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/).
+# Maximum length of an object name (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/).
 _MOST_NAME = 253
-#: Pods that a message names.
+# Maximum pods in a message.
 _MOST_PROBLEMS = 20
 _ENDED = ("Succeeded", "Failed")
 
 
 class EvictionError(FleetError):
-    """Pods cannot be evicted, or the cluster does not answer."""
+    """Pods cannot be evicted, or the cluster does not respond."""
 
 
 @frozen
 class Pod:
-    """A pod that is to go. `is_going`: it was evicted or deleted before, and has not ended yet."""
+    """A pod to evict. `is_going`: it was evicted or deleted before and has not ended yet."""
 
     namespace: str
     name: str
@@ -47,7 +47,7 @@ class Pod:
 
 @frozen
 class Options:
-    """Which pods may go, and how. As kubernetes.core.k8s_drain has them."""
+    """Options of kubernetes.core.k8s_drain: permitted pods and the kind of eviction."""
 
     force: bool = False
     ignore_daemonsets: bool = False
@@ -63,33 +63,33 @@ def pods_to_evict(
     options: Options,
     daemonsets: Sequence[Mapping[str, Any]] = (),
 ) -> list[Pod]:
-    """Return the pods with these UIDs that have to go, in the order of their names; of None, all but mirror pods.
+    """Return the pods with these UIDs to evict, sorted by name. Without UIDs: all except mirror pods.
 
-    `pods` are all of the node, as the API has them. `daemonsets` are those of their controllers that exist
+    `pods` are all pods of the node in the form of the API. `daemonsets` are their existing controllers
     (`kubernetes_client.daemonsets_of`).
-    Raises EvictionError, before any goes, with all pods that may not.
+    Raises EvictionError with all pods that the options do not permit to evict.
     """
-    wanted = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
+    candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
     chosen, problems = [], []
-    for pod in wanted:
+    for pod in candidates:
         if (pod.get("status") or {}).get("phase") in _ENDED:
             continue
         metadata = pod["metadata"]
         if uids is None and MIRROR in (metadata.get("annotations") or {}):
-            # Only its file on the host ends it.
+            # Only removing its file on the host ends it.
             continue
         is_daemonsets = is_of_daemonset(pod, daemonsets)
         if is_daemonsets and options.ignore_daemonsets:
-            # It would be made again at once.
+            # It would be recreated at once.
             continue
         names = (text(metadata[key], _MOST_NAME) for key in ("namespace", "name", "uid"))
-        found = Pod(*names, bool(metadata.get("deletionTimestamp")))
-        problem = None if found.is_going else _problem(pod, is_daemonsets, options)
+        target = Pod(*names, bool(metadata.get("deletionTimestamp")))
+        problem = None if target.is_going else _problem(pod, is_daemonsets, options)
         if problem:
-            problems.append("%s %s" % (found, problem))
-        chosen.append(found)
+            problems.append("%s %s" % (target, problem))
+        chosen.append(target)
     if problems:
-        cure = "Delete the pods yourself, or allow it in gpu_drain_kubernetes_delete_options. No pod was evicted."
+        cure = "Delete the pods yourself, or permit it in gpu_drain_kubernetes_delete_options. No pod was evicted."
         raise EvictionError("Kubernetes node %s" % node, _joined(problems), cure)
     return sorted(chosen, key=str)
 
@@ -100,25 +100,25 @@ def _joined(problems: Sequence[str]) -> str:
 
 
 def is_of_daemonset(pod: Mapping[str, Any], daemonsets: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether one of the DaemonSets, which exist, is a pod's controller."""
+    """Return whether one of the existing DaemonSets controls a pod."""
     metadata = pod["metadata"]
     owner = controller_of(metadata)
-    named = (metadata["namespace"], owner.get("name"), owner.get("uid"))
+    reference = (metadata["namespace"], owner.get("name"), owner.get("uid"))
     return owner.get("kind") == "DaemonSet" and any(
-        named == (each["namespace"], each["name"], each["uid"])
+        reference == (each["namespace"], each["name"], each["uid"])
         and _selects(each["selector"], metadata.get("labels") or {})
         for each in daemonsets
     )
 
 
 def _selects(selector: Any, labels: Mapping[str, Any]) -> bool:
-    """Return whether a selector matches labels (apimachinery, LabelSelector). An empty one selects nothing here."""
+    """Return whether a selector matches labels (apimachinery, LabelSelector). An empty selector matches nothing here."""
     if not isinstance(selector, Mapping):
         return False
-    wanted, rules = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
-    if not isinstance(wanted, Mapping) or not isinstance(rules, list) or not (wanted or rules):
+    required, rules = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
+    if not isinstance(required, Mapping) or not isinstance(rules, list) or not (required or rules):
         return False
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+    return all(labels.get(key) == value for key, value in required.items()) and all(
         _meets(rule, labels) for rule in rules
     )
 
@@ -135,17 +135,17 @@ def _meets(rule: Any, labels: Mapping[str, Any]) -> bool:
 
 
 def _problem(pod: Mapping[str, Any], is_daemonsets: bool, options: Options) -> str | None:
-    """Return why a pod may not be evicted."""
+    """Return why the options do not permit to evict a pod, or None."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        return "is a static pod, which only its file on the host ends"
+        return "is a static pod, which ends only when its file on the host is removed"
     if is_daemonsets:
-        return "is a DaemonSet's, which would make it again (ignore_daemonsets)"
+        return "belongs to a DaemonSet that would recreate it (ignore_daemonsets)"
     kinds = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}
     if not kinds - {"DaemonSet"} and not options.force:
         if kinds:
-            return "names a DaemonSet as its owner that does not exist or does not select it, so nothing makes it again (force)"
-        return "has no owner that would make it again (force)"
+            return "names a DaemonSet as its owner that does not exist or does not select it, so nothing recreates it (force)"
+        return "has no owner that would recreate it (force)"
     volumes = (pod.get("spec") or {}).get("volumes") or ()
     if any("emptyDir" in volume for volume in volumes) and not options.delete_emptydir_data:
         return "has local data in an emptyDir (delete_emptydir_data)"

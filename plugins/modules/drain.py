@@ -7,16 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: drain
-short_description: Take clients off a host's GPUs, and bring back exactly those
+short_description: Drain a host's GPUs, and restore exactly the drained clients
 version_added: "0.1.0"
 description:
-  - With O(state=drained) takes the host's Slurm node out of service and stops systemd units; with O(state=resumed) brings back
-    what that took away, and nothing else.
-  - Whatever is taken off is recorded on the host before (O(state_directory)), so that a later run can bring it back after a
-    kill, a lost connection or a reboot.
-  - Where taking off fails half way, what was taken off is brought back at once.
-  - It does not wait. Who still uses the GPUs is told in RV(waiting), and units are only stopped once no Slurm job has the node.
-    Run it again, with C(until), as the role P(openfleet.gpu.gpu_drain#role) does, which also takes Kubernetes nodes.
+  - With O(state=drained), drains the host's Slurm node and stops systemd units. With O(state=resumed), restores exactly those.
+  - Records each step on the host before taking it (O(state_directory)), so that a later run can restore the clients after a kill,
+    a lost connection or a reboot.
+  - If the drain fails, it is rolled back at once.
+  - Does not wait. RV(waiting) lists the workloads that still use the GPUs. Units are stopped only when no Slurm job uses the
+    node. Run it again with C(until), as the role P(openfleet.gpu.gpu_drain#role) does, which also drains Kubernetes nodes.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -25,37 +24,37 @@ requirements:
 options:
   state:
     description:
-      - V(drained) takes off what is asked for. Something that an earlier execution took off already stays off.
-      - V(resumed) brings back all that is recorded, whatever the other options say. Where nothing is, it only reads a file.
+      - V(drained) drains the requested clients. Clients drained by an earlier execution stay drained.
+      - V(resumed) restores all recorded clients and ignores the other options. Without a record, it only reads a file.
     type: str
     choices: [drained, resumed]
     required: true
   services:
     description:
-      - systemd units to stop, in this order. Units that do not run, or are not on the host, are left out.
-      - What systemd stops along with them, and a socket, timer or path that would start them again, is taken off as well.
-      - V(resumed) starts those that ran, in the reverse order.
+      - systemd units to stop, in this order. Units that do not run or do not exist are skipped.
+      - Also stops units that systemd stops with them, and sockets, timers and paths that would restart them.
+      - V(resumed) starts the units that ran, in reverse order.
     type: list
     elements: str
     default: []
   slurm:
     description:
-      - Whether to drain the Slurm node. A node that was drained before stays drained afterwards, with its reason.
-      - All jobs of the node count in RV(waiting), since one without GPUs can open them too.
+      - Whether to drain the Slurm node. A node that was already drained stays drained afterwards, with its reason.
+      - RV(waiting) includes all jobs of the node, because jobs without GPUs can open them too.
     type: bool
     default: false
   slurm_node:
-    description: What Slurm calls this host. Empty asks slurmd, and where it does not run takes the short host name.
+    description: Slurm's name of this host. If empty, slurmd provides it. Without slurmd, it is the short host name.
     type: str
     default: ""
   slurm_reason:
-    description: The reason to drain the node with, by which it is known again when it is to be resumed.
+    description: Reason of the drain, by which V(resumed) recognizes it.
     type: str
     default: "openfleet.gpu: clients taken off the GPUs"
   kubernetes:
     description:
-      - A Kubernetes node that the caller is about to cordon, to be recorded. The module does not speak to the cluster.
-      - The first record counts as long as it stands.
+      - A Kubernetes node to record, which the caller is about to cordon. The module does not contact the cluster.
+      - An existing record is kept.
     type: dict
     suboptions:
       node:
@@ -64,23 +63,24 @@ options:
         required: true
       cordoned_before:
         description:
-          - Whether it was cordoned before the drain, for what a dry run says.
-          - The role P(openfleet.gpu.gpu_drain#role) uncordons by an annotation of the node, and not by this.
+          - Whether the node was cordoned before the drain, for dry runs.
+          - The role P(openfleet.gpu.gpu_drain#role) uncordons according to an annotation of the node, not this value.
         type: bool
         required: true
   kubernetes_done:
-    description: With V(resumed), that the recorded Kubernetes node has been brought back.
+    description: With V(resumed), whether the caller has restored the recorded Kubernetes node.
     type: bool
     default: false
   commands_before:
     description:
-      - Commands to run before anything is taken off; each a line for C(/bin/sh), or a list with a program and its arguments.
-      - They run once for a drain, however many executions it takes. Where one is cut off, all of them run again.
+      - Commands to run before the drain, each a line for C(/bin/sh) or a list of a program and its arguments.
+      - They run once per drain, even if it takes several executions. If one is interrupted, all of them run again.
     type: list
     elements: raw
     default: []
   commands_after:
-    description: Commands to run once all is back, also after a failure. They are recorded before the first command runs.
+    description:
+      - Commands to run after everything is restored, also after a failure. They are recorded before the first command runs.
     type: list
     elements: raw
     default: []
@@ -98,7 +98,7 @@ attributes:
     membership: openfleet.gpu.state
   check_mode:
     support: full
-    details: Units, nodes and jobs are looked at as they are; commands are not run.
+    details: Reads units, nodes and jobs. Does not run commands.
   diff_mode:
     support: full
     details: Shows the states of units and nodes.
@@ -110,7 +110,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Take the clients off, and wait for the jobs
+- name: Drain the host and wait for its jobs
   openfleet.gpu.drain:
     state: drained
     slurm: true
@@ -121,7 +121,7 @@ EXAMPLES = r"""
   retries: 240
   delay: 15
 
-- name: Bring back what was taken off, by whichever run
+- name: Restore the drained clients
   openfleet.gpu.drain:
     state: resumed
   become: true
@@ -129,15 +129,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: What was taken off, brought back and run, in order; in check mode what would be.
+  description: Steps taken, in order. In check mode, the predicted steps.
   returned: success
   type: list
   elements: str
   sample: [drain Slurm node gpu-a, stop dcgm-exporter.service]
 waiting:
   description:
-    - Who still uses the GPUs, with C(kind) (V(slurm_job) or V(unit)), C(id), C(name), C(user), C(state), and in words C(who).
-    - As long as a job is named, units have not been stopped.
+    - Workloads that still use the GPUs, with C(kind) (V(slurm_job) or V(unit)), C(id), C(name), C(user),
+      C(state) and a description C(who).
+    - While it lists a job, units have not been stopped.
   returned: success
   type: list
   elements: dict
@@ -145,22 +146,23 @@ waiting:
     - {kind: slurm_job, id: "17", name: train, user: alice, state: RUNNING,
        who: "Slurm job 17 (train) of user alice, running, 1:20:03 left"}
 drained:
-  description: With V(drained), whether all clients are off and none is waited for.
+  description: With V(drained), whether all clients are drained.
   returned: success
   type: bool
 kept:
-  description: What stays as others left it, and why.
+  description: State of others that is kept, with the reason.
   returned: success
   type: list
   elements: str
-  sample: ["Slurm node gpu-a is out of service already and stays so: IDLE+DRAIN, by root with the reason: bad fan"]
+  sample: ["Slurm node gpu-a was already out of service and stays so: IDLE+DRAIN, by root with the reason: bad fan"]
 absent:
   description: Units that this host does not have.
   returned: success
   type: list
   elements: str
 kubernetes:
-  description: With V(resumed), the recorded Kubernetes node, for the caller to bring back before O(kubernetes_done); else null.
+  description:
+    - With V(resumed), the recorded Kubernetes node, which the caller restores before it sets O(kubernetes_done). Otherwise null.
   returned: success
   type: dict
 """
@@ -194,13 +196,13 @@ def argspec():
 
 
 def bring_about(params, check_mode):
-    """The module's return values."""
+    """Drain or resume the host, and return the module's result."""
     directory = params["state_directory"]
     if params["state"] == "resumed":
         done = resume(directory, check_mode, params["kubernetes_done"])
     else:
-        asked = {name: params[name] for name in Wanted.__dataclass_fields__}
-        done = drain(Wanted(**asked), directory, check_mode)
+        requested = {name: params[name] for name in Wanted.__dataclass_fields__}
+        done = drain(Wanted(**requested), directory, check_mode)
     return {
         "changed": bool(done.steps),
         "done": done.steps,
@@ -210,8 +212,8 @@ def bring_about(params, check_mode):
         "absent": done.absent,
         "kubernetes": done.kubernetes,
         "diff": {
-            "before": "".join("%s: %s\n" % (what, before) for what, before, _after in done.states),
-            "after": "".join("%s: %s\n" % (what, after) for what, _before, after in done.states),
+            "before": "".join("%s: %s\n" % (name, before) for name, before, _after in done.states),
+            "after": "".join("%s: %s\n" % (name, after) for name, _before, after in done.states),
         },
     }
 

@@ -10,13 +10,12 @@ module: kubernetes_eviction
 short_description: Evict pods of a Kubernetes node
 version_added: "0.1.0"
 description:
-  - Evicts the pods of a node that have the given UIDs, or all of them but mirror pods.
-  - Pods of a DaemonSet are those whose controller is a DaemonSet that the API has, with the same UID and a selector that matches
-    the pod. M(kubernetes.core.k8s_drain) leaves every pod that names any DaemonSet.
-  - Disruption budgets are respected. A pod that one protects is named in RV(refused), to be tried again.
-  - It does not wait. Run it again, with C(until), while RV(remaining) names pods, as the role P(openfleet.gpu.gpu_drain#role)
-    does.
-  - A UID that no pod of the node has is ignored, so that a host can name no pods but its own.
+  - Evicts the pods of a node with the given UIDs, or all except mirror pods.
+  - A pod belongs to a DaemonSet only if the API has the DaemonSet with the same UID and a selector that matches the pod.
+    M(kubernetes.core.k8s_drain) skips every pod that names any DaemonSet.
+  - Respects disruption budgets. RV(refused) lists the pods that they protect, to be retried.
+  - Does not wait. Run it again with C(until) while RV(remaining) lists pods, as the role P(openfleet.gpu.gpu_drain#role) does.
+  - Ignores UIDs of pods on other nodes, so that a host can name only its own pods.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -27,41 +26,41 @@ options:
     type: str
     required: true
   pods:
-    description: UIDs of the pods. Without it, all pods of the node go.
+    description: UIDs of the pods. Without it, all pods of the node are evicted.
     type: list
     elements: str
   kubeconfig:
     description:
-      - Path of a kubeconfig. Without it the environment variable E(K8S_AUTH_KUBECONFIG) is used, or what kubectl would take.
+      - Path of a kubeconfig. Defaults to the environment variable E(K8S_AUTH_KUBECONFIG), or to kubectl's default.
     type: path
   context:
     description:
-      - Context of the kubeconfig. Without it the environment variable E(K8S_AUTH_CONTEXT) is used, or the current one.
+      - Context of the kubeconfig. Defaults to the environment variable E(K8S_AUTH_CONTEXT), or to the current context.
     type: str
   delete_options:
     description:
-      - Which pods may go, as M(kubernetes.core.k8s_drain) has it. A pod that may not fails the module before any is evicted.
+      - Pods that may be evicted, as in M(kubernetes.core.k8s_drain). Other pods fail the module before any eviction.
     type: dict
     default: {}
     suboptions:
       force:
-        description: Also pods that no owner would make again.
+        description: Also evict pods that no owner would recreate.
         type: bool
         default: false
       ignore_daemonsets:
-        description: Leave pods of DaemonSets, in place of failing.
+        description: Skip pods of DaemonSets instead of failing.
         type: bool
         default: false
       delete_emptydir_data:
-        description: Also pods with data in an emptyDir.
+        description: Also evict pods with data in an emptyDir.
         type: bool
         default: false
       disable_eviction:
-        description: Delete the pods, past disruption budgets.
+        description: Delete the pods, which bypasses disruption budgets.
         type: bool
         default: false
       terminate_grace_period:
-        description: Seconds that a pod gets to end. Without it, the pod's own.
+        description: Grace period in seconds. Defaults to the pod's own.
         type: int
 extends_documentation_fragment:
   - openfleet.gpu.errors
@@ -69,7 +68,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Pods are looked at, and none is evicted.
+    details: Reads pods and evicts none.
   diff_mode:
     support: none
   platform:
@@ -79,7 +78,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Evict two pods, and wait until they are gone
+- name: Evict two pods and wait until they are gone
   openfleet.gpu.kubernetes_eviction:
     node: h100-01
     pods: [3f0c8b9a-0b1d-4c58-9f0e-0d9f1c8a7b11, 5b6b0a51-2a34-4b6e-8c55-6a1d5a7c9e02]
@@ -93,22 +92,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 evicted:
-  description: The pods that were evicted, as C(namespace/name); in check mode those that would be.
+  description: The evicted pods, as C(namespace/name). In check mode, the pods that would be evicted.
   returned: success
   type: list
   elements: str
 remaining:
-  description: The pods that have not ended yet, also those of an earlier execution.
+  description: Pods that have not ended yet, also from earlier executions.
   returned: success
   type: list
   elements: str
 daemonset_pods:
-  description: The pods of the node whose DaemonSets exist, as C(namespace/name).
+  description: Pods of the node with an existing DaemonSet, as C(namespace/name).
   returned: success
   type: list
   elements: str
 refused:
-  description: What disruption budgets say of pods that were not evicted.
+  description: Messages of disruption budgets about pods that were not evicted.
   returned: success
   type: list
   elements: str
@@ -127,7 +126,7 @@ try:
 except ImportError:
     kubernetes = None
 
-#: Statuses of HTTP: a disruption budget refuses for now; the pod is gone; the name is another pod's by now.
+# HTTP statuses: a disruption budget protects the pod, the pod is gone, another pod has the name.
 _PROTECTED = 429
 _GONE = 404
 _OTHER = 409
@@ -154,32 +153,32 @@ def argspec():
 
 
 class Cluster:
-    """The API of a cluster, as far as evictions go."""
+    """The API of a cluster for evictions."""
 
     def __init__(self, kubeconfig, context):
         self._api = core_api(kubeconfig, context)
 
     def pods(self, node):
-        """Return the pods of a node as the API has them. Raises ClusterError."""
+        """Return the pods of a node in the form of the API. Raises ClusterError."""
         return pods_of(self._api, node)
 
     def daemonsets(self, pods):
-        """Return the DaemonSets that exist, of those that pods name as their controllers. Raises ClusterError."""
+        """Return the existing DaemonSets that pods name as controllers. Raises ClusterError."""
         return daemonsets_of(self._api, pods)
 
     def evict(self, pod, options):
-        """Evict the pod; return what a disruption budget says against it, empty where it goes. Raises EvictionError."""
-        # With the UID: a pod of the same name that was made since is left.
+        """Evict a pod. Return the message of a disruption budget that protects it, or "". Raises EvictionError."""
+        # With the UID, so that a new pod of the same name is not evicted.
         preconditions = kubernetes.client.V1Preconditions(uid=pod.uid)
-        how = kubernetes.client.V1DeleteOptions(
+        delete_options = kubernetes.client.V1DeleteOptions(
             preconditions=preconditions, grace_period_seconds=options.terminate_grace_period
         )
         try:
             if options.disable_eviction:
-                self._api.delete_namespaced_pod(pod.name, pod.namespace, body=how, _preload_content=False)
+                self._api.delete_namespaced_pod(pod.name, pod.namespace, body=delete_options, _preload_content=False)
             else:
                 metadata = kubernetes.client.V1ObjectMeta(name=pod.name, namespace=pod.namespace)
-                body = kubernetes.client.V1Eviction(metadata=metadata, delete_options=how)
+                body = kubernetes.client.V1Eviction(metadata=metadata, delete_options=delete_options)
                 self._api.create_namespaced_pod_eviction(pod.name, pod.namespace, body, _preload_content=False)
         except ApiException as error:
             if error.status == _PROTECTED:
@@ -192,14 +191,16 @@ class Cluster:
 
 
 def evict(params, check_mode):
-    """The module's return values."""
+    """Evict the pods, and return the module's result."""
     given = params["delete_options"]
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__ if given.get(name) is not None})
     cluster = Cluster(params["kubeconfig"], params["context"])
-    there = cluster.pods(params["node"])
-    daemonsets = cluster.daemonsets(there)
-    pods = pods_to_evict(params["node"], there, params["pods"], options, daemonsets)
-    kept = ["%(namespace)s/%(name)s" % pod["metadata"] for pod in there if is_of_daemonset(pod, daemonsets)]
+    node_pods = cluster.pods(params["node"])
+    daemonsets = cluster.daemonsets(node_pods)
+    pods = pods_to_evict(params["node"], node_pods, params["pods"], options, daemonsets)
+    daemonset_pods = [
+        "%(namespace)s/%(name)s" % pod["metadata"] for pod in node_pods if is_of_daemonset(pod, daemonsets)
+    ]
     evicted, refused = [], []
     for pod in pods:
         if pod.is_going:
@@ -215,7 +216,7 @@ def evict(params, check_mode):
         "evicted": evicted,
         "remaining": remaining,
         "refused": refused,
-        "daemonset_pods": sorted(kept),
+        "daemonset_pods": sorted(daemonset_pods),
     }
 
 

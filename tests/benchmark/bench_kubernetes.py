@@ -53,7 +53,7 @@ RESTS = (
     [{"profile": "1g.10gb", "count": 3}],
 )
 APPLIED = "openfleet.gpu.gpu_layout : Apply the layout"
-OFFERED = "openfleet.gpu.gpu_kubernetes : Look at what the node offers"
+OFFERED = "openfleet.gpu.gpu_kubernetes : Read the resources of the node"
 READING = ("get", "list", "watch")
 MIG = "nvidia.com/mig-%s"
 

@@ -323,7 +323,7 @@ def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be
     third = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_timeout=2)
     assert third.returncode != 0
     differs = "nvidia.com/mig-1g.10gb 0 (planned 2), nvidia.com/mig-2g.20gb 1 (planned 0)"
-    assert "one: node node-one does not offer what is planned after 2 s: %s." % differs in said(third)
+    assert "one: node node-one does not offer the planned resources after 2 s: %s." % differs in said(third)
     assert re.search(r"The device plugin: (no pod|pod plugin-node-one-\d+: ready)", said(third))
     gone = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_state="absent")
     assert gone.returncode == 0, said(gone)
@@ -549,7 +549,7 @@ def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_g
     gate.after = lambda write: goes_away(write) if cordons(write) else None
     run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
     assert run.returncode != 0
-    assert "one: Kubernetes node node-one is still cordoned, it could not be uncordoned" in said(run)
+    assert "one: Kubernetes node node-one is still cordoned, because uncordoning failed" in said(run)
     assert "Run again, or uncordon it by hand" in said(run)
     api_server.start_api_server()
     assert node.get()["spec"]["unschedulable"] and fleet.devices().keys() == {"3g.40gb", "1g.10gb"}
@@ -558,7 +558,7 @@ def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_g
     assert run.returncode != 0
     assert "one: node node-one of the cluster of %s" % gate.kubeconfig in said(run)
     assert "does not follow the layout: " in said(run)
-    assert "Once the cluster answers, run again: what is done is not done again." in said(run)
+    assert "Run again when the cluster responds: completed steps are skipped." in said(run)
     api_server.start_api_server()
     found = node.get()
     assert found["metadata"]["labels"][LABEL] == "default" and not found["spec"].get("unschedulable")

@@ -142,9 +142,9 @@ def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(clust
         failed = " ".join(site(SECOND, nodes="node1", fails=True, gpu_kubernetes_timeout=3).split())
     finally:
         on(None)
-    assert "node1: node node1 does not offer what is planned after 3 s: " in failed
+    assert "node1: node node1 does not offer the planned resources after 3 s: " in failed
     assert "nvidia.com/mig-1g.10gb 0 (planned 7)" in failed
-    assert "The device plugin: no pod. The layout is in force on the host; labels and configuration stay." in failed
+    assert "The device plugin: no pod. The layout is active on the host, and labels and configuration are kept." in failed
     assert cluster.node("node1")["metadata"]["labels"] == labels
     site(SECOND, nodes="node1")
     cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})
@@ -167,7 +167,7 @@ def test_a_plugin_that_crashes_is_told_and_the_next_run_goes_on(cluster, site):
         failed = " ".join(site(SECOND, nodes="node1", fails=True, gpu_kubernetes_timeout=30).split())
     finally:
         runs(container["command"])
-    assert "node1: node node1 does not offer what is planned after 30 s: " in failed
+    assert "node1: node node1 does not offer the planned resources after 30 s: " in failed
     assert re.search(r"container nvidia-device-plugin-ctr (waits \(CrashLoopBackOff|has ended \(Error)", failed), (
         failed[-3000:]
     )

@@ -43,12 +43,12 @@ def test_a_fixed_compute_mode_refuses_exclusive_and_changes_nothing_for_shared(m
 def test_a_plugin_that_counts_memory_refuses_a_gpu_without_a_size(backend):
     layout = parse_layout([{"gpus": "all", "sharing": "shared"}])
     (refused,) = map_node(layout, gpus(memory_total_bytes=None), backend, "node").refusals
-    assert "reports no size" in refused.problem
+    assert "does not report this GPU's size" in refused.problem
 
 
 def test_the_device_plugin_divides_no_memory_of_unknown_size():
     layout = parse_layout([{"gpus": "all", "sharing": "mps", "mps": MPS}])
     mapping = map_node(layout, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node")
-    assert any("reports no size" in refused.problem for refused in mapping.refusals)
+    assert any("does not report this GPU's size" in refused.problem for refused in mapping.refusals)
     whole = parse_layout([{"gpus": "all", "sharing": "exclusive"}])
     assert not map_node(whole, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node").refusals

@@ -205,7 +205,7 @@ def test_slurm_without_its_tools_is_named():
     def absent(command):
         raise FileNotFoundError(2, "No such file or directory", command[0])
 
-    with pytest.raises(DrainError, match="scontrol is not there"):
+    with pytest.raises(DrainError, match="scontrol is not installed"):
         Slurm(absent).node("gpu-a")
 
 
@@ -244,10 +244,10 @@ def test_what_slurmd_calls_this_host_is_a_name_or_refused(name):
     """Whatever answers in its place would have root's scontrol change other nodes, or read it as an option."""
     said = Answers(stdout="Hostname                 = %s\n" % name)
     if " " in name:
-        assert Slurm(said).told_by_slurmd() == "gpu"
+        assert Slurm(said).name_from_slurmd() == "gpu"
         return
-    with pytest.raises(DrainError, match="is no name of a Slurm node"):
-        Slurm(said).told_by_slurmd()
+    with pytest.raises(DrainError, match="is not a valid name of a Slurm node"):
+        Slurm(said).name_from_slurmd()
 
 
 @pytest.mark.parametrize(("of", "own"), [("gpu-a", True), ("gpu-a.example.org", True), ("gpu-b", False)])
@@ -259,7 +259,7 @@ def test_a_node_of_another_host_is_not_drained_on_slurmd_s_word(tmp_path, monkey
             return Answers(stdout="Hostname = node7\n")
         return Answers(stdout="NodeName=node7 Arch=x86_64 NodeAddr=%s NodeHostName=%s State=IDLE\n" % (of, of))
 
-    taking = drain._Taking(Record.load(str(tmp_path)), Slurm(answer), dry=True)
+    taking = drain._Drainer(Record.load(str(tmp_path)), Slurm(answer), dry=True)
     if own:
         assert taking.own_node() == "node7"
         return

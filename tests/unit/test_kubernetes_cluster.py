@@ -119,7 +119,7 @@ def test_a_plugin_that_counts_variants_of_a_profile_together_is_told(planned, of
 
 def test_a_node_that_the_cluster_lacks_is_named_with_the_cure():
     (problem,) = changes(None)["problems"]
-    assert problem.startswith("The cluster has no node n1. Name the node in gpu_kubernetes_node")
+    assert problem.startswith("The cluster has no node n1. Set gpu_kubernetes_node to the node name")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter kubernetes_mapping: what it takes for a host's GPUs, what it returns, and what docs/kubernetes.md shows of it."""
+"""The filter kubernetes_mapping: what it takes for a host's GPUs, what it returns, and what docs/kubernetes-mapping.md shows of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import 
 
 pytestmark = pytest.mark.core
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "kubernetes-mapping.md").read_text(encoding="utf-8")
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
 EMPTY = {"resources": {}, "config": {}, "labels": {}, "config_name": "", "plan": []}
 
@@ -89,7 +89,7 @@ def test_unknown_gpus_leave_the_layout_unchecked(layout, given):
         (MIG, {"mig_strategy": "double"}, "mig_strategy: "),
         (MIG, {"lost": "found"}, "lost: "),
         (MIG, {"expected_gpus": ["H900"]}, "H900"),
-        ([{"gpus": [0], "sharing": "mig", "mig": []}], {}, "there is no instance"),
+        ([{"gpus": [0], "sharing": "mig", "mig": []}], {}, "without an instance"),
     ],
 )
 def test_problems_are_returned_and_nothing_else(layout, options, problem):

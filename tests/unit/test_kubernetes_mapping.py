@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each backend makes of a gpu_layout: the table of docs/kubernetes.md, and the rules behind it."""
+"""What each backend makes of a gpu_layout: the table of docs/kubernetes-mapping.md, and the rules behind it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_backends_that_a_refusal_names_offer_the_entry(backend):
 def test_a_refusal_names_the_entry_the_reason_and_the_backend_that_can():
     (refused,) = mapped(DEVICE_PLUGIN, EXCLUSIVE, TENANTS).refusals
     assert str(refused) == (
-        "gpu_layout[1] (gpu 1): the device plugin knows no tenants with quotas. "
+        "gpu_layout[1] (gpu 1): the device plugin does not support tenants with quotas. "
         "hami or volcano_vgpu can express it (gpu_kubernetes_backend)."
     )
 
@@ -154,7 +154,7 @@ def test_a_refusal_names_the_entry_the_reason_and_the_backend_that_can():
 def test_a_refusal_that_no_backend_cures_says_what_to_change():
     (refused,) = mapped(DEVICE_PLUGIN, SPLIT).refusals
     assert refused.backends == ()
-    assert str(refused).endswith("Take compute_instances away. No other backend can express it.")
+    assert str(refused).endswith("Remove compute_instances. No other backend can express it.")
 
 
 def test_a_selector_that_matches_nothing_is_an_error():
@@ -209,8 +209,8 @@ def test_single_counts_equal_parts_of_split_instances():
 @pytest.mark.parametrize(
     ("entries", "problem"),
     [
-        ((MIG,), "there are 3g.40gb and 1g.10gb"),
-        ((SPLIT,), "there are 2c.3g.40gb and 1c.3g.40gb"),
+        ((MIG,), "the layout has 3g.40gb and 1g.10gb"),
+        ((SPLIT,), "the layout has 2c.3g.40gb and 1c.3g.40gb"),
         (({"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}, EXCLUSIVE), "gpu 1 is without"),
         (({"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}, None), "gpu 1 is without"),
     ],
@@ -263,19 +263,19 @@ def test_mps_of_all_gpus_multiplies_them():
     assert found.resources == {"nvidia.com/gpu": 8}
     assert found.config["flags"] == {"migStrategy": "none", "mpsRoot": "/run/nvidia/mps"}
     assert found.config["sharing"]["mps"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
-    assert any("MPS daemon of its own" in note for note in found.notes)
+    assert any("its own MPS daemon" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"clients": 1, "active_thread_percentage": 100}, "between 2 pods or more"),
+        ({"clients": 1, "active_thread_percentage": 100}, "between at least 2 pods"),
         ({"active_thread_percentage": 20}, "gives each of 4 clients 25 percent of the SMs, not 20"),
         (
             {"active_thread_percentage": 50, "oversubscribe": True},
             "gives each of 4 clients 25 percent of the SMs, not 50",
         ),
-        ({"pinned_memory_limit": "18GiB"}, "an equal part of the memory"),
+        ({"pinned_memory_limit": "18GiB"}, "an equal share of the memory"),
     ],
 )
 def test_mps_divides_evenly(change, problem):
@@ -319,7 +319,7 @@ def test_a_gpu_that_no_entry_names_is_offered_as_it_is_seen():
 def test_a_gpu_that_no_entry_names_can_end_the_plugin(instances):
     node = [gpus(1)[0], seen(gpus(2)[1], *instances)]
     (refused,) = map_node(layout(EXCLUSIVE), node, DEVICE_PLUGIN).refusals
-    assert str(refused).startswith("gpu 1 (no entry names it): ")
+    assert str(refused).startswith("gpu 1 (without an entry): ")
 
 
 def test_instances_of_an_unknown_model_are_told_apart():
@@ -434,7 +434,7 @@ def test_hami_shares_what_it_may_and_filters_the_rest():
 def test_a_gpu_that_no_entry_names_is_not_shared(backend):
     found = mapped(backend, SHARED, None)
     assert found.config["nodeconfig"][0]["filterdevices"]["uuid"] == [UUIDS[1]]
-    assert [str(each) for each in found.left_out] == ["gpu 1 is not offered: no entry names it."]
+    assert [str(each) for each in found.left_out] == ["gpu 1 is not offered: it has no entry."]
 
 
 def test_gpus_without_uuids_are_filtered_by_index():
@@ -490,8 +490,8 @@ def test_the_policy_contended_is_hamis_default():
         (vgpu(tenant={"group": "researchers"}), "Unix group of tenant a", "Unix group of tenant a"),
         (vgpu(tenant={"was": "b"}), "earlier name (was) of tenant a", "earlier name (was) of tenant a"),
         (vgpu(tenant={"oversubscribe_managed": True}), "managed memory beyond", "managed memory beyond"),
-        (vgpu(tenant={"priority": 2}), "priorities 0 and 1 only", "knows no priorities"),
-        (vgpu(tenant={"priority": 1}), None, "knows no priorities"),
+        (vgpu(tenant={"priority": 2}), "only the priorities 0 and 1", "does not support priorities"),
+        (vgpu(tenant={"priority": 1}), None, "does not support priorities"),
         (vgpu(tenant={"gpu": 0}), None, "cannot pin a tenant"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_device_plugin_that_is_kept_off_the_node_is_named(value):
 
 def test_its_device_plugin_has_to_read_the_config_map():
     (none,) = find({}, policy())["problems"]
-    assert "reads no ConfigMap. Let it read cm (kubectl patch clusterpolicy policy --type merge" in none
+    assert "reads no ConfigMap. Set it to cm (kubectl patch clusterpolicy policy --type merge" in none
     (other,) = find({}, policy(config={"name": "theirs"}))["problems"]
     assert "reads the ConfigMap theirs" in other and "or set gpu_kubernetes_config_map: theirs" in other
     assert find({}, policy(enabled=False))["problems"] == []

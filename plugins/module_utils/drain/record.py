@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a drain has taken off a host, on the disk before it is taken, so that a resume knows, whatever happens.
+"""The record of drained clients, written to disk before each step, so that a resume can restore them.
 
-Each entry says "was there when the drain came to it". Bringing something back that was never taken after all changes
-nothing, so an entry may be written too early and never too late.
+Each entry means "was running when the drain reached it". Restoring a client that was never stopped changes nothing, so
+an entry may be early but never late.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ NAME = "drain.json"
 
 
 class DrainError(FleetError):
-    """A client could not be taken off or brought back."""
+    """A client could not be drained or restored."""
 
 
 @dataclass
 class Record:
-    """The record of one host. An empty one has no file."""
+    """The record of one host. An empty record has no file."""
 
     path: Path
-    #: Whether the commands before the drain have all run.
+    #: Whether all commands before the drain have run.
     prepared: bool = False
-    #: Own commands to run once all is back; each a line for a shell, or a list of words.
+    #: Custom commands to run after the resume, each a line for a shell or a list of words.
     commands_after: list[Any] = field(default_factory=list)
-    #: systemd units that were active, in the order in which they are stopped.
+    #: systemd units that were active, in stop order.
     units: list[str] = field(default_factory=list)
-    #: Slurm nodes, each with the reason that it was drained with; None where it was drained already.
+    #: Slurm nodes with the reason of the drain, or None if the node was already drained.
     slurm: dict[str, str | None] = field(default_factory=dict)
     #: {"node": name, "cordoned_before": bool}
     kubernetes: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, directory: str) -> Record:
-        """The host's record. Raises DrainError for a file that is not one of this release."""
+        """Return the host's record. Raises DrainError if the file is damaged or from another release."""
         path = Path(directory) / NAME
         record = cls(path)
         try:
@@ -60,7 +60,7 @@ class Record:
         return record
 
     def save(self) -> None:
-        """Write it, or remove the file where nothing is left; on the disk when this returns."""
+        """Write the record to disk, or remove the file of an empty record."""
         content = asdict(self)
         del content["path"]
         if not any(content.values()):
@@ -83,6 +83,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "kubernetes": (dict, type(None)),
 }
 _CURE = (
-    "Use the release that wrote it; or see what is off on this host (systemctl list-units --state=inactive, sinfo -R, "
-    "kubectl get nodes), bring it back by hand and remove %s."
+    "Use the release that wrote it. Or find the drained clients of this host (systemctl list-units --state=inactive, "
+    "sinfo -R, kubectl get nodes), restore it by hand and remove %s."
 )

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Slurm node out of service and back, and the jobs that still run on it.
+"""Drain and resume a Slurm node, and list its jobs.
 
 States, the forms of State= and of Reason=: https://slurm.schedmd.com/scontrol.html, https://slurm.schedmd.com/sinfo.html
-(NODE STATE CODES). Slurm's tools speak for this host to the controller, so root on the host must be what Slurm takes
-for an administrator, which it is unless munge's keys are restricted.
+(NODE STATE CODES). Slurm's tools contact the controller from this host, so its root must be a Slurm administrator. It is
+unless munge's keys are restricted.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from ..frozen import frozen
 from ..holders.slurm import NoAnswerError, fields, first_line, name_of
 from .record import DrainError
 
-#: What runs on the node is not known to Slurm, or will not be.
+# States in which Slurm does not know the node's jobs.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}
-#: Slurm starts no job on it.
+# States in which Slurm starts no job on the node.
 _OUT = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}
-#: Marks after a state, as in IDLE* (no answer) and DOWN~ (powered down).
+# Marks after a state, as in IDLE* (not responding) and DOWN~ (powered down).
 _MARKS = "*~#!%$@^-"
 _REASON = re.compile(r"\sReason=(.*?)\s*\[([^@\]\s]+)@[^\]\s]+\]", re.DOTALL)
-#: How long slurmd may take to answer after a resume before that is worth telling; it takes about a second.
+# Time for slurmd to respond after a resume before it is reported. It takes about a second.
 _ANSWER_SECONDS = 5
-#: How long the names of jobs are asked for, one by one. The others are told without their names.
+# Time for querying job names one by one. Later jobs are reported without a name.
 _NAMES_SECONDS = 20
-#: Characters of a name, a state or a reason in a message.
+# Maximum characters of a name, a state or a reason in a message.
 _MOST_SHOWN = 200
-#: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
+# A node name of slurm.conf(5) that no tool takes for an option.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-#: Jobs that have the node: those that run, and those of which something is left.
+# States of jobs that occupy the node.
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 
 
 @frozen
 class Node:
-    """A node as the controller has it. `reason` and `set_by` are of its last change, empty where there are none."""
+    """A node as reported by the controller. `reason` and `set_by` are of its last change, or empty."""
 
     name: str
     state: str
     flags: frozenset[str]
     reason: str = ""
     set_by: str = ""
-    #: The host on which its slurmd runs.
+    #: Host of its slurmd.
     host: str = ""
 
     @property
@@ -68,101 +68,103 @@ class Node:
 
 
 def parse_node(record: str) -> Node:
-    """The node of one line of `scontrol --oneliner show node`."""
+    """Return the node in one line of `scontrol --oneliner show node`."""
     values = fields(record)
     words = values.get("State", "UNKNOWN").split("+")
     flags = {word.rstrip(_MARKS) for word in words}
     if any("*" in word for word in words):
         flags.add("NOT_RESPONDING")
-    told = _REASON.search(record)
-    reason, set_by = told.groups() if told else ("", "")
+    match = _REASON.search(record)
+    reason, set_by = match.groups() if match else ("", "")
     return Node(
         values["NodeName"], "+".join(words), frozenset(flags), reason.strip(), set_by, values.get("NodeHostName", "")
     )
 
 
 def _shown(text: str) -> str:
-    """Return a text of Slurm's as messages have it."""
+    """Return a text of Slurm's, printable and shortened for messages."""
     return printable(text[:_MOST_SHOWN]) + ("..." if len(text) > _MOST_SHOWN else "")
 
 
 def check_reason(reason: str) -> str:
-    """The reason as Slurm will give it back. Raises DrainError for one that it would change."""
+    """Return the reason without outer spaces. Raises DrainError if Slurm would not return it unchanged."""
     text = reason.strip()
     if not text or not text.isprintable() or '"' in text or "[" in text:
-        problem = "%r cannot be told from others' reasons, since Slurm would not give it back as it is" % reason
+        problem = "Slurm would not return %r unchanged, so the drain would not recognize it" % reason
         raise DrainError("gpu_drain_slurm_reason", problem, 'Write one line without " and [.')
     return text
 
 
 def check_name(name: str, where: str) -> str:
-    """Return the name of a node. Raises DrainError for one that a tool could take for something else."""
+    """Return the name of a node. Raises DrainError if it is not a valid node name."""
     if not _NODE_NAME.fullmatch(name):
-        cure = "Say in gpu_drain_slurm_node what Slurm calls this host (scontrol show nodes)."
-        raise DrainError(where, "%r is no name of a Slurm node" % printable(name[:100]), cure)
+        cure = "Set gpu_drain_slurm_node to Slurm's name of this host (scontrol show nodes)."
+        raise DrainError(where, "%r is not a valid name of a Slurm node" % printable(name[:100]), cure)
     return name
 
 
 class Slurm:
-    """Slurm as it is asked on this host."""
+    """Slurm's tools on this host."""
 
     def __init__(self, run: Run = run_tool) -> None:
         self.run = run
 
-    def told_by_slurmd(self) -> str | None:
-        """The node that this host is, where slurmd runs and says so. Raises DrainError for what is no name of a node."""
+    def name_from_slurmd(self) -> str | None:
+        """Return this host's node name from slurmd, None if it does not run. Raises DrainError for an invalid name."""
         text, _problem = self._ask("scontrol", "show", "slurmd")
-        found = re.search(r"^Hostname\s*=\s*(\S+)", text or "", re.MULTILINE)
-        return check_name(found.group(1), "slurmd on this host") if found else None
+        match = re.search(r"^Hostname\s*=\s*(\S+)", text or "", re.MULTILINE)
+        return check_name(match.group(1), "slurmd on this host") if match else None
 
     def node(self, name: str) -> Node:
-        """Raises DrainError for a node that the controller does not have, or where it does not answer."""
+        """Return a node. Raises DrainError if it is unknown or the controller does not respond."""
         where = "Slurm node %s" % name
         text, problem = self._ask("scontrol", "--oneliner", "show", "node", name)
         if text is None and "not found" in problem:
-            cure = "Say in gpu_drain_slurm_node what Slurm calls this host (scontrol show nodes)."
+            cure = "Set gpu_drain_slurm_node to Slurm's name of this host (scontrol show nodes)."
             raise DrainError(where, "Slurm has no node of this name", cure)
         if text is None:
             raise DrainError(
-                where, problem, "See whether slurmctld answers on this host (scontrol ping), and run again."
+                where, problem, "Check that slurmctld responds on this host (scontrol ping), and run again."
             )
         return parse_node(text)
 
     def jobs(self, name: str) -> list[dict[str, Any]]:
-        """The jobs that have the node, with what is left of their time. All count: one without GPUs can open them too."""
+        """Return the jobs of the node with their remaining time, also jobs without GPUs, which can open them too."""
         command = ("squeue", "--all", "--noheader", "--nodelist", name, "--states", _JOB_STATES)
         text, problem = self._ask(*command, "--format", "%A %T %L %u")
         if text is None:
             raise DrainError(
-                "Slurm node %s" % name, problem, "See whether slurmctld answers on this host (scontrol ping)."
+                "Slurm node %s" % name, problem, "Check that slurmctld responds on this host (scontrol ping)."
             )
         deadline = time.monotonic() + _NAMES_SECONDS
         return [self._job(*line.strip().split(" ", 3), deadline) for line in text.splitlines() if line.strip()]
 
     def _job(self, number: str, state: str, left: str, user: str, deadline: float) -> dict[str, Any]:
         name = ""
-        # It may hold anything, lines that look like jobs too: what is asked of all jobs at once has no names in it.
+        # A name may contain lines that look like jobs, so the query for all jobs omits names.
         with contextlib.suppress(NoAnswerError):
             name = _shown(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
         limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
-        told = "Slurm job %s (%s) of user %s, %s, %s" % (*map(_shown, (number, name, user, state.lower(), limit)),)
-        return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": told}
+        who = "Slurm job %s (%s) of user %s, %s, %s" % (*map(_shown, (number, name, user, state.lower(), limit)),)
+        return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": who}
 
     def drain(self, name: str, reason: str) -> Node:
-        """Take the node out of service; gives it as it is then. Raises DrainError where it is not out."""
+        """Drain the node and return its new state. Raises DrainError if it is not drained."""
         self._update(name, "State=DRAIN", "Reason=%s" % reason)
         node = self.node(name)
         if not node.is_out:
-            raise DrainError("Slurm node %s" % name, "it is %s after State=DRAIN" % node.state, "See slurmctld's log.")
+            raise DrainError(
+                "Slurm node %s" % name, "it is %s after State=DRAIN" % node.state, "Check slurmctld's log."
+            )
         return node
 
     def resume(self, name: str) -> Node:
-        """Bring the node back into service; gives it as it is then. Raises DrainError where it is not back."""
-        # RESUME and not UNDRAIN: a node that was rebooted meanwhile is DOWN besides, and stays so while it has a reason.
+        """Resume the node and return its new state. Raises DrainError if it is not in service."""
+        # Not UNDRAIN: a node that was rebooted meanwhile is also DOWN, and stays DOWN while it has a reason.
         try:
             self._update(name, "State=RESUME")
         except DrainError:
-            # Slurm 22.05 calls it invalid for a node that has not registered since slurmctld started, and does it.
+            # Slurm 22.05 reports an error for a node that has not registered since slurmctld started, but resumes it.
             if self.node(name).is_out:
                 raise
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -170,9 +172,9 @@ class Slurm:
             node = self.node(name)
             if node.is_out or "DOWN" in node.flags:
                 raise DrainError(
-                    "Slurm node %s" % name, "it is %s after State=RESUME" % node.state, "See slurmctld's log."
+                    "Slurm node %s" % name, "it is %s after State=RESUME" % node.state, "Check slurmctld's log."
                 )
-            # A node that was resumed is given jobs once slurmd has answered again.
+            # A resumed node gets jobs when slurmd responds again.
             if not node.is_lost or time.monotonic() > deadline:
                 return node
             time.sleep(0.1)
@@ -180,7 +182,7 @@ class Slurm:
     def _update(self, name: str, *changes: str) -> None:
         _text, problem = self._ask("scontrol", "update", "NodeName=%s" % name, *changes)
         if problem:
-            cure = "See whether root on this host may change nodes (scontrol ping; the log of slurmctld)."
+            cure = "Check that root on this host may change nodes (scontrol ping, log of slurmctld)."
             raise DrainError("Slurm node %s" % name, problem, cure)
 
     def _ask(self, *command: str) -> tuple[str | None, str]:
@@ -190,4 +192,4 @@ class Slurm:
             cure = (
                 "Install Slurm's client commands on it, or put their directory on the PATH of the task (environment:)."
             )
-            raise DrainError("this host", "%s is not there" % command[0], cure) from None
+            raise DrainError("this host", "%s is not installed" % command[0], cure) from None

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What modules install on a host. Of it, the command gpu-layout has its own installation."""
+"""Install programs and units on a host. The command gpu-layout contains only its own installer."""

@@ -1,18 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command gpu-layout as one file: a zip archive that Python runs.
+"""Build the command gpu-layout as one file: a zip archive that Python runs.
 
-Python keeps no bytecode of modules in an archive, which would cost 0.1 s at each start, so the archive carries the bytecode that
-the installing interpreter made; any other falls back to the source beside it.
+Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. So the archive contains the
+installing interpreter's bytecode. Other interpreters use the source next to it.
 
-Bytecode of the same source need not be the same bytes, so an archive is not compared with a new one. It ends with a comment
-instead: a digest of what it was made from, and one of all its bytes before. A command of which either does not hold is replaced.
+Bytecode of the same source may differ, so archives are not compared byte by byte. An archive ends with a comment instead: a
+digest of its inputs and a digest of all preceding bytes. If either differs, the command is replaced.
 
-Modules run by its code as well (installed.py), and carry this file: imports that only a new archive needs are made there.
+Modules also run the archive's code (installed.py) and carry this file, so imports for building are local.
 
-In a checkout `python3 plugins/module_utils/install/archive.py FILE` makes the command, pynvml included: one file for hosts
-without Ansible. So this file imports nothing but the standard library.
+In a checkout, `python3 plugins/module_utils/install/archive.py FILE` builds the command with pynvml, one file for hosts without
+Ansible. So this file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
-#: Mode of the command.
+# Mode of the command.
 MODE = 0o755
-#: Length of a SHA-256 in hexadecimal.
+# Length of a SHA-256 in hexadecimal.
 DIGEST_LENGTH = 64
 
 PACKAGE = "openfleet_gpu"
-#: To collect garbage often, and to search all that was imported at the end, takes a sixth of a short run.
+# Frequent garbage collection, and the final one over all imports, take a sixth of a short run.
 MAIN = (
     """\
 import gc
@@ -46,42 +46,42 @@ sys.exit(status)
 """
     % PACKAGE
 )
-#: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
+# Files of the command below module_utils, including the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
     *("%s/*.py" % name for name in ("change", "cli", "export", "holders", "keep", "layout", "metrics", "nvml")),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
-#: Files of these that only other modules need.
+# Matching files that the command does not need.
 LEFT_OUT = ("service_module.py",)
 
 
 def read_sources() -> dict[str, str]:
-    """Return the sources of the command, texts by path below module_utils."""
+    """Return the sources of the command: texts by path below module_utils."""
     utils = Path(__file__).resolve().parents[1]
     files = [file for pattern in PATTERNS for file in utils.glob(pattern) if file.name not in LEFT_OUT]
     return {str(file.relative_to(utils)): file.read_text(encoding="utf-8") for file in files}
 
 
 def sources_digest(sources: Mapping[str, str]) -> str:
-    """Return the digest by which two sets of sources are told apart."""
+    """Return the digest of a set of sources."""
     parts = [MAIN, *(part for item in sorted(sources.items()) for part in item)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def origin(digest: str) -> bytes:
-    """Return the digest of what the command is made from: sources of this digest, and this interpreter with its bytecode."""
+    """Return the digest of the command's inputs: the sources' digest and this interpreter."""
     parts = [sys.version, shebang(sys.executable), digest]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 
 def shebang(interpreter: str) -> str:
-    """Isolated (-I): root runs it, and takes no module from the caller's environment, folder or home."""
+    """Return the interpreter line. Isolated (-I), so that root imports nothing from the caller's environment or folders."""
     return "%s -I" % interpreter
 
 
 def difference(command: Path, made_from: bytes) -> str | None:
-    """Return why the command has to be written: "" if there is none, None if it is as it should be."""
+    """Return why the command must be written: "" if it is missing, None if it is current."""
     try:
         return problem(command.lstat(), command, made_from)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def difference(command: Path, made_from: bytes) -> str | None:
 
 
 def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | None:
-    """Return why a file is not the command as it should be, None if it is."""
+    """Return why a file is not the current command, or None."""
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
     if status.st_uid != os.geteuid():
@@ -103,7 +103,7 @@ def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | No
 
 
 def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:
-    """Return the command: `sources` (texts by path below the package), each Python file also as bytecode."""
+    """Return the command from `sources` (texts by path below the package), with bytecode of each Python file."""
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
     import io
@@ -112,12 +112,12 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
-        # At the very end of the archive.
+        # The comment is the end of the archive.
         bundled.comment = made_from + b"." * DIGEST_LENGTH
         for path, text in sorted(members.items()):
             _add(bundled, os.path.normpath(path), text.encode())
             if path.endswith(".py"):
-                # Stored, not deflated: this is what every start reads.
+                # Not compressed, because every start reads it.
                 _add(bundled, os.path.normpath(path) + "c", _bytecode(path, text), deflated=False)
     whole = content.getvalue()[:-DIGEST_LENGTH]
     return whole + _seal(whole)
@@ -147,7 +147,7 @@ def _bytecode(path: str, text: str) -> bytes:
 
 
 def build(file: Path) -> None:
-    """Write the command as one file that brings pynvml along."""
+    """Write the command as one file that includes pynvml."""
     import pynvml
 
     binding = Path(pynvml.__file__).read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def build(file: Path) -> None:
 def main() -> None:
     import argparse
 
-    parser = argparse.ArgumentParser(description="Make the command gpu-layout as one file, pynvml included.")
+    parser = argparse.ArgumentParser(description="Build the command gpu-layout as one file that includes pynvml.")
     parser.add_argument("file", type=Path, metavar="FILE")
     build(parser.parse_args().file)
 

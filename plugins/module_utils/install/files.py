@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What installers share: files below a root, written whole or not at all, with a check mode and one lock."""
+"""Common parts of installers: atomically written files below a root, check mode and one lock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .. import durable
 from ..command import Run, run_to_end
 from ..errors import FleetError
 
-#: Held while an installation is written and its units are started: of two runs, one would stop the socket that the other
-#: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
+# Held while files are written and units started, so that two runs do not stop each other's sockets. It is removed at the end. A
+# killed run leaves it in /run until the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
 # Folders of unit files, of drop-ins and of quadlets.
@@ -28,30 +28,30 @@ _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/sy
 # What a unit prints where another run has the host's lock; and the lines in which the last start of a unit says it.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
-#: A difference is shown of files that every user of the host may read, and of no secret.
+# Differences are shown only for files that every user may read.
 _ALL_READ = 0o004
 
 
 class InstallError(FleetError):
-    """An installation that cannot be made. `where` names the variable of the role or the file."""
+    """An installation failed. `where` is the variable of the role or the file."""
 
 
 class Installation:
-    """The files below `root`; with `check` nothing is changed, only said. Methods raise FleetError or OSError."""
+    """The files below `root`. With `check`, changes are only reported. Methods raise FleetError or OSError."""
 
     def __init__(self, root: Path, check: bool, call: Run = run_to_end) -> None:
         self.root, self.check, self.call = root, check, call
-        #: What was done, in words, and Ansible's differences of the text files.
+        #: Steps taken, and Ansible's differences of text files.
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
-        # Whether systemd has to read its unit files again.
+        # Whether systemd must reload its unit files.
         self._units_changed = False
 
     def mark(self, relative: str) -> bool:
-        """Write this file ahead of the first change; `finish` removes it. Return whether an earlier run left it behind.
+        """Write this file before the first change, until `finish`. Return whether an interrupted run left it.
 
-        That run was interrupted: its files may all be as wanted, and its units not started.
+        Such a run may have written all files without starting its units.
         """
         self._mark = self.path(relative)
         interrupted = self._mark.exists()
@@ -63,9 +63,9 @@ class Installation:
         if self._mark is not None and not self.check:
             self._mark.unlink(missing_ok=True)
 
-    def doing(self, what: str) -> bool:
-        """Say what is done next; return whether it is to be done, which it is not in check mode. The mark is there then."""
-        self.done.append(what)
+    def doing(self, step: str) -> bool:
+        """Report the next step and write the mark. Return whether to take it, which is false in check mode."""
+        self.done.append(step)
         if not self.check and self._mark is not None and not self._mark.exists():
             durable.make_folder(self._mark.parent)
             durable.write_bytes(self._mark, b"", 0o600)
@@ -73,7 +73,7 @@ class Installation:
 
     @property
     def is_host(self) -> bool:
-        """Whether the root is the host's own: systemd and the accounts are."""
+        """Whether the root is the host's, with its systemd and accounts."""
         return self.root == Path("/")
 
     def path(self, relative: str) -> Path:
@@ -86,7 +86,7 @@ class Installation:
             yield
             return
         lock = self.path(LOCK)
-        made = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
+        created = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
         lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = _wait_for(lock)
         try:
@@ -94,16 +94,16 @@ class Installation:
         finally:
             lock.unlink(missing_ok=True)
             os.close(descriptor)
-            for folder in made:
-                with suppress(OSError):  # not empty: the installation is in there
+            for folder in created:
+                with suppress(OSError):  # not empty: it contains the installation
                     folder.rmdir()
 
     def write(
         self, relative: str, content: bytes, mode: int = 0o644, accept: Callable[[Path], None] | None = None
     ) -> bool:
-        """Write the file; return False if it was so. A link is replaced.
+        """Write the file. Return False if it was unchanged. A link is replaced.
 
-        `accept` is given the new file before it takes its place, and raises if it is wrong.
+        `accept` checks the new file before it replaces the old one, and raises if it is invalid.
         """
         path = self.path(relative)
         before = path.read_bytes() if path.is_file() and not path.is_symlink() else None
@@ -117,9 +117,9 @@ class Installation:
     def replace(
         self, path: Path, content: bytes, mode: int, reason: str = "", accept: Callable[[Path], None] | None = None
     ) -> None:
-        """Write the file. A reader finds the old one or the new one, never part of one."""
+        """Replace the file atomically."""
         if self.doing("write %s%s" % (path, ": " + reason if reason else "")):
-            # Others can read it, whatever the umask is.
+            # Readable by all users, regardless of the umask.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
             self._note_unit(path)
@@ -128,7 +128,7 @@ class Installation:
         self._units_changed |= str(path.relative_to(self.root)).startswith(_UNIT_FOLDERS)
 
     def make(self, folder: Path) -> list[str]:
-        """Make the directory, which every user may read; return those that were not there, outermost first."""
+        """Create the directory, readable by all users. Return the created directories, outermost first."""
         missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
         for path in missing:
             self.done.append("make %s" % path)
@@ -138,7 +138,7 @@ class Installation:
         return [str(path) for path in missing]
 
     def remove(self, relative: str) -> bool:
-        """Remove the file or link; return False if there is none."""
+        """Remove the file or link. Return False if it does not exist."""
         path = self.path(relative)
         if not path.is_file() and not path.is_symlink():
             return False
@@ -149,19 +149,19 @@ class Installation:
             self._note_unit(path)
         return True
 
-    def prune(self, folder: Path, said: bool = True) -> None:
+    def prune(self, folder: Path, report: bool = True) -> None:
         """Remove the directory if it is empty."""
         if folder.is_dir() and not any(folder.iterdir()):
-            if said:
+            if report:
                 self.done.append("remove %s" % folder)
             if not self.check:
                 folder.rmdir()
 
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
-        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`.
+        """Call systemctl if the root is this host's. Raises InstallError with the end of the log of the unit `log_of`.
 
-        A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48). So `daemon-reload` is left out if
-        no unit file changed, and `enable` and `disable`, which reload by themselves, are told not to.
+        A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48). So `daemon-reload` is skipped if
+        no unit file changed, and `enable` and `disable` run with --no-reload.
         """
         if not self.is_host or self.check or (arguments[0] == "daemon-reload" and not self._units_changed):
             return
@@ -170,24 +170,24 @@ class Installation:
         self.run("systemctl", *arguments, log_of=log_of)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Run a command that changes the host, not in check mode; return what it said. Raises InstallError as `systemctl`."""
+        """Run a command that changes the host, except in check mode. Return its output. Raises InstallError as `systemctl`."""
         return "" if self.check else self.ask(*command, log_of=log_of, **options)
 
     def ask(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Return what a command of the host says, also in check mode. Raises InstallError as `systemctl`."""
+        """Return a command's output, also in check mode. Raises InstallError as `systemctl`."""
         done = self.call(list(command), **options)
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         if done.returncode:
             if log_of:
                 words = ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", log_of]
                 journal = self.call(words).stdout
                 _raise_other_run(journal)
-                said += journal
-            raise InstallError(" ".join(command), "it failed with status %d:\n%s" % (done.returncode, said.rstrip()))
-        return said
+                output += journal
+            raise InstallError(" ".join(command), "it failed with status %d:\n%s" % (done.returncode, output.rstrip()))
+        return output
 
     def result(self) -> dict[str, Any]:
-        """Return what a module returns of it."""
+        """Return the part of the module's result."""
         return {"changed": bool(self.done), "done": self.done, "diff": self.differences}
 
     def _differ(self, path: Path, before: bytes, after: bytes) -> None:
@@ -201,26 +201,26 @@ class Installation:
 
 
 def _raise_other_run(journal: str) -> None:
-    """Raise InstallError if the last lines of a unit's log say that another run has the host's lock (`transaction.locked`)."""
+    """Raise InstallError if the end of a unit's log shows that another run holds the lock (`transaction.locked`)."""
     for line in journal.splitlines()[-_LAST_LINES:]:
-        found = _OTHER_RUN.search(line)
-        if found:
-            raise InstallError("this host", found.group(1), "Wait for it and run again.")
+        match = _OTHER_RUN.search(line)
+        if match:
+            raise InstallError("this host", match.group(1), "Wait for it and run again.")
 
 
 def _wait_for(lock: Path) -> int:
-    """Return a descriptor of the file, locked. Raises InstallError where another run keeps it for LOCK_SECONDS."""
+    """Return a locked descriptor of the file. Raises InstallError if another run holds it for LOCK_SECONDS."""
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
         descriptor = os.open(str(lock), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one before removes its file when it is done: a lock of that is none.
+            # The previous holder may have removed the file: a lock on it has no effect.
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except (BlockingIOError, FileNotFoundError):
             time.sleep(0.1)
         os.close(descriptor)
     raise InstallError(
-        str(lock), "another run has installed for %d s" % LOCK_SECONDS, "Look for it, end it, run again."
+        str(lock), "another run has held the lock for %d s" % LOCK_SECONDS, "Find that run, end it and run again."
     )

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Simulated GPUs: the library that answers as NVML does, the tool gpusim, model files and the GPUs of the host; or none of it.
+"""Install or remove simulated GPUs: the NVML library, the tool gpusim, model files and the host's GPUs.
 
 The sources are texts by name: `src/NAME` of the library, `gpusim/NAME` of the tool, `models/NAME`.
 """
@@ -27,16 +27,16 @@ from .trees import link, remove_tree
 LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
 
-#: Both are there where a real driver is loaded and this host may use it. A container sees the former of its machine's
-#: driver, and the real library makes the latter without any driver.
+# Both exist if a real driver is loaded and this host may use it. A container sees the first one of its machine's driver, and the
+# real library creates the second one without a driver.
 DRIVER_VERSION, CONTROL_NODE = "proc/driver/nvidia/version", "dev/nvidiactl"
-#: In the former where gpusim wrote it (kernel_files.py).
+# Marks a driver version written by gpusim (kernel_files.py).
 SIMULATED = "simulated"
 
-#: Everything an installation consists of, below the root given.
+# Files of an installation, below the root.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
 LIBRARY = LIBRARY_DIRECTORY + "/" + LIBRARY_NAME
-#: What the library was built from.
+# Digest of the library's sources.
 STAMP = LIBRARY_DIRECTORY + "/source.sha256"
 MANIFEST = LIBRARY_DIRECTORY + "/manifest.json"
 TOOL = "usr/local/bin/gpusim"
@@ -48,15 +48,15 @@ STATE_DIRECTORY = "var/lib/gpusim"
 KERNEL_FILES_SERVICE_NAME = "gpusim-kernel-files.service"
 KERNEL_FILES_UNIT = "etc/systemd/system/" + KERNEL_FILES_SERVICE_NAME
 KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/" + KERNEL_FILES_SERVICE_NAME
-#: systemd(1), sd_booted(3): there while it runs.
+# Exists while systemd runs: sd_booted(3).
 SYSTEMD_RUNS = Path("/run/systemd/system")
 
 KERNEL_FILES_SERVICE = """[Unit]
 Description=Files of the simulated NVIDIA driver in /proc, /sys and /dev/nvidia-caps
 
 [Service]
-# Left open on purpose: it mounts over the host's own /proc and /sys and makes nodes, which a sandbox would keep to itself.
-# The files are there before what starts after this unit.
+# Left open on purpose: it mounts over the host's /proc and /sys and creates nodes, which a sandbox would hide.
+# ExecStartPre writes the files before later units start.
 ExecStartPre=/%(tool)s kernel-files
 ExecStart=/%(tool)s kernel-files --follow
 Restart=on-failure
@@ -67,7 +67,7 @@ WantedBy=multi-user.target
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
-    """Install what the module's parameters ask for. Return programs that are missing for it; nothing was changed then."""
+    """Install according to the module's parameters. If build programs are missing, return them and change nothing."""
     if not wanted["hide_real_gpus"] and _has_real_driver(target):
         raise InstallError(
             "this host",
@@ -90,7 +90,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _install_kernel_files(target)
     else:
         _remove_kernel_files(target)
-    # Last, so that the file never says what the tool refused to lay out.
+    # Last, so that the file never contains GPUs that the tool refused.
     target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
     return {"missing": missing}
 
@@ -123,22 +123,22 @@ def _part(given: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _install_library(target: Installation, source: Mapping[str, str]) -> None:
-    """Built with the host's own compiler for its own C library, and found by its loader; not again while all is so."""
+    """Build the library with the host's compiler and C library, and configure the loader, unless current."""
     parts = [*platform.libc_ver(), platform.machine(), *(part for item in sorted(source.items()) for part in item)]
     stamp = hashlib.sha256("\0".join(parts).encode()).hexdigest() + "\n"
-    found_in = "/%s\n" % LIBRARY_DIRECTORY
+    loader_line = "/%s\n" % LIBRARY_DIRECTORY
     built = target.path(LIBRARY).is_file() and _text(target, STAMP) == stamp
-    if built and _text(target, LOADER_CONFIGURATION) == found_in:
+    if built and _text(target, LOADER_CONFIGURATION) == loader_line:
         return
     if target.check:
         target.done.append("install %s" % target.path(LIBRARY))
         return
     content = target.path(LIBRARY).read_bytes() if built else _compiled(target, source)
-    # The stamp goes first and comes last: what is interrupted in between is done again.
+    # Remove the stamp first and write it last, so that an interrupted installation is repeated.
     target.path(STAMP).unlink(missing_ok=True)
     target.write(LIBRARY, content, 0o755)
     link(target, LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
-    target.write(LOADER_CONFIGURATION, found_in.encode())
+    target.write(LOADER_CONFIGURATION, loader_line.encode())
     _refresh_loader(target)
     target.write(STAMP, stamp.encode())
 
@@ -157,13 +157,13 @@ def _compiled(target: Installation, source: Mapping[str, str]) -> bytes:
 
 
 def _refresh_loader(target: Installation) -> None:
-    """Below another root only where that is a system with a dynamic loader of its own."""
+    """Run ldconfig. Another root needs its own dynamic loader."""
     if target.path("etc/ld.so.conf").exists():
         target.run(program("ldconfig") or "/sbin/ldconfig", "-r", str(target.root))
 
 
 def _archive(tool: Mapping[str, str]) -> bytes:
-    """The tool as one executable file. The same input gives the same bytes, so that it is written only on a change."""
+    """Return the tool as one executable file. Equal input gives equal bytes, so it is written only on a change."""
     members = {"gpusim/%s" % name: text for name, text in tool.items()}
     members["__main__.py"] = members.pop("gpusim/__main__.py")
     content = io.BytesIO(b"#!/usr/bin/env python3\n")
@@ -175,7 +175,7 @@ def _archive(tool: Mapping[str, str]) -> bytes:
 
 
 def _lay_out(target: Installation, configuration: str) -> None:
-    """The state file belongs to the tool. It can be asked for a prediction only once it is installed."""
+    """Create the GPUs with the tool. It can predict changes only if it is installed."""
     if target.check and target.done:
         target.done.append("lay out the GPUs if they are not as configured")
         return
@@ -188,25 +188,25 @@ def _lay_out(target: Installation, configuration: str) -> None:
         "GPUSIM_MODELS": str(target.path(MODELS)),
     }
     command = [sys.executable, str(target.path(TOOL)), "init", "--config", "-"] + ["--check"] * target.check
-    said = target.ask(*command, env=environment, input=configuration).strip()
-    if not said.startswith("unchanged"):
-        target.done.append(said.partition(": ")[2])
+    output = target.ask(*command, env=environment, input=configuration).strip()
+    if not output.startswith("unchanged"):
+        target.done.append(output.partition(": ")[2])
 
 
 def _install_kernel_files(target: Installation) -> None:
-    """Write the files now, at each boot and at each change of instances. Nothing is mounted on a root that does not run."""
+    """Write the files now, at each boot and at each instance change. Another root gets only the unit."""
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     link(target, KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
-        # By itself first: what is wrong is then said here, and not in the journal.
+        # Directly first, so that errors appear here and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
         _systemctl(target, "daemon-reload")
-        # A running one is of the tool that was there before.
+        # A running service uses the previous tool.
         _systemctl(target, "restart", KERNEL_FILES_SERVICE_NAME)
 
 
 def _remove_kernel_files(target: Installation) -> None:
-    """Also from /proc, /sys and /dev, while the tool is there to do so."""
+    """Remove the unit, and the files from /proc, /sys and /dev while the tool is installed."""
     target.remove(KERNEL_FILES_AT_BOOT)
     if not target.path(KERNEL_FILES_UNIT).exists():
         return
@@ -223,9 +223,9 @@ def _systemctl(target: Installation, *arguments: str) -> None:
 
 
 def uninstall(target: Installation) -> None:
-    """Remove all of it. Running clients keep what they have mapped."""
+    """Remove everything. Running clients keep their mapped library."""
     _remove_kernel_files(target)
-    # The library's directory goes after the refresh, which is done again as long as it is there.
+    # Refresh the loader before removing the directory, so that an interrupted removal repeats the refresh.
     if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         _refresh_loader(target)
     for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module by the code of the command gpu-layout, where the host has the controller's.
+"""Run a module with the code of the command gpu-layout, if the host has the controller's version.
 
-The code of `layout` is some seventy files, which each run would send and compile. The command has the same files as bytecode.
+The code of `layout` has about seventy files, which each run would send and compile. The command has them as bytecode.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from .archive import PACKAGE, origin, problem
 
-#: Modules look for another Python by it where theirs lacks pynvml. It is not sent along: another Python has other code.
+# Modules use it to find another Python if theirs lacks pynvml. It is not sent, because another Python needs other code.
 _RESPAWN = "ansible.module_utils.common.respawn"
-#: By module: its file in the command, which has a function `bring_about`, and the function that returns its options.
+# By module: its file in the command, with a function `bring_about`, and the function that returns its options.
 CODE = {"layout": ("change.layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
 
 
 class OtherCodeError(Exception):
-    """The command is missing, or not exactly the code that is asked for; says why."""
+    """The command is missing or has other code than requested."""
 
 
 def argspec() -> dict[str, Any]:
@@ -39,15 +39,15 @@ def argspec() -> dict[str, Any]:
 
 
 def open_code(command: Path, made_from: bytes) -> str:
-    """Open the command and return a path to import its code from. Raises OtherCodeError where it is not exactly that code.
+    """Open the command and return a path for importing its code. Raises OtherCodeError if it has other code.
 
-    The path is of the open file: what stands in place of the command later, by another run or another user, is not read.
+    The path refers to the open file, so a later replacement of the command is not read.
     """
     try:
         file = os.open(str(command), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        told = {errno.ENOENT: "it is not there", errno.ELOOP: "it is no regular file"}
-        raise OtherCodeError(told.get(error.errno or 0, error.strerror)) from None
+        reasons = {errno.ENOENT: "it is not there", errno.ELOOP: "it is no regular file"}
+        raise OtherCodeError(reasons.get(error.errno or 0, error.strerror)) from None
     path = "/proc/self/fd/%d" % file
     reason = problem(os.fstat(file), Path(path), made_from)
     if reason is not None:
@@ -57,9 +57,9 @@ def open_code(command: Path, made_from: bytes) -> str:
 
 
 def run_installed(module: Any) -> None:
-    """Exit the module with the result of the one that it names, or with the reason why that has to be sent (`code_needed`)."""
+    """Exit with the result of the named module, or with the reason why its code must be sent (`code_needed`)."""
     try:
-        # Nothing but the package is in it.
+        # It contains only the package.
         sys.path.insert(0, open_code(Path(module.params["command"]), origin(module.params["digest"])))
     except OtherCodeError as error:
         reason = str(error)
@@ -71,10 +71,10 @@ def run_installed(module: Any) -> None:
 
 
 def _run(module: Any, code: Any, options: dict[str, Any]) -> str:
-    """Exit the module with the result of this code; return why it has to be sent where that cannot be."""
+    """Exit with the result of this code, or return why its code must be sent."""
     checked = ArgumentSpecValidator(options).validate(module.params["arguments"])
     if checked.error_messages:
-        # The module itself says what is wrong.
+        # The module itself reports the error.
         return "wrong arguments"
     runner = importlib.import_module(PACKAGE + ".runner")
     try:

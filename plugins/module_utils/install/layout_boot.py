@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command gpu-layout, the host's layout and the units that restore and watch it; or none of them.
+"""Install or remove the command gpu-layout, the host's layout, and the units that restore and watch it.
 
-A layout on trial (module_utils/change/trial.py) is written and not tried, and the one before it is kept.
+A layout on trial (module_utils/change/trial.py) is written but not applied, and the previous one is kept.
 """
 
 from __future__ import annotations
@@ -23,47 +23,46 @@ from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
 from .sources import Sources
 
-#: Everything an installation consists of, below the root given.
+# Files of an installation, below the root.
 COMMAND = "usr/local/bin/gpu-layout"
 LAYOUT = "etc/openfleet-gpu/layout.json"
 UNIT = "gpu-layout.service"
 UNIT_FILE = "etc/systemd/system/" + UNIT
-#: What a layout on trial replaces.
+# Files that a layout on trial replaces.
 KEPT = (LAYOUT, UNIT_FILE)
 
-#: What tells Prometheus of the layout, as often as the timer says.
+# Writes metrics of the layout, at the timer's interval.
 METRICS, METRICS_TIMER = "gpu-layout-metrics.service", "gpu-layout-metrics.timer"
 METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS_TIMER))
-#: Where its file is, and which directories were made for it.
+# Records the directory of the metrics file and the directories created for it.
 METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
 TEXTFILE = "openfleet_gpu_layout.prom"
-# What the unit keeps between two runs, in its RuntimeDirectory.
+# State of the unit between runs, in its RuntimeDirectory.
 METRICS_RUNTIME = "run/openfleet-gpu-metrics"
 METRICS_KEPT = ("lock", "mps-servers.json")
 _NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
 
-#: By what owners keep their idle services, and what the service behind it reads.
+# The keep socket, by which owners keep idle services, and its service's settings.
 KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
 KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
 KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
 
-#: What hands out turnstiles to the tenants that the layout has.
+# The agent that serves turnstiles to the layout's tenants.
 AGENT = "openfleet-vgpu-agent.service"
 AGENT_FILE = "etc/systemd/system/" + AGENT
 
-#: There from the first change until the units are started.
+# Exists from the first change until the units are started.
 UNFINISHED = "etc/openfleet-gpu/installing"
 
-#: Who may ask who holds the GPUs, by a rule of sudo for exactly that. sudo reads no file with a dot in its name, as one that is
-#: being written has.
+# Sudo rule for accounts that may list GPU holders. sudo ignores file names with a dot, such as those of unfinished files.
 SUDOERS = "etc/sudoers.d/openfleet-gpu-holders"
 READERS = "etc/openfleet-gpu/readers.json"
 ASK = "/%s holders --json" % COMMAND
-#: No capital letters: in sudoers they are names of aliases, ALL among them.
+# No capital letters, which are aliases in sudoers, such as ALL.
 ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 RULE = """\
-# Written by the role openfleet.gpu.gpu_layout; gpu_layout_readers: [] takes it away.
-# This command with these words and no other, as root, in an environment that the caller has no part in.
+# Written by the role openfleet.gpu.gpu_layout. Set gpu_layout_readers: [] to remove it.
+# Permits exactly this command and these arguments, as root, in an environment that the caller cannot change.
 Cmnd_Alias OPENFLEET_GPU_HOLDERS = {ask}
 Defaults!OPENFLEET_GPU_HOLDERS env_reset, !setenv, !env_keep, !env_check, !requiretty
 Defaults!OPENFLEET_GPU_HOLDERS secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -103,7 +102,7 @@ def _part(**options: Any) -> dict[str, Any]:
 
 
 def bring_about(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Bring about the state that the parameters ask for; return the module's return values."""
+    """Apply the state of the parameters, and return the module's result."""
     return on_demand.bring_about(params, check_mode, _body)
 
 
@@ -117,7 +116,7 @@ def _body(params: Mapping[str, Any], target: Installation, given: Sources) -> No
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> None:
-    """Install what the module's parameters ask for. Raises SourcesNeededError, with nothing changed."""
+    """Install according to the module's parameters. Raises SourcesNeededError before any change."""
     metrics, keep, readers = wanted["metrics"], wanted["keep"], wanted["readers"]
     _refuse(target, metrics["directory"], keep, readers["accounts"])
     made_from = origin(sources.digest)
@@ -131,11 +130,11 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
     if reason is not None:
         target.replace(command, content, MODE, reason)
     for relative in KEPT:
-        there = target.path(relative)
+        current = target.path(relative)
         if not wanted["on_trial"]:
             target.remove(relative + FORMER)
         elif not target.path(relative + FORMER).exists():
-            target.write(relative + FORMER, there.read_bytes() if there.exists() else b"")
+            target.write(relative + FORMER, current.read_bytes() if current.exists() else b"")
     target.write(LAYOUT, _json(wanted["layout"]))
     target.write(UNIT_FILE, wanted["unit"].encode())
     watched = _install_metrics(target, metrics)
@@ -145,9 +144,9 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _start(target, not wanted["on_trial"], watched, kept)
         if served:
             target.systemctl("enable", "--quiet", AGENT)
-            # Running tenants have the turnstiles mapped, and systemd keeps them meanwhile.
+            # Running tenants have the turnstiles mapped, and systemd preserves them.
             target.systemctl("restart", AGENT, log_of=AGENT)
-    # Last: no unit has to do with it.
+    # Last, because no unit uses it.
     _install_readers(target, readers)
     target.finish()
 
@@ -156,23 +155,23 @@ def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None
     target.systemctl("daemon-reload")
     target.systemctl("enable", "--quiet", UNIT)
     if tried:
-        # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
+        # The layout is already applied, so this changes no GPU. It proves that the next boot can restore it.
         target.systemctl("restart", UNIT, log_of=UNIT)
     if watched:
         target.systemctl("enable", "--quiet", METRICS_TIMER)
         target.systemctl("restart", METRICS_TIMER, log_of=METRICS)
         if tried:
-            # What it said last was of the layout of before.
+            # Replace the metrics of the previous layout.
             target.systemctl("start", METRICS, log_of=METRICS)
     if kept:
         target.systemctl("enable", "--quiet", KEEP_SOCKET)
-        # Both at once: a user who connects in between would start the service again, and a socket with one cannot start.
+        # Both at once: a user who connects in between would restart the service, and a socket whose service runs cannot start.
         target.systemctl("stop", KEEP, KEEP_SOCKET, log_of=KEEP)
         target.systemctl("start", KEEP_SOCKET, log_of=KEEP)
 
 
 def restore_former(target: Installation) -> None:
-    """Take back a layout on trial, and the unit that restores it."""
+    """Undo a layout on trial, and the unit that restores it."""
     for relative in KEPT:
         former = target.path(relative + FORMER)
         if not former.exists():
@@ -187,14 +186,14 @@ def restore_former(target: Installation) -> None:
 
 
 def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
-    """Remove all of it, and the directory of records if the parameters name one."""
-    for where, asked, off in (
+    """Remove everything, and the directory of records if the parameters name one."""
+    for where, requested, disable in (
         ("gpu_layout_readers", wanted["readers"]["accounts"], "gpu_layout_readers: []"),
         ("gpu_layout_metrics_dir", wanted["metrics"]["directory"], 'gpu_layout_metrics_dir: ""'),
         ("gpu_layout_keep", wanted["keep"]["wanted"], "gpu_layout_keep: false"),
     ):
-        if asked:
-            raise InstallError(where, "it needs the command and the layout on the host", _NEEDS_COMMAND % off)
+        if requested:
+            raise InstallError(where, "it needs the command and the layout on the host", _NEEDS_COMMAND % disable)
     _uninstall_readers(target)
     _uninstall_agent(target)
     _uninstall_keep(target)
@@ -204,7 +203,7 @@ def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
     for relative in (UNIT_FILE, LAYOUT, UNIT_FILE + FORMER, LAYOUT + FORMER, COMMAND, UNFINISHED):
         target.remove(relative)
     if not target.check:
-        target.prune(target.path(LAYOUT).parent, said=False)
+        target.prune(target.path(LAYOUT).parent, report=False)
     if target.done:
         target.systemctl("daemon-reload")
     if wanted["records"]:
@@ -212,20 +211,22 @@ def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
 
 
 def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accounts: list[str]) -> None:
-    """Raise InstallError, before anything is written, for what cannot be had."""
+    """Raise InstallError for invalid settings, before any change."""
     wrong = [name for name in accounts if not ACCOUNT.fullmatch(name)]
     if wrong:
         raise InstallError(
             "gpu_layout_readers", "%s is no name of an account (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
         )
-    # In a dry run, an earlier task may be the one that would bring sudo and the account.
+    # In a dry run, an earlier task may be about to install sudo or create the account.
     if accounts and not target.check:
         _refuse_readers(target, accounts)
     longest = str(keep["settings"].get("max"))
     if keep["wanted"] and not re.fullmatch(r"[1-9]\d{0,5}[mhdw]", longest):
         raise InstallError("gpu_layout_keep_max", "%r is no length of time" % longest, "Write 7d or 12h.")
     if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
-        raise InstallError("gpu_layout_metrics_dir", "%r is no absolute path without spaces, quotes and %%" % directory)
+        raise InstallError(
+            "gpu_layout_metrics_dir", "%r is not an absolute path without spaces, quotes and %%" % directory
+        )
 
 
 def _refuse_readers(target: Installation, accounts: list[str]) -> None:
@@ -233,13 +234,13 @@ def _refuse_readers(target: Installation, accounts: list[str]) -> None:
         raise InstallError(
             "gpu_layout_readers", "sudo is not installed on this host", "Install it, or set gpu_layout_readers: []."
         )
-    # Below another root there are other accounts.
+    # Another root has other accounts.
     missing = [name for name in accounts if not _exists(name)] if target.is_host else []
     if missing:
         raise InstallError(
             "gpu_layout_readers",
             "this host has no account %s" % ", ".join(missing),
-            "Create it first, or correct the name: an account of that name that is created later would have the rule.",
+            "Create it first or correct the name. An account created later with that name would get the rule.",
         )
 
 
@@ -256,18 +257,18 @@ def _visudo() -> str | None:
 
 
 def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
-    """The rule, and what the command asks of this installation; or neither."""
+    """Install or remove the sudo rule and the command's settings for it."""
     if not readers["accounts"]:
         _uninstall_readers(target)
         return
     target.write(READERS, _json(readers), 0o600)
-    # In this order: an account that may run the command finds the lock that keeps it from running many times at once.
+    # The settings first: they limit concurrent runs of the command.
     rule = RULE.format(ask=ASK, accounts=", ".join(sorted(set(readers["accounts"]))))
     target.write(SUDOERS, rule.encode(), 0o440, _accept)
 
 
 def _accept(new: Path) -> None:
-    """Ask visudo about a new file of sudo: a wrong one would disable sudo for all users."""
+    """Check a new sudoers file with visudo. An invalid one would disable sudo for all users."""
     done = run_to_end([_visudo() or "visudo", "-cf", str(new)])
     if done.returncode:
         raise InstallError("gpu_layout_readers", "visudo refuses the rule:\n%s" % (done.stdout + done.stderr).rstrip())
@@ -279,15 +280,17 @@ def _uninstall_readers(target: Installation) -> None:
 
 
 def _install_metrics(target: Installation, metrics: Mapping[str, Any]) -> bool:
-    """The unit and its timer, or neither. Return whether they are there."""
+    """Install or remove the metrics unit and its timer. Return whether they are installed."""
     directory, before = metrics["directory"], _recorded(target)
     if before["directory"] != directory:
         _uninstall_metrics(target, before)
         before = _NOT_RECORDED
     if not directory:
         return False
-    made = target.make(target.path(directory.lstrip("/")))
-    target.write(METRICS_RECORD, _json({"directory": directory, "made": list(dict.fromkeys([*before["made"], *made]))}))
+    created = target.make(target.path(directory.lstrip("/")))
+    target.write(
+        METRICS_RECORD, _json({"directory": directory, "made": list(dict.fromkeys([*before["made"], *created]))})
+    )
     for relative, text in zip(METRICS_FILES, (metrics["service"], metrics["timer"])):
         target.write(relative, text.encode())
     return True
@@ -301,7 +304,7 @@ def _recorded(target: Installation) -> Mapping[str, Any]:
 
 
 def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
-    """With the file: Prometheus would go on believing what it says."""
+    """Remove the metrics units and their file, which Prometheus would keep reading."""
     if target.path(METRICS_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", METRICS_TIMER, log_of=METRICS)
         target.systemctl("stop", METRICS, log_of=METRICS)
@@ -318,7 +321,7 @@ def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
 
 
 def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
-    """The socket with its service, or neither. Return whether they are there."""
+    """Install or remove the keep socket and its service. Return whether they are installed."""
     if not keep["wanted"]:
         _uninstall_keep(target)
         return False
@@ -329,7 +332,7 @@ def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
 
 
 def _uninstall_keep(target: Installation) -> None:
-    """What is kept stays in the records: it ends by its time."""
+    """Remove the keep units. Recorded keeps remain until they expire."""
     if target.path(KEEP_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", KEEP_SOCKET, log_of=KEEP)
         target.systemctl("stop", KEEP, log_of=KEEP)
@@ -338,7 +341,7 @@ def _uninstall_keep(target: Installation) -> None:
 
 
 def _install_agent(target: Installation, unit: str) -> bool:
-    """The agent of tenants, or none where the text is empty. Return whether it is there."""
+    """Install the tenants' agent, or remove it if the text is empty. Return whether it is installed."""
     if not unit:
         _uninstall_agent(target)
         return False
@@ -347,14 +350,14 @@ def _install_agent(target: Installation, unit: str) -> bool:
 
 
 def _uninstall_agent(target: Installation) -> None:
-    """Programs that run keep what they have mapped."""
+    """Remove the agent. Running programs keep their mappings."""
     if target.path(AGENT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", AGENT, log_of=AGENT)
     target.remove(AGENT_FILE)
 
 
 def _remove_records(target: Installation, folder: Path) -> None:
-    """The host's records, wherever they are; the lock that the run itself has just taken is none."""
+    """Remove the host's records. The run's own lock does not count as a record."""
     if not folder.is_dir():
         return
     if any(path.name != "lock" for path in folder.iterdir()):

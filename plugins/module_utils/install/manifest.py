@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record on a host of what was installed from which sources. By it a run knows that it needs none of them."""
+"""Record installed files and the version of their sources, so that an unchanged host needs no sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .files import Installation
 
 
 class Manifest:
-    """Checksums of files that were installed, and the version of the sources that they were made from."""
+    """Checksums of installed files, and the version of their sources."""
 
     def __init__(self, target: Installation, relative: str, *made_from: str) -> None:
         self._target, self._relative = target, relative
-        #: The same version is the same source for the same kind of machine.
+        #: Equal versions have equal sources for the same kind of machine.
         self.version = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:12]
         self._sums: dict[str, str] = {}
         try:
@@ -30,17 +30,17 @@ class Manifest:
 
     @property
     def files(self) -> list[str]:
-        """The files of these sources, below the root."""
+        """Files installed from these sources, below the root."""
         return list(self._sums)
 
     def holds(self, *files: str) -> bool:
-        """Return whether the files are as they were installed."""
+        """Return whether the files are unchanged since their installation."""
         return all(self._sums.get(path, "") == _sum_of(self._target.path(path)) for path in files)
 
     def record(self, files: Iterable[str]) -> None:
-        """Write what is there now; last, so that what fails or is interrupted before it is done again."""
+        """Record the current files. Call it last, so that an interrupted installation is repeated."""
         sums = {path: _sum_of(self._target.path(path)) for path in files}
-        manifest = {"version": self.version, "sha256": {path: found for path, found in sums.items() if found}}
+        manifest = {"version": self.version, "sha256": {path: checksum for path, checksum in sums.items() if checksum}}
         self._target.write(self._relative, (json.dumps(manifest, indent=2) + "\n").encode())
 
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The sources of an installation: large, so they are sent only to a host that asks for them.
+"""Sources of an installation, sent only to hosts that need them, because they are large.
 
-Each run sends their digest. A module whose host needs more returns `sources_needed`, and its action plugin runs it again with the
-sources (plugin_utils/on_demand.py).
+Each run sends their digest. A module that needs the sources returns `sources_needed`, and its action plugin runs it again with
+them (plugin_utils/on_demand.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .files import Installation, InstallError
 
 
 class SourcesNeededError(Exception):
-    """The host needs the sources, and nothing was changed so far."""
+    """The host needs the sources. Nothing was changed."""
 
 
 class Sources:
-    """Texts by name as the controller has them, known by their digest alone until they are sent."""
+    """The controller's texts by name. Only their digest is known until they are sent."""
 
     def __init__(self, digest: str, packed: str | None = None) -> None:
         self.digest, self._packed = digest, packed
@@ -38,22 +38,22 @@ class Sources:
 
 
 def digest(sources: Mapping[str, str]) -> str:
-    """Return the digest by which two sets of sources are told apart."""
+    """Return the digest of a set of sources."""
     parts = [part for item in sorted(sources.items()) for part in item]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def pack(sources: Mapping[str, str]) -> str:
-    """Return the sources as the module's parameter."""
+    """Return the sources packed for the module's parameter."""
     return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
 def argspec() -> dict[str, Any]:
-    """Return the options that modules with sources share; doc_fragments/install.py describes them."""
+    """Return the common options of modules with sources, documented in doc_fragments/install.py."""
     return {
         "root": {"type": "path", "default": "/"},
         "sources_digest": {"type": "str", "default": ""},
-        # Not a secret: it would fill the host's log.
+        # Not a secret, but it would fill the host's log.
         "sources": {"type": "str", "no_log": True},
     }
 
@@ -63,11 +63,11 @@ def bring_about(
     check_mode: bool,
     body: Callable[[Mapping[str, Any], Installation, Sources], Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """Run `body` with the parameters while no other installation runs. Raises FleetError.
+    """Run `body` with the parameters under the installation lock. Raises FleetError.
 
-    Return the module's return values, with those of `body`.
+    Return the module's result, including that of `body`.
     """
-    # What is installed is read by others.
+    # Other users read the installed files.
     os.umask(0o022)
     target = Installation(Path(params["root"]), check_mode)
     sources = Sources(params["sources_digest"], params["sources"])

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links and whole directories of an installation, which not every installer has."""
+"""Create links and remove directories of an installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .files import Installation
 
 
 def link(target: Installation, relative: str, to: str) -> None:
-    """Make the link. A reader finds the old one or the new one."""
+    """Create or replace the link atomically."""
     path = target.path(relative)
     if not (path.is_symlink() and os.readlink(str(path)) == to) and target.doing("link %s to %s" % (path, to)):
         durable.make_folder(path.parent)
@@ -21,7 +21,7 @@ def link(target: Installation, relative: str, to: str) -> None:
 
 
 def remove_tree(target: Installation, relative: str) -> None:
-    """Remove the directory with all that is in it, or the file or link."""
+    """Remove a directory with its content, a file or a link."""
     path = target.path(relative)
     if path.is_symlink() or not path.is_dir():
         target.remove(relative)

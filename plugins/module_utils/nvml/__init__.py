@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask GPUs and change them by NVML, reset them, and find them on the PCI bus where there is no driver."""
+"""Read, change and reset GPUs through NVML, and find them on the PCI bus without a driver."""

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the driver in a child process, with a time limit for each NVML call.
+"""Run NVML calls in a child process, with a time limit for each call.
 
-A driver that hangs keeps the calling thread in the kernel, where no signal ends it, with everything that its process has open.
-The child has nothing open except its socket and the GPUs, so a run that gives it up still ends and releases the host's lock.
+A hung driver blocks the calling thread in the kernel, where no signal ends it, along with everything its process has open. The
+child has only its socket and the GPUs open, so a run that abandons it still exits and releases the host's lock.
 
-The child writes the name of each call to shared memory before it makes the call. The parent reads that when no answer comes.
+The child writes the name of each call to shared memory first. The parent reads it if no response arrives.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ..proc_files import read
 from .calls import _binding
 from .session import Observer, Session
 
-#: Seconds for a call that reads. One takes milliseconds, and a busy driver answers within seconds.
+# Seconds for reading calls. They take milliseconds, or seconds with a busy driver.
 READ_SECONDS = 30.0
-#: Seconds for calls that initialize GPUs. Each GPU takes up to 3 s (NVIDIA's page "Driver Persistence"), and a host has up to 16.
-#: nvml.h: nvmlDeviceGetHandleByIndex and ...ByUUID "cause NVML to initialize the target GPU".
+# Seconds for calls that initialize GPUs. Each GPU takes up to 3 s (NVIDIA's page "Driver Persistence"), and a host has up to 16.
+# nvml.h: nvmlDeviceGetHandleByIndex and ...ByUUID "cause NVML to initialize the target GPU".
 START_SECONDS = 120.0
-#: Seconds for calls that change a GPU. A change of MIG mode resets it, and gets as long as a reset (`reset.TIMEOUT_SECONDS`).
-#: NVIDIA documents no time for the others.
+# Seconds for calls that change a GPU. A change of MIG mode includes a reset, so the limit is that of a reset
+# (`reset.TIMEOUT_SECONDS`). NVIDIA documents no times for other calls.
 CHANGE_SECONDS = 300.0
 _STARTS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandle")
 _CHANGES = (
@@ -47,34 +47,34 @@ _CHANGES = (
     "nvmlComputeInstanceDestroy",
 )
 _OF_A_GPU = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")
-#: The calls of a GPU's name that are about the host.
+# Calls named like a GPU's that concern the host.
 _OF_THE_HOST = ("nvmlDeviceGetCount",)
-#: Shared memory: when the call began, in seconds of time.monotonic(), and its name with the GPU's label.
+# Shared memory: start of the call in seconds of time.monotonic(), and its name with the GPU's label.
 _NOTE, _TEXT_BYTES = struct.Struct("=d256s"), 256
-#: A message: the number of the request, the length of what follows.
+# Header of a message: number of the request, length of the content.
 _HEADER = struct.Struct("=QQ")
 _CHUNK_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
-#: The child's name in /proc, at most 15 letters.
+# The child's name in /proc, at most 15 characters.
 COMM = "gpu-layout-nvml"
-#: Children of this process that were given up and have not ended, with the error that each of them led to.
+# Abandoned children of this process that have not ended, with the error of each.
 _hanging: dict[int, UnansweredCallError] = {}
 
 
 def seconds_for(call: str) -> float:
-    """Return how many seconds an NVML call may take."""
+    """Return the time limit of an NVML call in seconds."""
     if call.startswith(_CHANGES):
         return CHANGE_SECONDS
     return START_SECONDS if call.startswith(_STARTS) else READ_SECONDS
 
 
 def hung_children(proc: str = "/proc") -> list[int]:
-    """Return the children of earlier runs that were given up and have not ended: the driver has not returned from their calls."""
+    """Return the pids of abandoned children of earlier runs whose NVML calls have not returned."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _hangs("%s/%d" % (proc, pid))]  # noqa: PTH208
 
 
 def _hangs(folder: str) -> bool:
-    # A user may name a program so. Only root's counts.
+    # Users can choose this name, so only root's processes count.
     if read(folder + "/comm").rstrip("\n") != COMM:
         return False
     status = read(folder + "/status")
@@ -82,27 +82,27 @@ def _hangs(folder: str) -> bool:
 
 
 class CallNote:
-    """Shared memory in which a child process names the NVML call that it makes."""
+    """Shared memory with the current NVML call of a child process."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NOTE.size)
 
     def write(self, call: str, where: str) -> None:
-        """Name the call that begins now, with the label of its GPU or host. An empty name means no call."""
+        """Write the call that starts now, with the label of its GPU or host. An empty name means no call."""
         text = "%s\t%s" % (call, where)
-        # The time first: the text of the call before then has the whole limit again.
+        # The time first, so that the previous call's text never has an older time.
         self._memory[:8] = struct.pack("=d", time.monotonic())
         self._memory[8 : _NOTE.size] = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
 
     def read(self) -> tuple[str, str, float]:
-        """Return the call, the label, and when the call began, in seconds of time.monotonic()."""
+        """Return the call, its label and its start in seconds of time.monotonic()."""
         began, text = _NOTE.unpack(self._memory[: _NOTE.size])
         call, _, where = text.rstrip(b"\0").decode(errors="replace").partition("\t")
         return call, where or "this host", began
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that has the child call this method of its Session."""
+    """Return a method that calls this method of the child's Session."""
 
     @functools.wraps(method)
     def ask(self: BoundedSession, *args: Any, **named: Any) -> Any:
@@ -114,8 +114,8 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class BoundedSession:
     """An NVML session in a child process, as a context manager. Not safe for several threads at once.
 
-    It has the methods of `Session`. Each also raises UnansweredCallError where an NVML call does not return or ends the child.
-    All later calls then raise the same error at once.
+    It has the methods of `Session`. Each also raises UnansweredCallError if an NVML call does not return or ends the child.
+    Later calls raise the same error immediately.
     """
 
     give_up = _forwarded(Session.give_up)
@@ -130,28 +130,28 @@ class BoundedSession:
     destroy_compute_instance = _forwarded(Session.destroy_compute_instance)
 
     def __init__(self) -> None:
-        # Here, so that a missing pynvml keeps its own error. The child inherits what is imported.
+        # Report a missing pynvml here. The child inherits the import.
         _binding()
-        #: Read after the GPUs, in this process.
+        #: Called after reading the GPUs, in this process.
         self.observers: Sequence[Observer] = ()
         self.simulated = False
         self._child = 0
         self._number = 0
-        #: Whether a request has no answer yet.
+        #: Whether a response is outstanding.
         self._waits = False
         self._received = bytearray()
-        #: Whether a request has changed, or may have changed, a GPU.
+        #: Whether a request may have changed a GPU.
         self._changes = False
         self._failure: UnansweredCallError | None = None
 
     @property
     def private(self) -> bool:
-        """Whether these are simulated GPUs of this process alone (docs/simulator.md), unknown to services and containers."""
+        """Whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def __enter__(self) -> BoundedSession:
         for child, failure in list(_hanging.items()):
-            # A service that asks again and again leaves one such child, and not one for each question.
+            # A polling service leaves at most one such child.
             if not child_process.has_ended(child):
                 raise failure
             del _hanging[child]
@@ -169,7 +169,7 @@ class BoundedSession:
 
     def __exit__(self, *_exc: Any) -> None:
         if self._failure is None and not self._waits:
-            # The child shuts NVML down. A hang there fails nothing: the answers were read, and the next run reports it.
+            # The child shuts NVML down. A hang here is not an error: all results were read, and the next run reports it.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + seconds_for("nvmlShutdown")
@@ -178,7 +178,7 @@ class BoundedSession:
         self._end()
 
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
-        """Do what `Session.observe` does. The observers run in this process."""
+        """Call `Session.observe` in the child, and the observers in this process."""
         host = self._ask("observe", telemetry, only)
         gpus = host.gpus
         for observer in self.observers:
@@ -187,7 +187,7 @@ class BoundedSession:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Close all GPUs meanwhile, as `Session.suspended` does."""
+        """Close all GPUs during the body, as `Session.suspended` does."""
         self._ask("suspend")
         try:
             yield
@@ -197,7 +197,7 @@ class BoundedSession:
     # ------------------------------------------------------------------ the child
 
     def _ask(self, method: str, *args: Any, **named: Any) -> Any:
-        """Have the child call a method. Return its result, or raise its error."""
+        """Call a method in the child. Return its result or raise its error."""
         if self._failure is not None:
             raise self._failure
         self._changes = self._changes or method.startswith(("set_", "create_", "destroy_"))
@@ -208,7 +208,7 @@ class BoundedSession:
             self._connection.sendall(_HEADER.pack(self._number, len(content)) + content)
             number, answer = self._message()
             while number != self._number:
-                # A request that was interrupted, as by Ctrl-C, left its answer.
+                # Skip the response to an interrupted request, as after Ctrl-C.
                 number, answer = self._message()
         except UnansweredCallError as error:
             self._failure = error
@@ -224,11 +224,11 @@ class BoundedSession:
         return value
 
     def _message(self) -> tuple[int, bytes]:
-        """Return the next answer with the number of its request.
+        """Return the number of the request and the content of the next response.
 
-        Raises UnansweredCallError where the current call takes too long, or the child has ended.
+        Raises UnansweredCallError if the current call takes too long or the child has ended.
         """
-        asked, received = time.monotonic(), self._received
+        start, received = time.monotonic(), self._received
         while True:
             if len(received) >= _HEADER.size:
                 number, length = _HEADER.unpack_from(received)
@@ -239,18 +239,18 @@ class BoundedSession:
                     return number, content
             call, where, began = self._note.read()
             seconds = seconds_for(call)
-            if self._ready(max(asked, began) + seconds):
+            if self._ready(max(start, began) + seconds):
                 chunk = self._connection.recv(_CHUNK_BYTES)
                 if not chunk:
                     raise self._ended()
                 received += chunk
             elif self._note.read() == (call, where, began):
-                # The child has begun no other call meanwhile.
+                # The child has not started another call meanwhile.
                 name = call or "the process that calls NVML"
                 raise self._unanswered(where, "%s did not return within %d s" % (name, seconds), call)
 
     def _ready(self, deadline: float) -> bool:
-        """Wait until there is something to read, or until the deadline (seconds of time.monotonic()) has passed."""
+        """Wait for data until the deadline (seconds of time.monotonic()). Return whether data is available."""
         return child_process.readable(self._connection, deadline)
 
     def _ended(self) -> UnansweredCallError:
@@ -262,7 +262,7 @@ class BoundedSession:
         return UnansweredCallError(where, problem, call=call or None, changes=self._changes)
 
     def _end(self) -> None:
-        """End the child, or leave it behind where it hangs in the kernel."""
+        """End the child, or abandon it if it hangs in the kernel."""
         if self._child:
             child, self._child = self._child, 0
             self._connection.close()
@@ -271,7 +271,7 @@ class BoundedSession:
 
 
 class _ChildSession(Session):
-    """The session of the child, which notes each call before it is made."""
+    """The child's session, which writes the note of each call first."""
 
     def __init__(self, note: CallNote) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class _ChildSession(Session):
         self._suspension: Any = None
 
     def _noted(self, call: str, gpu: str | None = None) -> None:
-        """Note the next call. Calls without a GPU of their own are about the last one named."""
+        """Write the note of the next call. Calls without a GPU concern the last one."""
         gpu = gpu or self._gpu
         if gpu is not None:
             self._gpu_label = self._label(gpu)
@@ -295,10 +295,10 @@ class _ChildSession(Session):
         self._noted(call, options.get("gpu"))
         return super()._optional(call, *args, **options)
 
-    # ------------------------------------------------------------------ requests of the parent beside those of Session
+    # ------------------------------------------------------------------ further requests of the parent
 
     def start(self) -> bool:
-        """Start NVML; return whether it is the simulated one."""
+        """Start NVML. Return whether it is simulated."""
         self._noted("nvmlInit")
         self.__enter__()
         return self.simulated
@@ -316,11 +316,11 @@ class _ChildSession(Session):
 
 def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
     """Answer requests in the child until the parent closes its end."""
-    # A child that is stopped, or that works on a request, does not outlive a parent that was killed.
+    # End with the parent, also when stopped or working on a request.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    # A collection would touch, and so copy, every page that the child shares with its parent.
+    # Garbage collection would copy every page that the child shares with its parent.
     gc.disable()
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
@@ -343,7 +343,7 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
 
 
 def _answer(session: _ChildSession, method: str, args: Any, named: Any) -> bytes:
-    """Return the result or the error of a method, as (error, result)."""
+    """Return (error, result) of a method."""
     try:
         return pickle.dumps((None, getattr(session, method)(*args, **named)), 4)
     except Exception as error:

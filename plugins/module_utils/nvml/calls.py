@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Calling NVML: the only file that imports pynvml (the package nvidia-ml-py).
+"""Call NVML. Only this file imports pynvml (the package nvidia-ml-py).
 
-Every failure becomes an NvmlError that names the call, NVML's code and the GPU.
+Every failure becomes an NvmlError with the call, NVML's code and the GPU.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, Iterator, Sequence, TypeVar
 from ..errors import DriverAbsentError, NvmlError
 from ..model import LostGpu
 
-#: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
+# Directory in which the role gpu_layout installs pynvml.py, for any interpreter.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
-#: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
+# Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 
-#: Return codes that are answers rather than faults (nvml.h, nvmlReturn_t).
+# Return codes of NVML (nvml.h, nvmlReturn_t).
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
 UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 1, 2, 9, 12
 INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 8, 11, 15, 18, 999
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
-# Codes that are about the driver or its library, also where a call for one GPU returns them.
+# Codes that concern the driver or its library, also from a call for one GPU.
 _OF_HOST = (UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
-# Codes that are about a GPU as a whole, whichever call returns them.
+# Codes that concern a GPU as a whole, from any call.
 _OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
 
 _CURES = {
@@ -45,16 +45,16 @@ _CURES = {
     VERSION_MISMATCH: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
 }
 
-#: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
+# More than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
 _LIST_LENGTH = 32
 
 
-#: What the kernel shows while the driver is loaded.
+# Exists while the driver is loaded.
 _LOADED = "/proc/driver/nvidia/version"
 
 
 def driver_loaded() -> bool:
-    """Whether the host has a driver that NVML could ask, known without pynvml."""
+    """Return whether the host has a driver for NVML, without using pynvml."""
     if Path(_LOADED).exists():
         return True
     try:
@@ -65,7 +65,7 @@ def driver_loaded() -> bool:
 
 
 def respawn_with_pynvml() -> None:
-    """Run the module again under an interpreter that has pynvml, if there is one; does not come back then."""
+    """Run the module again under an interpreter with pynvml and do not return, if there is one."""
     # The command gpu-layout runs without Ansible.
     from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
@@ -76,7 +76,7 @@ def respawn_with_pynvml() -> None:
 
 
 def lend(source: str) -> None:
-    """Use this text of pynvml.py in this process, where the host has no pynvml. Nothing of it is written to the host."""
+    """Use this text of pynvml.py in this process if the host has no pynvml. Writes nothing to the host."""
     try:
         _binding()
     except DriverAbsentError:
@@ -86,11 +86,11 @@ def lend(source: str) -> None:
 
 
 def installed_binding() -> str:
-    """Return the SHA-256 of the pynvml.py that the role gpu_layout put into BINDING_DIRECTORY, in hexadecimal digits.
+    """Return the SHA-256 of pynvml.py in BINDING_DIRECTORY, in hexadecimal digits.
 
-    Empty where it is not as the role leaves it, a regular file of root with mode 0644, or where others than root may replace it.
+    Empty if it is not a regular file of root with mode 0644, or if users other than root may replace it.
     """
-    # Most modules do without.
+    # Imported here, because most modules do not need it.
     import hashlib
 
     file = Path(BINDING_DIRECTORY) / "pynvml.py"
@@ -98,7 +98,7 @@ def installed_binding() -> str:
         status, folder = file.lstat(), file.parent.lstat()
         if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, stat.S_IFREG | 0o644):
             return ""
-        # Made below a directory of Debian's group staff, it has that group and the set-group-id bit, which do no harm.
+        # Below a directory of Debian's group staff, the folder has that group and the set-group-id bit, which is safe.
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != 0 or folder.st_mode & 0o022:
             return ""
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -107,8 +107,8 @@ def installed_binding() -> str:
 
 
 def _binding() -> Any:
-    """pynvml, from BINDING_DIRECTORY or the interpreter's own path. Raises DriverAbsentError with call=import."""
-    # What the role installed goes before what the interpreter happens to have, which may be years old.
+    """Return pynvml from BINDING_DIRECTORY or the interpreter's path. Raises DriverAbsentError with call=import."""
+    # The role's version precedes the interpreter's, which may be years old.
     sys.path.insert(0, BINDING_DIRECTORY)
     try:
         import pynvml
@@ -124,26 +124,26 @@ def _binding() -> Any:
     return pynvml
 
 
-#: The class that was started: `with Session() as session` gives a Session.
+# Subclass of Calls, for the type of `with Session() as session`.
 Started = TypeVar("Started", bound="Calls")
 
 
 class Calls:
-    """NVML from its start to its end, as a context manager, and the ways to call it."""
+    """A started NVML library as a context manager, with methods for calls."""
 
     def __init__(self) -> None:
         self._nvml = _binding()
         self._handles: dict[str, Any] = {}
-        #: NVML's index of each UUID that was seen, for messages.
+        #: NVML's index of each known UUID, for messages.
         self._indices: dict[str, int] = {}
-        #: The GPU that calls are about which do not name one: its UUID, or its index where that is all there is.
+        #: The GPU for calls that do not name one: its UUID, or its index if the UUID is unknown.
         self._gpu: str | None = None
 
     def __enter__(self: Started) -> Started:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            # The library alone, as in a container, may not know that there is no driver.
+            # Without a driver, as in a container, the library may return UNKNOWN.
             alone = error.value == UNKNOWN and not Path(_LOADED).exists()
             absent = alone or error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
             failure = (DriverAbsentError if absent else NvmlError)(
@@ -162,7 +162,7 @@ class Calls:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Let go of all GPUs meanwhile: a reset is refused while any client, this one too, has the GPU open."""
+        """Close all GPUs during the body, because a reset is refused while any client has the GPU open."""
         self._nvml.nvmlShutdown()
         self._handles.clear()
         try:
@@ -171,15 +171,15 @@ class Calls:
             self._call("nvmlInit")
 
     def _list(self, item: Any, call: str, owner: Any, profile_id: int, optional: bool = False) -> list[Any]:
-        """Call a list function that fills a buffer of `item` for a profile of a device or of a GPU instance."""
+        """Call a list function with a buffer of `item` for a profile of a device or GPU instance."""
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
-        ask = self._optional if optional else self._call
-        if ask(call, owner, profile_id, buffer, ctypes.byref(count)) is None:
+        method = self._optional if optional else self._call
+        if method(call, owner, profile_id, buffer, ctypes.byref(count)) is None:
             return []
         return [buffer[i] for i in range(count.value)]
 
     def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
-        """The call's result, or None where NVML answers that this GPU, driver or caller does not have it."""
+        """Return the call's result, or None if this GPU, driver or caller does not support it."""
         function = getattr(self._nvml, call, None)
         if function is None:
             # An nvidia-ml-py older than the call.
@@ -191,22 +191,22 @@ class Calls:
                 return None
             raise self._error(call, error, None) from error
         except UnicodeDecodeError as error:
-            # nvidia-ml-py takes any text for UTF-8, and users choose what their programs are called.
+            # nvidia-ml-py decodes all texts as UTF-8, but users choose the names of their programs.
             return _decoded(error)
 
     @contextlib.contextmanager
-    def _about(self, gpu: str) -> Iterator[None]:
-        """Let calls meanwhile be about this GPU, also those on its instances: their errors name it."""
+    def _error_context(self, gpu: str) -> Iterator[None]:
+        """Name this GPU in errors of calls in the body, also of calls on its instances."""
         before, self._gpu = self._gpu, gpu
         try:
             yield
         finally:
             self._gpu = before
 
-    def _told(self, call: str, *args: Any) -> Any:
-        """Return the call's result, or None if it fails: for optional figures.
+    def _best_effort(self, call: str, *args: Any) -> Any:
+        """Return the call's result, or None if it fails, for optional values.
 
-        Raises NvmlError where the code says that the GPU as a whole is at fault.
+        Raises NvmlError if the code concerns the GPU as a whole.
         """
         try:
             return self._optional(call, *args)
@@ -233,7 +233,7 @@ class Calls:
             return _decoded(error)
 
     def _label(self, gpu: str | None) -> str:
-        """How messages name the GPU: people know its index, and only the UUID stays the same."""
+        """Return the GPU's index and UUID for messages."""
         if gpu in self._indices:
             return "gpu %d (%s)" % (self._indices[gpu], gpu)
         return "gpu %s" % gpu if gpu else "this host"
@@ -253,9 +253,9 @@ class Calls:
 
 
 def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError:
-    """Return the error that names these GPUs, with what to do. `done` is what became of the others."""
+    """Return the error for these lost GPUs, with the fix. `done` describes the result for other GPUs."""
     first = gpus[0]
-    # The code of a GPU about which nothing else is known.
+    # A GPU without any other information counts as off the bus.
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
     if code in (None, GPU_IS_LOST):
@@ -282,5 +282,5 @@ def _decoded(error: UnicodeDecodeError) -> str:
 
 
 def _code_name(error: Any) -> str:
-    """NVML's name of the code without NVML_ERROR_, as nvidia-ml-py spells it in its exceptions."""
+    """Return NVML's name of the code without NVML_ERROR_, in the spelling of nvidia-ml-py's exceptions."""
     return type(error).__name__.replace("NVMLError_", "")

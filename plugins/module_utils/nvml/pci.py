@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The NVIDIA GPUs that sit in a host, read from sysfs: known before there is any driver."""
+"""Find NVIDIA GPUs in sysfs, without a driver."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Sequence
 from ..model import Gpu, LostGpu
 
 DEVICES = "/sys/bus/pci/devices"
-#: The NVIDIA driver's own file of a GPU, with its UUID.
+# The driver's file of a GPU, with its UUID.
 _INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
 _NVIDIA = "0x10de"
-#: PCI base class 03 is a display controller; data-centre GPUs are 0302 (3D controller).
+# PCI base class 03 is a display controller. Data center GPUs are 0302 (3D controller).
 _DISPLAY = "0x03"
 
 
 def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
-    """`address` and `device_id` (four hex digits) of each NVIDIA GPU, in order of address; none without sysfs."""
-    found = []
+    """Return `address` and `device_id` (four hex digits) of each NVIDIA GPU by address, or [] without sysfs."""
+    gpus = []
     folder = Path(devices)
     for device in sorted(folder.iterdir()) if folder.is_dir() else ():
         attributes = {name: _read(device / name) for name in ("vendor", "class", "device")}
         if attributes["vendor"] == _NVIDIA and attributes["class"].startswith(_DISPLAY):
-            found.append({"address": device.name, "device_id": attributes["device"][2:]})
-    return found
+            gpus.append({"address": device.name, "device_id": attributes["device"][2:]})
+    return gpus
 
 
 def expected_gpus(devices: str = DEVICES) -> list[str]:
-    """Return the addresses of the NVIDIA GPUs that the driver should count, in order.
+    """Return the addresses of the NVIDIA GPUs that the driver should list, in order.
 
-    These are bound to the driver nvidia or to none. A GPU of another driver (vfio-pci, nouveau) is not the driver's, and
-    neither is a virtual function, or the display adapter of the boot without a driver: it may be too old for this one.
+    They are bound to the driver nvidia or to none. GPUs of other drivers (vfio-pci, nouveau) and virtual functions do not
+    count. Neither does a boot display adapter without a driver, which may be too old for this one.
     """
     expected = []
     for gpu in nvidia_gpus(devices):
@@ -48,9 +48,9 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
 
 
 def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> tuple[LostGpu, ...]:
-    """Return the lost GPUs with those that the driver does not count, and the address of one that does not tell it.
+    """Return the lost GPUs, with GPUs that the driver does not list and the address of one without an address.
 
-    The bus of a machine says nothing of simulated GPUs, unless something covers it (gpusim kernel-files).
+    Simulated GPUs are not on the machine's bus, unless gpusim kernel-files covers it.
     """
     if simulated and not os.path.ismount(DEVICES):
         return tuple(lost)
@@ -59,7 +59,7 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
     unplaced = [gpu for gpu in lost if gpu.pci_address is None]
     elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
     if len(missing) == len(unplaced) == 1 and not elsewhere:
-        # The only GPU without an address is the one at the only address without a GPU.
+        # The only GPU without an address must be at the only address without a GPU.
         placed = dataclasses.replace(unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or _uuid(missing[0]))
         return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
     if len(missing) <= len(unplaced) + len(elsewhere):
@@ -69,13 +69,13 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
 
 
 def _uuid(address: str) -> str | None:
-    """Return the UUID that the driver's file has for the GPU at this address; None where it has none."""
+    """Return the UUID in the driver's file of the GPU at this address, or None."""
     try:
         lines = Path(_INFORMATION % address).read_text().splitlines()
     except OSError:
         return None
     uuids = [line.partition(":")[2].strip() for line in lines if line.startswith("GPU UUID")]
-    # The driver writes question marks until it has initialised the GPU.
+    # The driver writes question marks until it has initialized the GPU.
     return uuids[0] if uuids and uuids[0].startswith("GPU-") and "?" not in uuids[0] else None
 
 

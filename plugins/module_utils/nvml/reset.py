@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reset a GPU: the one step of a MIG mode change for which NVML has no call.
+"""Reset a GPU, the only step of a MIG mode change without an NVML call.
 
-On hardware nvidia-smi does it. On a simulated NVML nvidia-smi's reset refuses, so there the simulator's own tool does.
+nvidia-smi resets hardware. It refuses simulated GPUs, which gpusim resets.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Callable
 from ..command import TimeoutExpired, run_tool
 from ..errors import ResetRefusedError
 
-#: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
+# Resets of an 8-GPU baseboard take tens of seconds. Longer ones hang.
 TIMEOUT_SECONDS = 300
 
-#: Resets the GPU of a UUID; the second argument is whether it is simulated.
+# Resets the GPU with a UUID. The second argument is whether it is simulated.
 Reset = Callable[[str, bool], None]
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:
-    """Reset the GPU with this UUID. Raises ResetRefusedError with the tool's own words, as it does while in use."""
+    """Reset the GPU with this UUID. Raises ResetRefusedError with the tool's message, as for a GPU in use."""
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
     try:
@@ -38,5 +38,5 @@ def reset_gpu(gpu: str, simulated: bool) -> None:
             where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
         ) from None
     if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).split()).rstrip(".")
-        raise ResetRefusedError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)
+        output = " ".join((done.stdout + done.stderr).split()).rstrip(".")
+        raise ResetRefusedError(where, "%s refused: %s" % (" ".join(command), output), cure, gpu=gpu)

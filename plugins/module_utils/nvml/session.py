@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One NVML session: reads `model` values, performs single actions. One Session per process run."""
+"""Read `model` values and perform single actions with NVML. Use one Session per process."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
 from .pci import with_bus
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
-#: NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
+# NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
 _VGPU_GUEST = 2
-#: The device by which programs in the Windows Subsystem for Linux reach GPUs.
+# The device for GPUs in the Windows Subsystem for Linux.
 WSL_DEVICE = "/dev/dxg"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
-#: Longs of a bitmap of NUMA nodes: Linux has 1024 at most (CONFIG_NODES_SHIFT).
+# Longs of a bitmap of NUMA nodes. Linux has at most 1024 (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
-#: Kind of the process that stands for those that NVML does not list.
+# Kind of the placeholder for processes that NVML does not list.
 UNKNOWN = "unknown"
-#: NVML's way to say "no such instance" in process lists, and "no value" in sizes.
+# NVML's values for "no such instance" in process lists, and "no value" in sizes.
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 class Observer(Protocol):
-    """Read of GPUs what NVML does not have."""
+    """Reads GPU data that NVML does not provide."""
 
     def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-        """Return the GPUs with what was read."""
+        """Return the GPUs with the additional data."""
 
 
 class Session(Calls):
@@ -55,39 +55,38 @@ class Session(Calls):
 
     def __init__(self) -> None:
         super().__init__()
-        #: What is read besides, each time that GPUs are observed.
+        #: Called each time that GPUs are observed.
         self.observers: Sequence[Observer] = ()
-        #: Whether NO_PERMISSION for a GPU is about that GPU (a container without its device node). To other users than root
-        #: it is about them, for all GPUs.
+        #: Whether NO_PERMISSION concerns one GPU (a container without its device node). For users other than root it concerns
+        #: the user and all GPUs.
         self.denied_is_lost = os.geteuid() == 0
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
-        #: The GPUs as they were read last, by UUID.
+        #: The last read GPUs, by UUID.
         self._read: dict[str, Gpu] = {}
-        #: GPUs that count as lost from now on, though they can be read: by UUID the failure of another call.
+        #: Readable GPUs that count as lost, with the failure of another call, by UUID.
         self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
 
     @property
     def simulated(self) -> bool:
-        """Whether the library is the collection's simulated one, which exports a symbol of its own."""
+        """Whether the library is the collection's simulated one, which exports an additional symbol."""
         return hasattr(self._nvml.nvmlLib, "gpusimVersion")
 
     @property
     def private(self) -> bool:
-        """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
+        """Whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
-        """Read everything that planning needs; with `telemetry` also what the GPUs are doing just now.
+        """Read everything that planning needs, and with `telemetry` also current utilization.
 
-        A GPU of which a call fails is among `lost` with the failure, as is one on the PCI bus that the driver does not count.
-        Raises NvmlError for failures that are about the host. With `only` (a UUID) this GPU is read; the others are as the
-        session read them last.
+        A GPU with a failing call is in `lost` with the failure, as is one on the PCI bus that the driver does not list. With
+        `only` (a UUID), only this GPU is read, and the others are those last read. Raises NvmlError for failures of the host.
         """
-        cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
-        seen = [self._answering(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
-        gpus = tuple(gpu for gpu in seen if isinstance(gpu, Gpu))
+        cuda = self._best_effort("nvmlSystemGetCudaDriverVersion_v2")
+        readings = [self._read_gpu(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
+        gpus = tuple(gpu for gpu in readings if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
         return Host(
@@ -96,40 +95,40 @@ class Session(Calls):
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
             gpus=gpus,
-            lost=with_bus(gpus, [gpu for gpu in seen if isinstance(gpu, LostGpu)], self.simulated),
+            lost=with_bus(gpus, [gpu for gpu in readings if isinstance(gpu, LostGpu)], self.simulated),
         )
 
     def give_up(self, gpu: str, error: NvmlError) -> None:
-        """Count the GPU as lost for the rest of the session: it can be read, and does not do what it is told."""
+        """Count the GPU as lost for the rest of the session, because it is readable but fails to change."""
         self._given_up[gpu] = error
 
     def utilizations(self) -> dict[str, tuple[int, int | None]]:
-        """By UUID each GPU's index and the share of the last second in which a kernel ran, in percent; None in MIG mode.
+        """Return each GPU's index and utilization over the last second in percent (None in MIG mode), by UUID.
 
-        A GPU that does not answer is left out.
+        GPUs that fail are omitted.
         """
-        found = {}
+        utilizations = {}
         for index in range(self._call("nvmlDeviceGetCount")):
             with contextlib.suppress(NvmlError):
                 handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
                 rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
                 uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
-                found[uuid] = (index, None if rates is None else int(rates.gpu))
-        return found
+                utilizations[uuid] = (index, None if rates is None else int(rates.gpu))
+        return utilizations
 
     def memory_by_process(self, gpu: str) -> dict[int, int]:
-        """Return what NVML names on a GPU, in bytes by pid. An entry for each MIG instance, so it is a sum. Raises NvmlError."""
+        """Return the memory of a GPU's processes in bytes by pid, summed over MIG instances. Raises NvmlError."""
         handle = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
-        found: dict[int, int] = {}
+        memory: dict[int, int] = {}
         for entry in self._call("nvmlDeviceGetComputeRunningProcesses", handle, gpu=gpu):
             if entry.usedGpuMemory not in (None, _NO_SIZE):
-                found[entry.pid] = found.get(entry.pid, 0) + entry.usedGpuMemory
-        return found
+                memory[entry.pid] = memory.get(entry.pid, 0) + entry.usedGpuMemory
+        return memory
 
-    def _answering(self, index: int, telemetry: bool, only: str | None) -> Gpu | LostGpu:
+    def _read_gpu(self, index: int, telemetry: bool, only: str | None) -> Gpu | LostGpu:
         handle = None
         try:
-            with self._about(str(index)):
+            with self._error_context(str(index)):
                 handle = self._call("nvmlDeviceGetHandleByIndex", index)
                 uuid = self._call("nvmlDeviceGetUUID", handle)
             self._handles[uuid] = handle
@@ -138,7 +137,7 @@ class Session(Calls):
             if uuid in self._given_up:
                 return self._lost(index, handle, self._given_up[uuid])
             if only in (None, uuid) or read is None or read.index != index:
-                with self._about(uuid):
+                with self._error_context(uuid):
                     self._read[uuid] = self._whole_gpu(index, handle, uuid, telemetry)
             return self._read[uuid]
         except NvmlError as error:
@@ -147,7 +146,7 @@ class Session(Calls):
             return self._lost(index, handle, error)
 
     def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
-        """Return the GPU with what it still answers about itself, or answered earlier in this session."""
+        """Return the lost GPU with the identity that it still reports, or reported earlier in this session."""
         identity: dict[str, Any] = {}
         if handle is not None:
             for name, call in (
@@ -176,10 +175,10 @@ class Session(Calls):
     def _whole_gpu(self, index: int, handle: Any, uuid: str, telemetry: bool) -> Gpu:
         pci = self._optional("nvmlDeviceGetPciInfo", handle)
         memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
-        architecture = self._told("nvmlDeviceGetArchitecture", handle)
-        capability = self._told("nvmlDeviceGetCudaComputeCapability", handle)
+        architecture = self._best_effort("nvmlDeviceGetArchitecture", handle)
+        capability = self._best_effort("nvmlDeviceGetCudaComputeCapability", handle)
         compute_mode = self._optional("nvmlDeviceGetComputeMode", handle)
-        persistence = self._told("nvmlDeviceGetPersistenceMode", handle)
+        persistence = self._best_effort("nvmlDeviceGetPersistenceMode", handle)
         name = self._call("nvmlDeviceGetName", handle)
         processes = self._processes(handle)
         mig = self._mig(handle, (name, 0 if pci is None else pci.pciDeviceId), processes)
@@ -191,7 +190,7 @@ class Session(Calls):
             pci_address=address,
             memory_total_bytes=None if memory is None else memory.total,
             mig=mig,
-            serial=self._told("nvmlDeviceGetSerial", handle),
+            serial=self._best_effort("nvmlDeviceGetSerial", handle),
             architecture=None
             if architecture is None
             else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
@@ -206,23 +205,23 @@ class Session(Calls):
         )
 
     def _compute_mode_fixed(self, handle: Any, mode: int | None) -> str | None:
-        """Return why the compute mode cannot be set, as far as that shows without setting it."""
+        """Return why the compute mode cannot be set, as far as is known without trying."""
         if mode is None:
             return "the driver reports no compute mode for it"
-        if self._told("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
+        if self._best_effort("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
             return "it is a virtual GPU of a guest, which has the default mode alone"
         if not self.simulated and os.path.exists(WSL_DEVICE):  # noqa: PTH110
             return "in the Windows Subsystem for Linux it belongs to Windows"
         return None
 
     def _numa_node(self, handle: Any, address: str | None) -> int | None:
-        # The kernel knows where the card is plugged in; where /sys is hidden, NVML has the node whose memory is nearest.
-        # nvmlDeviceGetNumaNodeId is about GPUs that are NUMA nodes themselves (beside a Grace CPU).
+        # The kernel knows the slot's node. Without /sys, use the node whose memory is nearest according to NVML.
+        # nvmlDeviceGetNumaNodeId is for GPUs that are NUMA nodes themselves (with a Grace CPU).
         try:
             node = int(Path("/sys/bus/pci/devices", address or "none", "numa_node").read_text())
             return node if node >= 0 else None
         except (OSError, ValueError):
-            words = self._told(
+            words = self._best_effort(
                 "nvmlDeviceGetMemoryAffinity", handle, NUMA_NODE_WORDS, self._nvml.NVML_AFFINITY_SCOPE_NODE
             )
         bits = (
@@ -235,19 +234,19 @@ class Session(Calls):
     def _nvlinks(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
-            state = self._told("nvmlDeviceGetNvLinkState", handle, link)
+            state = self._best_effort("nvmlDeviceGetNvLinkState", handle, link)
             if state is None:
                 break
             if state:
-                remote = self._told("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+                remote = self._best_effort("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
                 links.append(NvLink(link, None if remote is None else _pci_address(remote)))
         return tuple(links)
 
     def _telemetry(self, handle: Any) -> Telemetry:
-        memory = self._told("nvmlDeviceGetMemoryInfo", handle)
-        rates = self._told("nvmlDeviceGetUtilizationRates", handle)
-        power = self._told("nvmlDeviceGetPowerUsage", handle)
-        limit = self._told("nvmlDeviceGetEnforcedPowerLimit", handle)
+        memory = self._best_effort("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._best_effort("nvmlDeviceGetUtilizationRates", handle)
+        power = self._best_effort("nvmlDeviceGetPowerUsage", handle)
+        limit = self._best_effort("nvmlDeviceGetEnforcedPowerLimit", handle)
         return Telemetry(
             memory_used_bytes=None if memory is None else memory.used,
             memory_free_bytes=None if memory is None else memory.free,
@@ -255,19 +254,19 @@ class Session(Calls):
             memory_utilization_percent=None if rates is None else rates.memory,
             power_watts=None if power is None else power / 1000.0,
             power_limit_watts=None if limit is None else limit / 1000.0,
-            temperature_celsius=self._told("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+            temperature_celsius=self._best_effort("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
         )
 
     def _processes(self, handle: Any) -> tuple[Process, ...]:
-        """Processes of a GPU; with MIG on, of all its instances (nvml.h: aggregate for callers with the right to it)."""
+        """Return the processes of a GPU, with MIG of all its instances (nvml.h: aggregated for permitted callers)."""
         compute = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
         graphics = self._optional("nvmlDeviceGetGraphicsRunningProcesses", handle)
         mps = self._optional("nvmlDeviceGetMPSComputeRunningProcesses", handle)
         found = []
         if compute is None:
-            # Who cannot be named may still be there: what is not known counts as held.
+            # Unlisted processes may exist, so the GPU counts as in use.
             found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
-        # Clients of MPS are in both lists (H200, driver 580).
+        # MPS clients are in both lists (H200, driver 580).
         clients = {_identity(entry) for entry in mps or ()}
         plain = [entry for entry in compute or () if _identity(entry) not in clients]
         for kind, listed in (("compute", plain), ("graphics", graphics), ("mps", mps)):
@@ -279,7 +278,7 @@ class Session(Calls):
         return Process(
             pid=entry.pid,
             kind=kind,
-            name=_line(self._told("nvmlSystemGetProcessName", entry.pid)),
+            name=_line(self._best_effort("nvmlSystemGetProcessName", entry.pid)),
             gpu_memory_bytes=None if entry.usedGpuMemory in (None, _NO_SIZE) else entry.usedGpuMemory,
             gpu_instance_id=None if gpu_instance == _NO_ID else gpu_instance,
             compute_instance_id=None if compute_instance == _NO_ID else compute_instance,
@@ -292,7 +291,7 @@ class Session(Calls):
         if modes is None:
             return Mig()
         enabled, pending = bool(modes[0]), bool(modes[1])
-        # GPUs of one model and one host have the same profiles; on an 8-GPU host this saves most of the calls.
+        # GPUs of one model have the same profiles on a host. With 8 GPUs, this saves most of the calls.
         profiles = self._profiles.get(model) or self._gpu_instance_profiles(handle)
         self._profiles[model] = profiles
         instances = self._gpu_instances(handle, profiles, processes) if enabled else ()
@@ -342,7 +341,7 @@ class Session(Calls):
         return tuple(sorted(instances, key=lambda i: i.placement))
 
     def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
-        """(GPU instance id, compute instance id) -> UUID of the MIG device. Slots may be empty anywhere."""
+        """Return UUIDs of MIG devices by (GPU instance id, compute instance id). Any slot may be empty."""
         uuids = {}
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             device = self._optional("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -401,11 +400,11 @@ class Session(Calls):
     # ------------------------------------------------------------------ single actions
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> int:
-        """Ask for a MIG mode. Returns the activation status: SUCCESS, or IN_USE or RESET_REQUIRED (then it is pending)."""
+        """Request a MIG mode. Return the activation status: SUCCESS, or IN_USE or RESET_REQUIRED if it is pending."""
         return self._call("nvmlDeviceSetMigMode", self._handle(gpu), int(enabled), gpu=gpu)
 
     def mig_mode(self, gpu: str) -> tuple[bool, bool]:
-        """(current, pending)."""
+        """Return the (current, pending) MIG mode."""
         current, pending = self._call("nvmlDeviceGetMigMode", self._handle(gpu), gpu=gpu)
         return bool(current), bool(pending)
 
@@ -425,9 +424,9 @@ class Session(Calls):
     def create_compute_instance(
         self, gpu: str, profile_id: int, gpu_instance_start: int, compute_slices: int, start: int | None
     ) -> None:
-        """Create a compute instance in the GPU instance of that profile that starts there; `start` pins it within."""
+        """Create a compute instance in the GPU instance of this profile and start. `start` sets its placement there."""
         instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
-        with self._about(gpu):
+        with self._error_context(gpu):
             profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
         if profile is None:
             raise NvmlError(
@@ -451,7 +450,7 @@ class Session(Calls):
 
     def _handle(self, gpu: str) -> Any:
         if gpu not in self._handles:
-            # Asked by UUID again: an index may mean another GPU after a reset.
+            # By UUID, because an index may refer to another GPU after a reset.
             self._handles[gpu] = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
         return self._handles[gpu]
 
@@ -459,7 +458,7 @@ class Session(Calls):
         return self._call("nvmlDeviceGetGpuInstanceById", self._handle(gpu), gpu_instance_id, gpu=gpu)
 
     def _gpu_instance_at(self, gpu: str, profile_id: int, start: int) -> Any:
-        with self._about(gpu):
+        with self._error_context(gpu):
             for found in self._list(
                 self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
             ):
@@ -471,21 +470,21 @@ class Session(Calls):
 
 
 def _identity(entry: Any) -> tuple[int, int, int]:
-    """Return the pid of a listed process and its two instance ids, as NVML has them."""
+    """Return the pid of a listed process and NVML's ids of its instances."""
     gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
     return entry.pid, gpu_instance, compute_instance
 
 
 def _line(text: str | None) -> str | None:
-    """A text that a user chose, as terminals and files may have it. NVML cuts it."""
+    """Return a user's text in printable form. NVML truncates it."""
     return None if text is None else printable(text)
 
 
 def _text(value: bytes | str) -> str:
-    """Older releases of nvidia-ml-py leave the texts inside structures as bytes."""
+    """Return a text. Older releases of nvidia-ml-py have bytes in structures."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _pci_address(pci: Any) -> str:
-    """domain:bus:device.function as sysfs writes it; NVML pads the domain to eight digits."""
+    """Return domain:bus:device.function in the form of sysfs. NVML pads the domain to eight digits."""
     return "%04x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare what a cluster has of a node with the node's mapping, for NVIDIA's device plugin. Pure.
+"""Compare a cluster's node with the node's mapping, for NVIDIA's device plugin. Pure.
 
-What the cluster's objects say is data: values of another form than the API's count as absent.
+Objects of the cluster are untrusted: values that do not have the API's form count as absent.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from ..host_values import text
 from .device_plugin import CONFIG_LABEL
 from .model import WITHOUT_MIG_MANAGER
 
-#: Annotation of a node: the values that labels had before the first run changed them, as JSON; null where there was none. It is
-#: written in the request that changes the labels, so that it is there whenever they are changed.
+# Node annotation with the label values from before the first run, as JSON, null for a missing label. The request that changes the
+# labels also writes it, so that changed labels always have a record.
 LABELS_BEFORE = "openfleet.gpu/labels-before"
-#: Of the keys in the ConfigMap only these are the collection's (device_plugin.config_name).
+# Keys of the ConfigMap that belong to the collection (device_plugin.config_name).
 OWN_KEY = re.compile(r"openfleet-[0-9a-f]{16}")
-#: What the device plugin publishes: GPUs, MIG devices by profile, and both under the name that `renameByDefault` gives.
+# Resources of the device plugin: GPUs and MIG devices by profile, also renamed by `renameByDefault`.
 _PLUGIN_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
-#: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _COUNT = re.compile(r"[0-9]{1,9}")
-#: What a profile has behind its size, in the name of its resource: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+# Suffix of a profile after its size in resource names: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
 _VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
-#: Before 0.20 the plugin takes a pattern for a match anywhere in a profile's name, and 1g.10gb is the first that "1g.10gb+me"
-#: matches (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+# Before 0.20 the plugin matches patterns anywhere in a profile name, so "1g.10gb+me" matches 1g.10gb first
+# (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
 _MERGED = (
-    "so that instances with +me, -me or +gfx are counted as those without: the device plugin does so before release 0.20, "
-    "install that or a later one"
+    "because the device plugin before release 0.20 counts instances with +me, -me or +gfx as plain ones: install release 0.20 "
+    "or later"
 )
 (_MIG_MANAGER_LABEL,) = WITHOUT_MIG_MANAGER
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the device plugin's configuration is, and what the cluster calls the node."""
+    """Node name, and location of the device plugin's configuration."""
 
     node: str
     namespace: str
@@ -50,15 +50,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a node lacks of its mapping.
+    """Pending changes of a node.
 
-    labels       to set on the node
-    before       the annotation LABELS_BEFORE with which they are set; empty where it stays
-    opt_out      metadata of the node that keeps mig-manager off it, for ahead of the layout; empty where it is there
-    key          of the configuration that the ConfigMap lacks, with its `content`; empty where it has it
-    pending      resources that the node does not offer as planned: name, (planned, offered)
-    problems     why nothing may be changed
-    lines        for a plan
+    labels       node labels to set
+    before       value of the annotation LABELS_BEFORE to set with them, or empty if it does not change
+    opt_out      node metadata that keeps mig-manager off, to set before the layout changes, or empty if already set
+    key          missing key of the ConfigMap, with its `content`, or empty
+    pending      resources that differ: name, (planned, offered)
+    problems     reasons against any change
+    lines        lines of the plan
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -72,43 +72,43 @@ class Changes:
 
     @property
     def restart(self) -> bool:
-        """Whether the plugin has to start again: no label moves, by which it would notice that its devices changed."""
+        """Whether the plugin must restart to notice changed devices, because no label changes."""
         return bool(self.pending) and CONFIG_LABEL not in self.labels
 
 
 def changes(mapping: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
-    """Return what has to change until the cluster's node is as the mapping (request.answer) says.
+    """Return the changes that make a node match its mapping (request.answer).
 
-    `node` and `config_map` are the API's objects, None where the cluster has none. Without a ConfigMap it is made.
+    `node` and `config_map` are objects of the API, or None. A missing ConfigMap is created.
     """
     if not isinstance(node, Mapping):
         problem = (
-            "The cluster has no node %s. Name the node in gpu_kubernetes_node (kubectl get nodes). "
+            "The cluster has no node %s. Set gpu_kubernetes_node to the node name (kubectl get nodes). "
             "Nothing was changed." % place.node
         )
         return Changes(problems=(problem,))
     labels, before = labels_of(node), _before(node)
     if before is None:
         problem = (
-            "node %s: the annotation %s is not readable. It holds the labels from before the first run. Look at it, then remove "
-            "it (kubectl annotate node %s %s-). Nothing was changed."
+            "node %s: the annotation %s with the labels from before the first run is not readable. Check it, then remove it "
+            "(kubectl annotate node %s %s-). Nothing was changed."
             % (place.node, LABELS_BEFORE, place.node, LABELS_BEFORE)
         )
         return Changes(problems=(problem,))
-    wanted = {name: value for name, value in mapping["labels"].items() if labels.get(name) != value}
-    unrecorded = {name: labels.get(name) for name in wanted if name not in before}
+    desired = {name: value for name, value in mapping["labels"].items() if labels.get(name) != value}
+    unrecorded = {name: labels.get(name) for name in desired if name not in before}
     key, content = mapping.get("config_name", ""), config_text(mapping["config"])
     has_key = not key or _texts(config_map, "data").get(key) == content
     pending = pending_resources(mapping["resources"], node)
     lines = [
-        "node %s: label %s: %s (%s)" % (place.node, name, value, _was(labels, name)) for name, value in wanted.items()
+        "node %s: label %s: %s (%s)" % (place.node, name, value, _was(labels, name)) for name, value in desired.items()
     ]
     if not has_key:
         lines.append("ConfigMap %s/%s: write key %s" % (place.namespace, place.config_map, key))
     return Changes(
-        wanted,
+        desired,
         _record({**before, **unrecorded}) if unrecorded else "",
-        _opt_out(wanted, before, unrecorded),
+        _opt_out(desired, before, unrecorded),
         "" if has_key else key,
         "" if has_key else content,
         pending,
@@ -117,15 +117,15 @@ def changes(mapping: Mapping[str, Any], node: Any, config_map: Any, place: Place
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Return the plugin's configuration file. JSON is YAML, and the same configuration is always the same text."""
+    """Return the plugin's configuration file as JSON, which is YAML. Equal configurations give equal texts."""
     return json.dumps(config, sort_keys=True, indent=2) + "\n"
 
 
 def pending_resources(planned: Mapping[str, int], node: Any) -> dict[str, tuple[int, int]]:
-    """Return the plugin's resources whose allocatable number is not the planned one: (planned, offered) by name.
+    """Return the resources whose allocatable number differs from the plan: (planned, offered) by name.
 
-    After a change of instances old resources and new ones can be allocatable at the same time: a resource that is not planned
-    has to be 0 or gone (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
+    After a change of instances, old and new resources can be allocatable at the same time: unplanned resources must be 0 or
+    absent (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
     """
     status = node.get("status") if isinstance(node, Mapping) else None
     offered = {
@@ -139,15 +139,15 @@ def pending_resources(planned: Mapping[str, int], node: Any) -> dict[str, tuple[
 
 
 def pending_text(pending: Mapping[str, Sequence[int]]) -> str:
-    """Return the resources that differ in words, with the cure where the numbers show what is wrong."""
-    found = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
+    """Return the differing resources as text, with the fix if the numbers show the cause."""
+    parts = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
     if _variants_are_merged(pending):
-        found.append(_MERGED)
-    return ", ".join(found)
+        parts.append(_MERGED)
+    return ", ".join(parts)
 
 
 def _variants_are_merged(pending: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether just those instances are missing that another profile of the same size has too many."""
+    """Return whether the missing instances equal the surplus of another profile of the same size."""
     balance: Counter[str] = Counter()
     missing = []
     for name, (planned, offered) in pending.items():
@@ -160,9 +160,9 @@ def _variants_are_merged(pending: Mapping[str, Sequence[int]]) -> bool:
 
 @dataclass(frozen=True)
 class Removal:
-    """How a node gets back what it had: `labels` with None for those to remove, and `keys` of the ConfigMap that no node uses.
+    """Undo of the changes of a node: `labels` to set (None removes one), and unused `keys` of the ConfigMap.
 
-    `recorded`: the node has the annotation LABELS_BEFORE, which goes too.
+    `recorded`: the node has the annotation LABELS_BEFORE, which is removed too.
     """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -172,9 +172,9 @@ class Removal:
 
 
 def removal(name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
-    """Return what to take off a node, given all nodes of the cluster that have the configuration's label or that name.
+    """Return the undo of a node, given all nodes with the configuration's label and the node itself.
 
-    Only labels that the annotation LABELS_BEFORE records are touched. A label that was changed since by others stays.
+    Only labels recorded in LABELS_BEFORE are restored. Labels that someone else changed since are kept.
     """
     by_name = {_name(node): node for node in nodes if isinstance(node, Mapping)}
     node = by_name.get(name, {})
@@ -196,16 +196,16 @@ def removal(name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
 
 
 def daemonset_pods(pods: Sequence[Any]) -> list[str]:
-    """Return the names of the pods that a DaemonSet owns, and makes again once they are deleted."""
-    found = []
+    """Return the names of pods that a DaemonSet owns and recreates."""
+    names = []
     for pod in pods:
         metadata = pod.get("metadata") if isinstance(pod, Mapping) else None
         owners = metadata.get("ownerReferences") if isinstance(metadata, Mapping) else None
         kinds = [_texts({"owner": owner}, "owner").get("kind") for owner in owners or ()]
         name = _name(pod) if "DaemonSet" in kinds else ""
         if _NAME.fullmatch(name):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def labels_of(node: Any) -> dict[str, str]:
@@ -223,7 +223,7 @@ def _is_own(label: str, value: str) -> bool:
 
 
 def _before(node: Mapping[str, Any]) -> dict[str, str | None] | None:
-    """Return the labels' values that the annotation records; None where it cannot be read."""
+    """Return the recorded label values, or None if the annotation is not readable."""
     written = annotations_of(node).get(LABELS_BEFORE)
     if written is None:
         return {}
@@ -237,11 +237,11 @@ def _before(node: Mapping[str, Any]) -> dict[str, str | None] | None:
 
 
 def _opt_out(
-    wanted: Mapping[str, str], before: Mapping[str, str | None], unrecorded: Mapping[str, str | None]
+    desired: Mapping[str, str], before: Mapping[str, str | None], unrecorded: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    if _MIG_MANAGER_LABEL not in wanted:
+    if _MIG_MANAGER_LABEL not in desired:
         return {}
-    metadata: dict[str, Any] = {"labels": {_MIG_MANAGER_LABEL: wanted[_MIG_MANAGER_LABEL]}}
+    metadata: dict[str, Any] = {"labels": {_MIG_MANAGER_LABEL: desired[_MIG_MANAGER_LABEL]}}
     if _MIG_MANAGER_LABEL in unrecorded:
         record = _record({**before, _MIG_MANAGER_LABEL: unrecorded[_MIG_MANAGER_LABEL]})
         metadata["annotations"] = {LABELS_BEFORE: record}
@@ -261,8 +261,8 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _texts(parent: Any, key: str) -> dict[str, str]:
-    """Return the entries of a mapping in an object whose keys and values are texts."""
-    found = parent.get(key) if isinstance(parent, Mapping) else None
-    if not isinstance(found, Mapping):
+    """Return the entries of a nested mapping whose keys and values are texts."""
+    entries = parent.get(key) if isinstance(parent, Mapping) else None
+    if not isinstance(entries, Mapping):
         return {}
-    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, str)}
+    return {name: value for name, value in entries.items() if isinstance(name, str) and isinstance(value, str)}

@@ -31,17 +31,16 @@ from .model import (
 )
 
 GPU_RESOURCE = "nvidia.com/gpu"
-#: The label by which the plugin's config-manager finds the node's key of the ConfigMap (README, "Updating Per-Node
-#: Configuration With a Node Label").
+# Label that selects the node's key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-#: The plugin ends without it where MPS is configured; this is the value of its Helm chart.
+# With MPS the plugin exits without it. This is the value of its Helm chart.
 _MPS_ROOT = "/run/nvidia/mps"
-#: The plugin takes fewer replicas for a mistake.
+# The plugin rejects fewer replicas.
 _FEWEST_REPLICAS = 2
 
 
 def map_device_plugin(node: Sequence[NodeGpu], mig_strategy: str = MIXED) -> NodeMapping:
-    """Return what the device plugin makes of the node's GPUs."""
+    """Return the device plugin's mapping of the node's GPUs."""
     whole = [each for each in node if each.instances is None]
     partitioned = [each for each in node if each.instances is not None]
     refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, node)]
@@ -63,19 +62,19 @@ def map_device_plugin(node: Sequence[NodeGpu], mig_strategy: str = MIXED) -> Nod
 
 
 def resource_name(profile: str) -> str:
-    """Return the resource of a MIG profile under the strategy mixed: a plus sign becomes a dot.
+    """Return the resource name of a MIG profile under the strategy mixed: a plus sign becomes a dot.
 
-    README, "Configuration Option Details". Since version 0.20 profiles that end in ``-me``, ``+me.all`` and ``+gfx`` have
-    resources of their own.
+    README, "Configuration Option Details". Since version 0.20, profiles that end in ``-me``, ``+me.all`` and ``+gfx`` have
+    separate resources.
     """
     return "nvidia.com/mig-%s" % profile.replace("+", ".")
 
 
 def config_name(config: Mapping[str, Any]) -> str:
-    """Return the key of a configuration in the ConfigMap, by its content.
+    """Return the ConfigMap key of a configuration, derived from its content.
 
-    The config-manager does not notice a key that is edited in place: it compares where the key's link points to. With
-    another content the key has another name, and the node's label moves to it.
+    The config-manager compares the target of the key's link, so it does not notice a key edited in place. Changed content
+    therefore gets another key, and the node's label moves to it.
     """
     content = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return "openfleet-%s" % hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -84,15 +83,15 @@ def config_name(config: Mapping[str, Any]) -> str:
 def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
     """Return the plugin's configuration file (README, "As a configuration file" and "Shared Access to GPUs").
 
-    A request of more than one replica does not give more of a GPU, so it fails, as the README recommends.
+    Requests for more than one replica fail, as the README recommends, because they would not give more of a GPU.
     """
     flags: dict[str, Any] = {"migStrategy": strategy}
     config: dict[str, Any] = {"version": "v1", "flags": flags}
     if replicas > 1:
         shared = {"failRequestsGreaterThanOne": True, "resources": [{"name": GPU_RESOURCE, "replicas": replicas}]}
-        way = "mps" if whole[0].sharing == "mps" else "timeSlicing"
-        config["sharing"] = {way: shared}
-        if way == "mps":
+        strategy_key = "mps" if whole[0].sharing == "mps" else "timeSlicing"
+        config["sharing"] = {strategy_key: shared}
+        if strategy_key == "mps":
             flags["mpsRoot"] = _MPS_ROOT
     return config
 
@@ -114,13 +113,13 @@ def _resources(
 
 
 def profile_order(profile: str) -> tuple[int, int, str]:
-    """Sort key of profiles, the largest first."""
+    """Return the sort key of a profile, largest first."""
     name = parse_profile_name(profile)
     return -name.gpu_slices, -name.memory_gb, profile
 
 
 def _replicas(each: NodeGpu) -> int:
-    """Return to how many pods the layout offers the GPU."""
+    """Return the number of pods that may share the GPU."""
     entry = each.entry
     if entry is not None and entry.sharing == time_slicing.KEY:
         return entry.part.replicas
@@ -130,9 +129,9 @@ def _replicas(each: NodeGpu) -> int:
 
 
 def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """The plugin counts devices; it knows no quotas of memory and SMs (README, "Shared Access to GPUs")."""
+    """Refuse tenants: the plugin counts devices, without quotas of memory and SMs (README, "Shared Access to GPUs")."""
     tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
-    return [refusal(group, "the device plugin knows no tenants with quotas") for group in tenants]
+    return [refusal(group, "the device plugin does not support tenants with quotas") for group in tenants]
 
 
 def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list[Refusal]:
@@ -144,8 +143,8 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
             found.append(
                 refusal(
                     group,
-                    "MIG mode is on and there is no instance: the device plugin then ends, for all GPUs of the node",
-                    "Add an instance, or turn MIG mode off.",
+                    "MIG mode is on without an instance, and then the device plugin exits for all GPUs of the node",
+                    "Add an instance or disable MIG mode.",
                 )
             )
         if any(instance.mps for instance in instances):
@@ -153,30 +152,30 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
             found.append(refusal(group, "the device plugin has no MPS inside MIG instances"))
         split = next((instance for instance in instances if instance.compute_slices), None)
         if split and mig_strategy == MIXED:
-            # internal/rm/rm.go, AddDefaultResourcesToConfig: a MIG device that is no whole GPU instance matches no pattern.
+            # internal/rm/rm.go, AddDefaultResourcesToConfig: a MIG device that is not a whole GPU instance matches no pattern.
             found.append(
                 refusal(
                     group,
-                    "%s is split into compute instances: under the MIG strategy mixed the device plugin then ends, for all "
-                    "GPUs of the node" % split.profile,
-                    "Take compute_instances away.",
+                    "%s is split into compute instances, and then the device plugin exits for all GPUs of the node under the "
+                    "MIG strategy mixed" % split.profile,
+                    "Remove compute_instances.",
                 )
             )
     return found
 
 
 def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
-    """Under the strategy single every GPU is in MIG mode, and all MIG devices are alike.
+    """Refuse the strategy single unless every GPU is in MIG mode and all MIG devices are alike.
 
     internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
     """
     cure = "Use the MIG strategy mixed (gpu_kubernetes_mig_strategy)."
     if whole:
-        problem = "the MIG strategy single wants MIG mode on every GPU, and %s without" % _are(whole)
+        problem = "the MIG strategy single requires MIG mode on every GPU, and %s without" % _are(whole)
         return [refusal(group, problem, cure) for group in by_entry(partitioned)]
     kinds = {kind: None for each in partitioned for instance in each.instances or () for kind in _kinds(instance)}
     if len(kinds) > 1:
-        problem = "the MIG strategy single wants MIG devices of one kind, and there are %s" % " and ".join(kinds)
+        problem = "the MIG strategy single requires one kind of MIG device, and the layout has %s" % " and ".join(kinds)
         return [refusal(group, problem, cure) for group in by_entry(partitioned)]
     return []
 
@@ -188,10 +187,10 @@ def _kinds(instance: NodeInstance) -> list[str]:
 
 
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Time slicing and MPS are set for a resource, so for all GPUs of the node that are not in MIG mode.
+    """Refuse different sharing of GPUs without MIG, because time slicing and MPS are set per resource.
 
-    README, "Shared Access to GPUs": sharing cannot be configured for each GPU, time slicing and MPS exclude each other. The
-    field `devices` of the configuration is read and then ignored (api/config/v1/config.go, DisableResourceNamingInConfig).
+    README, "Shared Access to GPUs": sharing cannot be configured per GPU, and time slicing and MPS exclude each other. The
+    field `devices` of the configuration is read and ignored (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
     for group in by_entry([each for each in whole if each.sharing in ("time_slicing", "mps")]):
@@ -204,7 +203,7 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
         others = [each for each in whole if (each.sharing, _replicas(each)) != (here.sharing, number)]
         if others:
             word = "MPS" if here.sharing == "mps" else "time slicing"
-            problem = "%s with %d replicas is for all GPUs of a node without MIG, and %s another sharing" % (
+            problem = "%s with %d replicas covers all GPUs of a node without MIG, and %s another sharing" % (
                 word,
                 number,
                 "%s %s" % (gpus_text([each.gpu.index for each in others]), "have" if len(others) > 1 else "has"),
@@ -214,9 +213,10 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
 
 
 def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """The plugin's daemon divides memory and SMs evenly (cmd/mps-control-daemon/mps/daemon.go), and has no place beside MIG.
+    """Refuse MPS that the plugin's daemon cannot express.
 
-    README, "With CUDA MPS": not on devices with MIG. The plugin refuses `sharing.mps` together with the strategy mixed.
+    It divides memory and SMs evenly (cmd/mps-control-daemon/mps/daemon.go). README, "With CUDA MPS": not on devices with
+    MIG. The plugin refuses `sharing.mps` with the strategy mixed.
     """
     entry = group[0].entry
     assert entry is not None
@@ -224,7 +224,7 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
     if any(each.instances is not None for each in node):
         found.append(refusal(group, "the device plugin has no MPS on a node with MIG"))
     if part.clients < _FEWEST_REPLICAS:
-        found.append(refusal(group, "the device plugin shares a GPU between %d pods or more" % _FEWEST_REPLICAS))
+        found.append(refusal(group, "the device plugin shares a GPU between at least %d pods" % _FEWEST_REPLICAS))
     elif part.active_thread_percentage != 100 // part.clients:
         problem = "the device plugin gives each of %d clients %d percent of the SMs, not %d" % (
             part.clients,
@@ -235,12 +235,12 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
     limit = part.pinned_memory_limit_bytes
     sizes = [each.gpu.memory_total_bytes for each in group if each.gpu.memory_total_bytes]
     if len(sizes) < len(group):
-        problem = "the device plugin divides the memory of a GPU, and the driver of this one reports no size"
+        problem = "the device plugin divides the memory of a GPU, and the driver does not report this GPU's size"
         return [*found, refusal(group, problem, "Choose another sharing or backend.")]
     smallest = min(sizes) // part.clients
     if limit is not None and limit < smallest:
         problem = (
-            "the device plugin gives each of %d clients an equal part of the memory (%d MiB), more than the %d MiB"
+            "the device plugin gives each of %d clients an equal share of the memory (%d MiB), more than the %d MiB"
             % (
                 part.clients,
                 smallest >> 20,
@@ -255,12 +255,12 @@ def _notes(whole: Sequence[NodeGpu]) -> list[str]:
     notes = []
     if any(each.sharing == "mps" for each in whole):
         notes.append(
-            "The device plugin starts an MPS daemon of its own, which cannot run beside the layout's, and limits each client to "
-            "an equal part of the memory."
+            "The device plugin starts its own MPS daemon, which cannot run together with the layout's, and limits each client to "
+            "an equal share of the memory."
         )
     unlisted = [each.gpu.index for each in whole if each.entry is None]
     if unlisted:
-        notes.append("No entry names %s: the device plugin offers what it finds." % gpus_text(unlisted))
+        notes.append("No entry lists %s, so the device plugin offers the current state." % gpus_text(unlisted))
     return notes
 
 

@@ -22,9 +22,9 @@ _API = "resource.nvidia.com/v1beta1"
 
 
 def map_dra(node: Sequence[NodeGpu]) -> NodeMapping:
-    """Return what the DRA driver makes of the node's GPUs.
+    """Return the DRA driver's mapping of the node's GPUs.
 
-    Each GPU and each MIG instance is a device; how it is shared is said in the claim that several pods name
+    Each GPU and each MIG instance is a device. The claim that several pods reference defines its sharing
     (concepts/gpu-sharing.md, "User-mediated sharing").
     """
     refusals = _refusals(node)
@@ -45,17 +45,17 @@ def _refusals(node: Sequence[NodeGpu]) -> list[Refusal]:
     found = []
     for group in by_entry(node):
         if group[0].sharing == "vgpu":
-            # reference/api.md: a claim has time slicing or MPS, and no quotas of one pod.
-            found.append(refusal(group, "the DRA driver knows no tenants with quotas"))
+            # reference/api.md: a claim has time slicing or MPS, but no quotas per pod.
+            found.append(refusal(group, "the DRA driver does not support tenants with quotas"))
         split = next((instance for instance in group[0].instances or () if instance.compute_slices), None)
         if split:
-            # cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and getMigDevices: no profile is found for such a device.
+            # cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and getMigDevices: such a device has no profile.
             found.append(
                 refusal(
                     group,
-                    "%s is split into compute instances: the DRA driver then ends, for all GPUs of the node"
+                    "%s is split into compute instances, and then the DRA driver exits for all GPUs of the node"
                     % split.profile,
-                    "Take compute_instances away.",
+                    "Remove compute_instances.",
                 )
             )
     return found
@@ -73,7 +73,7 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     """Return the driver's feature gates that the layout needs (reference/feature-gates.md).
 
-    DynamicMIG is always off: it removes instances that it did not make, and excludes MPSSupport.
+    DynamicMIG is always off: it removes instances that it did not create, and excludes MPSSupport.
     """
     gates = {"DynamicMIG": False}
     if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
@@ -89,7 +89,7 @@ def _slice(each: NodeGpu) -> str:
 
 
 def _requests(group: Sequence[NodeGpu]) -> list[Request]:
-    """Return a claim for the GPUs of an entry, or one for each kind of its instances."""
+    """Return a claim for the GPUs of an entry, or one per kind of its instances."""
     here = group[0]
     entry = here.entry
     assert entry is not None
@@ -114,7 +114,7 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
 
 
 def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the `spec` of a ResourceClaim, which pods of one namespace share by naming the claim."""
+    """Return the `spec` of a ResourceClaim that pods of one namespace share."""
     exactly: dict[str, Any] = {"deviceClassName": device_class}
     if selector:
         exactly["selectors"] = [{"cel": {"expression": selector}}]
@@ -137,7 +137,7 @@ def _attribute(name: str) -> str:
 
 
 def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
-    """Return the expression for the GPUs of an entry; empty where their UUIDs are not known yet."""
+    """Return the expression for the GPUs of an entry, or empty if their UUIDs are unknown."""
     if not all(each.has_uuid for each in group):
         return ""
     return "%s in [%s]" % (_attribute(attribute), ", ".join("'%s'" % each.gpu.uuid for each in group))
@@ -150,14 +150,14 @@ def _notes(node: Sequence[NodeGpu]) -> list[str]:
     ]
     if shared:
         notes.append(
-            "%s: pods that share a device name one ResourceClaim of their namespace; how many they are is not enforced."
+            "%s: pods that share a device use one ResourceClaim of their namespace, and their number is not enforced."
             % gpus_text([each.gpu.index for each in shared])
         )
     if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
-        notes.append("The DRA driver starts an MPS daemon for each claim, which cannot run beside the layout's.")
+        notes.append("The DRA driver starts an MPS daemon for each claim, which cannot run together with the layout's.")
     if any(each.entry and not each.has_uuid for each in node):
-        notes.append("The claims do not select GPUs: their UUIDs are not known before the driver answers.")
+        notes.append("The claims do not select GPUs, because their UUIDs are unknown until the driver responds.")
     unlisted = [each.gpu.index for each in node if each.entry is None]
     if unlisted:
-        notes.append("No entry names %s: the DRA driver offers what it finds." % gpus_text(unlisted))
+        notes.append("No entry lists %s, so the DRA driver offers the current state." % gpus_text(unlisted))
     return notes

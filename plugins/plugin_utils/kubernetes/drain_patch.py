@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Take a Kubernetes node out of service for a drain, and bring it back, each by one JSON patch. Pure.
+"""Create the JSON patches that drain and resume a Kubernetes node. Pure.
 
-A patch tests what was looked at (https://www.rfc-editor.org/rfc/rfc6902), so that the cluster refuses it where an administrator
-changed that since. What a drain changes is noted on the node in the same request, by annotations. The kubelet of a node can write
-these too, so only labels that the inventory pauses are given back.
+A patch tests the values that were read (https://www.rfc-editor.org/rfc/rfc6902), so the cluster refuses it if an administrator
+changed them since. The same request records the changes in annotations. The node's kubelet can write these too, so only labels
+that the inventory pauses are restored.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, Mapping
 
 from .cluster import annotations_of, labels_of
 
-#: Annotation of a node that a drain cordoned. Its value is the name of the host in the inventory.
+# Annotation of a node that a drain cordoned. Its value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-#: Annotation of a node: the values of labels that a drain paused, as JSON.
+# Annotation with the old values of labels that a drain paused, as JSON.
 LABELS_BEFORE = "openfleet.gpu/labels-before-drain"
-#: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
 @dataclass(frozen=True)
 class NodePatch:
-    """`operations` of a JSON patch, none where nothing is to change; `paused` names labels that stay so for want of a record."""
+    """`operations` of a JSON patch, and labels that stay `paused` because their old values are not recorded."""
 
     operations: tuple[Mapping[str, Any], ...] = ()
     paused: tuple[str, ...] = ()
 
 
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
-    """Return the patch that cordons a node and gives its labels the values of `labels`. Labels that it lacks are left."""
+    """Return the patch that cordons a node and sets its labels to `labels`. Labels that it lacks are skipped."""
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
     if not _is_cordoned(node):
@@ -59,7 +59,7 @@ def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
 
 
 def resumed(node: Any, labels: Mapping[str, str]) -> NodePatch:
-    """Return the patch that uncordons a node which a drain cordoned, and gives back the labels that are still paused."""
+    """Return the patch that uncordons a node if a drain cordoned it, and restores labels that are still paused."""
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
     if CORDONED in annotations:
@@ -80,12 +80,12 @@ def _is_cordoned(node: Any) -> bool:
 
 
 def _recorded(written: str | None, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded values of these labels that a label can have, and that do not pause it."""
+    """Return the recorded values of these labels that are valid and do not pause them."""
     try:
-        found = json.loads(written or "{}")
+        record = json.loads(written or "{}")
     except ValueError:
         return {}
-    entries = found.items() if isinstance(found, dict) else ()
+    entries = record.items() if isinstance(record, dict) else ()
     return {
         name: value
         for name, value in entries

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a layout to what Kubernetes offers of a node by one of the backends."""
+"""Map a layout to the Kubernetes resources of a node with one of the backends."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .vgpu_plugins import map_vgpu_plugin
 def map_node(
     layout: Layout, gpus: Sequence[Gpu], backend: str, name: str = "", mig_strategy: str = MIXED
 ) -> NodeMapping:
-    """Return what the backend (one of BACKENDS) makes of the GPUs of a node, as the layout wants them.
+    """Return the mapping of a node's GPUs by the backend (one of BACKENDS).
 
-    `name` is what Kubernetes calls the node, `mig_strategy` (one of MIG_STRATEGIES) is the device plugin's. Each refusal names
-    the backends that offer all GPUs of its entry. Raises SelectorError where a selector matches nothing or a GPU is named twice.
+    `name` is the node name, and `mig_strategy` (one of MIG_STRATEGIES) is for the device plugin. Each refusal lists the
+    backends that offer all GPUs of its entry. Raises SelectorError if a selector matches nothing or a GPU is selected twice.
     """
     node = node_gpus(layout, gpus)
-    found = _map(node, backend, name, mig_strategy)
-    if not found.refusals:
-        return found
+    mapping = _map(node, backend, name, mig_strategy)
+    if not mapping.refusals:
+        return mapping
     others = [_map(node, other, name, MIXED) for other in BACKENDS if other != backend]
     refusals = (
         dataclasses.replace(refused, backends=tuple(other.backend for other in others if _offers(other, refused.where)))
-        for refused in found.refusals
+        for refused in mapping.refusals
     )
-    return dataclasses.replace(found, refusals=tuple(refusals))
+    return dataclasses.replace(mapping, refusals=tuple(refusals))
 
 
 def _map(node: Sequence[NodeGpu], backend: str, name: str, mig_strategy: str) -> NodeMapping:

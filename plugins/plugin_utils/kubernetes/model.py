@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's GPUs as the layout wants them, and the result of a mapping. All frozen."""
+"""Desired GPUs of a node, and the result of a mapping. All classes are frozen."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...module_utils.techniques.mps.model import Mps
 
 DEVICE_PLUGIN, DRA, HAMI, VOLCANO = BACKENDS = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 
-#: How the device plugin names MIG devices: by their profile, or as GPUs.
+# The device plugin names MIG devices by profile or as GPUs.
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 
-#: Keeps the GPU operator's mig-manager off the node, which would replace the layout by its default (all instances removed):
-#: https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. Labels that have a value are kept.
+# Keeps the GPU operator's mig-manager off the node. By default it would remove all instances:
+# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. It keeps labels that have a value.
 WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
 
 
 @dataclass(frozen=True)
 class NodeInstance:
-    """A GPU instance of a node. `compute_slices` are those of each part of a split; empty where one part spans it."""
+    """A GPU instance of a node. `compute_slices` lists the parts of a split, and is empty for an unsplit instance."""
 
     profile: str
     compute_slices: tuple[int, ...] = ()
@@ -33,9 +33,9 @@ class NodeInstance:
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """A GPU of a node as it will be. `entry` is None where no entry names it: then it is as it was seen.
+    """The desired state of a node's GPU. Without an `entry` it is the current state.
 
-    `instances` is None where MIG mode is off.
+    `instances` is None if MIG mode is off.
     """
 
     gpu: Gpu
@@ -44,23 +44,23 @@ class NodeGpu:
 
     @property
     def where(self) -> str:
-        """How messages name what is wrong: by the entry, or by the GPU that no entry names."""
-        return self.entry.where if self.entry else "gpu %d (no entry names it)" % self.gpu.index
+        """The place for messages: the entry, or the GPU without one."""
+        return self.entry.where if self.entry else "gpu %d (without an entry)" % self.gpu.index
 
     @property
     def sharing(self) -> str:
-        """The entry's word; `mig` or `unlisted` where there is no entry."""
+        """The entry's sharing, or `mig` or `unlisted` without an entry."""
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
     @property
     def has_uuid(self) -> bool:
-        """Whether the UUID is known. GPUs that are assumed before a driver answers have none."""
+        """Whether the UUID is known. Expected GPUs without a driver have none."""
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a backend cannot express. `backends` are those that can; empty where none of them does."""
+    """A problem that a backend cannot express. `backends` can express it, and may be empty."""
 
     where: str
     problem: str
@@ -76,13 +76,13 @@ class Refusal:
             able = "%s can express it (gpu_kubernetes_backend)." % " or ".join(self.backends)
         else:
             able = "No other backend can express it."
-        cure = self.cure or "Change the entry, or take the host out of Kubernetes (gpu_kubernetes_backend)."
+        cure = self.cure or "Change the entry, or unset gpu_kubernetes_backend for the host."
         return "%s: %s. %s" % (place, self.problem, able if self.backends and not self.cure else "%s %s" % (cure, able))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """GPUs that the backend does not offer, and why. They stay as the layout says, for use without Kubernetes."""
+    """GPUs that the backend does not offer, with the reason. The layout still applies outside Kubernetes."""
 
     where: str
     gpus: tuple[int, ...]
@@ -96,9 +96,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Request:
-    """How a pod asks for what an entry describes, where the name of a resource alone does not say it.
+    """A pod's request for an entry, if the resource name alone is not enough.
 
-    `limits`, `annotations` and `environment` are a container's and its pod's; `claim` is the `spec` of a ResourceClaim.
+    `limits`, `annotations` and `environment` belong to the container and its pod. `claim` is the `spec` of a ResourceClaim.
     """
 
     where: str
@@ -111,11 +111,11 @@ class Request:
 
 @dataclass(frozen=True)
 class NodeMapping:
-    """What Kubernetes offers of a node. With a refusal there is nothing else: a part of a layout is not published.
+    """The Kubernetes resources of a node. With a refusal everything else is empty: layouts are not published in part.
 
-    resources  what the node will offer, by name; for the DRA driver its devices, by class and profile
-    config     what the backend's own plugin reads for this node
-    labels     of the node
+    resources  numbers by resource name, or for the DRA driver devices by class and profile
+    config     configuration of the backend's plugin for this node
+    labels     labels of the node
     """
 
     backend: str
@@ -129,17 +129,17 @@ class NodeMapping:
 
 
 def gpus_text(indexes: Sequence[int]) -> str:
-    """Return the GPUs in words: ``gpu 3``, ``gpus 0, 1``."""
+    """Return the GPUs as text: ``gpu 3``, ``gpus 0, 1``."""
     return "gpu%s %s" % ("s" if len(indexes) > 1 else "", ", ".join(map(str, indexes)))
 
 
 def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refusal:
-    """Return the refusal of what one entry, or one GPU without an entry, wants."""
+    """Return the refusal of an entry, or of one GPU without an entry."""
     return Refusal(node_gpus[0].where, problem, cure, tuple(each.gpu.index for each in node_gpus))
 
 
 def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
-    """Return the GPUs grouped by their entry, each GPU without one alone, in order."""
+    """Return the GPUs grouped by entry, in order. Each GPU without an entry is its own group."""
     groups: dict[str, list[NodeGpu]] = {}
     for each in node_gpus:
         groups.setdefault(each.where, []).append(each)

@@ -14,37 +14,37 @@ from .model import NodeGpu, NodeInstance
 
 
 def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
-    """Return every GPU of the node as it will be, those that no entry names as they were seen.
+    """Return the desired state of every GPU of the node, and the current state of GPUs without an entry.
 
-    Raises SelectorError where a selector matches nothing or a GPU is named twice.
+    Raises SelectorError if a selector matches nothing or a GPU is selected twice.
     """
     entries = {entry.where: entry for entry in layout.entries}
-    named = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}
-    return tuple(_node_gpu(gpu, named.get(gpu.uuid)) for gpu in gpus)
+    by_uuid = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}
+    return tuple(_node_gpu(gpu, by_uuid.get(gpu.uuid)) for gpu in gpus)
 
 
 def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
     if entry is None:
-        return NodeGpu(gpu, None, _instances_seen(gpu) if gpu.mig.enabled else None)
+        return NodeGpu(gpu, None, _current_instances(gpu) if gpu.mig.enabled else None)
     if entry.sharing != "mig":
         return NodeGpu(gpu, entry)
-    wanted = [
+    desired = [
         NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.part)
         for instance in entry.instances
         for _number in range(instance.count)
     ]
-    return NodeGpu(gpu, entry, tuple(wanted))
+    return NodeGpu(gpu, entry, tuple(desired))
 
 
-def _instances_seen(gpu: Gpu) -> tuple[NodeInstance, ...]:
-    """Return the instances of a GPU that no entry names. One without a compute instance is no device yet."""
+def _current_instances(gpu: Gpu) -> tuple[NodeInstance, ...]:
+    """Return the current instances. An instance without a compute instance is not a device."""
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
-    found = []
+    instances = []
     for instance in gpu.mig.instances:
         parts = tuple(sorted((part.compute_slices for part in instance.compute_instances), reverse=True))
         if parts:
             spans = len(parts) == 1 and parts[0] == slices.get(
                 instance.profile, int(instance.profile.partition("g")[0])
             )
-            found.append(NodeInstance(instance.profile, () if spans else parts))
-    return tuple(found)
+            instances.append(NodeInstance(instance.profile, () if spans else parts))
+    return tuple(instances)

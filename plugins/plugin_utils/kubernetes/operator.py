@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find NVIDIA's GPU operator on a node, and what of it is in the way. Pure.
+"""Detect NVIDIA's GPU operator on a node, and states of it that block a change. Pure.
 
 https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. The operator labels each node with the
-components that it puts there; a label that has a value is kept. mig-manager pauses other components by these labels while it
-changes a node, and leaves them behind where it is cut off (https://github.com/NVIDIA/gpu-operator/issues/2833).
+components that it deploys, and keeps labels that have a value. mig-manager pauses other components with these labels while it
+changes a node, and leaves them paused if it is interrupted (https://github.com/NVIDIA/gpu-operator/issues/2833).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from .model import WITHOUT_MIG_MANAGER
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
 _MIG_STATE = "nvidia.com/mig.config.state"
-#: mig-manager is at work, or rebooting the node for it.
+# mig-manager is changing or rebooting the node.
 _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
-#: Components that keep GPUs open and change nothing: those that mig-manager pauses for a change of a GPU's MIG mode too.
+# Components that keep GPUs open. mig-manager also pauses them for a change of MIG mode.
 _CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
-#: Not mig-manager's own value: what that left behind is an administrator's affair.
+# Different from mig-manager's value, whose leftovers an administrator must handle.
 _PAUSED = "paused-for-openfleet-gpu"
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Whether the operator manages the node, and why its components would be in the way."""
+    """Whether the operator manages the node, and the states that block a change."""
 
     is_there: bool
     problems: tuple[str, ...] = ()
 
     @property
     def pausing(self) -> dict[str, str]:
-        """Return the node's labels that take the components off which keep GPUs open, with the values for it."""
+        """Return the node labels that pause components which keep GPUs open."""
         return {_DEPLOY + name: _PAUSED for name in _CLIENTS} if self.is_there else {}
 
 
 def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
-    """Return what the node's labels and the cluster's objects of kind ClusterPolicy say."""
+    """Return the operator's state from the node's labels and the ClusterPolicy objects."""
     labels = labels_of(node)
     deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
     problems = [problem for policy in policies for problem in _config(policy, place)]
@@ -56,7 +56,7 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
         )
     if labels.get(_PLUGIN_LABEL) in _ABSENT:
         problems.append(
-            "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node now: "
+            "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node, run: "
             "kubectl label node %s %s=true --overwrite. Nothing was changed."
             % (place.node, _PLUGIN_LABEL, labels[_PLUGIN_LABEL], place.node, _PLUGIN_LABEL)
         )
@@ -64,7 +64,7 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
 
 
 def _config(policy: Any, place: Place) -> list[str]:
-    """The operator's device plugin has to read the ConfigMap to which the configurations are written."""
+    """Return a problem unless the operator's device plugin reads the role's ConfigMap."""
     plugin = _mapping(_mapping(policy, "spec"), "devicePlugin")
     if plugin.get("enabled") is False:
         return []
@@ -75,12 +75,12 @@ def _config(policy: Any, place: Place) -> list[str]:
     reads = "reads the ConfigMap %s" % config if config else "reads no ConfigMap"
     other = ", or set gpu_kubernetes_config_map: %s" % config if config else ""
     return [
-        "node %s: the GPU operator's device plugin %s. Let it read %s (kubectl patch clusterpolicy %s --type merge "
+        "node %s: the GPU operator's device plugin %s. Set it to %s (kubectl patch clusterpolicy %s --type merge "
         '-p \'{"spec":{"devicePlugin":{"config":{"name":"%s"}}}}\')%s. Nothing was changed.'
         % (place.node, reads, place.config_map, name, place.config_map, other)
     ]
 
 
 def _mapping(parent: Any, key: str) -> Mapping[str, Any]:
-    found = parent.get(key) if isinstance(parent, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    value = parent.get(key) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, Mapping) else {}

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say in words which pods are ready, and why others are not. Pure.
+"""Describe which pods are ready, and why others are not. Pure.
 
-https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. What the API's objects say is data: values of another form
-count as absent.
+https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. Objects of the API are untrusted: values without
+the expected form count as absent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH = 200
 
 
 def states(pods: Sequence[Any]) -> str:
-    """Return the state of each pod, "no pod" where there is none."""
+    """Return the state of each pod, or "no pod"."""
     return "; ".join(_state(pod) for pod in pods if isinstance(pod, Mapping)) or "no pod"
 
 
@@ -28,17 +28,17 @@ def _state(pod: Mapping[str, Any]) -> str:
         why = "ready"
     else:
         containers = [*_mappings(status.get("initContainerStatuses")), *_mappings(status.get("containerStatuses"))]
-        found = [*filter(None, map(_container, containers))]
-        if not found:
-            # The scheduler says it there, and the kubelet, more than once.
+        reasons = [*filter(None, map(_container, containers))]
+        if not reasons:
+            # Scheduler and kubelet write the reason to several conditions.
             messages = (_words(each.get("message")) for each in conditions if each.get("status") == "False")
-            found = list(dict.fromkeys(messages))
-        why = ", ".join(filter(None, found)) or _words(status.get("phase")) or "unknown"
+            reasons = list(dict.fromkeys(messages))
+        why = ", ".join(filter(None, reasons)) or _words(status.get("phase")) or "unknown"
     return "pod %s: %s" % (_words(_mapping(pod.get("metadata")).get("name")), why)
 
 
 def _container(status: Mapping[str, Any]) -> str:
-    """Return why a container does not run, empty where it runs or has done its work."""
+    """Return why a container does not run, or empty if it runs or completed."""
     state = _mapping(status.get("state"))
     waiting, ended = _mapping(state.get("waiting")), _mapping(state.get("terminated"))
     name = _words(status.get("name"))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the filter kubernetes_mapping answers: a layout mapped for a host as it is, or as it is expected."""
+"""Answer the filter kubernetes_mapping: map a layout for the current or expected GPUs of a host."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .mapping import map_node
 from .model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping
 from .text import lines
 
-#: What a host says of its PCI bus: at most so many GPUs.
+# Form of a host's PCI GPUs, with their maximum number.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the filter is asked: raw values of the inventory, and what gpu_info told of the host.
+    """Input of the filter: raw values of the inventory, and the host's result of gpu_info as `state`.
 
-    Where no driver answers, `expected_gpus` (models) or else `pci_gpus` (what the host says of its PCI bus) stand in for `state`.
+    Without a driver, `expected_gpus` (models) or else `pci_gpus` (reported from the host's PCI bus) replace `state`.
     """
 
     layout: object
@@ -41,24 +41,24 @@ class Request:
     lost: str = FAIL
 
 
-def answer(asked: Request) -> dict:
+def answer(request: Request) -> dict:
     """Return the resources, configuration, labels, problems and plan of the node.
 
-    Mistakes in what is asked are among the problems: nothing is raised for them.
+    Invalid input is reported in the problems and raises nothing.
     """
-    name, backend, state, warnings = asked.node or "this host", asked.backend, asked.state or {}, ()
+    name, backend, state, warnings = request.node or "this host", request.backend, request.state or {}, ()
     try:
         _check_word("backend", backend, BACKENDS)
-        _check_word("mig_strategy", asked.mig_strategy, MIG_STRATEGIES)
-        _check_word("lost", asked.lost, POLICIES)
-        layout = parse_layout(asked.layout)
+        _check_word("mig_strategy", request.mig_strategy, MIG_STRATEGIES)
+        _check_word("lost", request.lost, POLICIES)
+        layout = parse_layout(request.layout)
         if state.get("driver_present") is True:
             host = _host(name, state)
-            answers = answering(layout, host, asked.lost)
+            answers = answering(layout, host, request.lost)
             layout, warnings, gpus = answers.layout, answers.warnings, host.gpus
         else:
-            gpus = _gpus(name, layout, asked.expected_gpus, asked.pci_gpus)
-        mapping = map_node(layout, gpus, backend, asked.node, asked.mig_strategy) if gpus else NodeMapping(backend)
+            gpus = _gpus(name, layout, request.expected_gpus, request.pci_gpus)
+        mapping = map_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else NodeMapping(backend)
     except LayoutError as error:
         return _answer(NodeMapping(backend), [str(problem) for problem in error.problems], checked=True)
     except FleetError as error:
@@ -70,25 +70,25 @@ def answer(asked: Request) -> dict:
 
 
 def _host(name, state):
-    """The host that gpu_info told of, lost GPUs included."""
+    """Return the host of a gpu_info result, including lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 
 def _gpus(name, layout, expected_gpus, pci_gpus):
-    """The GPUs that are expected, or on the host's bus; none where only a driver could say which GPUs the layout names."""
+    """Return the expected GPUs, or those on the PCI bus, or none if the layout selects GPUs that only a driver knows."""
     if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
         return ()
     if expected_gpus:
         return assumed_gpus(expected_gpus)
-    found = Reader(name).read("pci_gpus", pci_gpus, _ON_THE_BUS)
-    return gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in found])
+    rows = Reader(name).read("pci_gpus", pci_gpus, _ON_THE_BUS)
+    return gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in rows])
 
 
 def _check_word(option, word, words):
     if word not in words:
-        raise FleetError(option, '"%.60s" is no value of this option' % word, "Write one of %s." % ", ".join(words))
+        raise FleetError(option, '"%.60s" is not a value of this option' % word, "Use one of %s." % ", ".join(words))
 
 
 def _answer(mapping, problems, checked):

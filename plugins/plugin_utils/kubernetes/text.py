@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Show a mapping as lines of a plan."""
+"""Format a mapping as lines of a plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from .model import NodeMapping
 
 
 def lines(mapping: NodeMapping, name: str) -> list[str]:
-    """Return what Kubernetes will offer of the node in one line, then what it will not offer, and notes."""
+    """Return a line with the offered resources, then GPUs that are not offered, then notes."""
     offered = ", ".join("%s %d" % item for item in mapping.resources.items()) or "no GPU is offered"
     return ["node %s: %s" % (name, offered), *map(str, mapping.left_out), *mapping.notes]

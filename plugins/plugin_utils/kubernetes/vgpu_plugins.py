@@ -5,7 +5,7 @@
 
 HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
 Volcano: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
-Both hold pods to quotas of memory and SMs by a library in the container, HAMi-core.
+Both enforce quotas of memory and SMs with HAMi-core, a library in the container.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from .model import (
 )
 
 MIB = 1 << 20
-#: Pods of one GPU where the layout does not say (docs/config.md, `deviceSplitCount`).
+# Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
 DEFAULT_SPLIT_COUNT = 10
-#: Offered by HAMi-core: several processes on a GPU without MIG, in compute mode DEFAULT.
+# HAMi-core needs several processes on a GPU without MIG, in compute mode DEFAULT.
 OFFERED = ("shared", "time_slicing", "vgpu")
-#: A tenant's policy in the words of GPU_CORE_UTILIZATION_POLICY (docs/config.md): `force` binds always, `default` while another
-#: container works on the GPU. No policy lends idle SMs and takes them back, as burst does: `disable` has no limit at all.
+# Values of GPU_CORE_UTILIZATION_POLICY (docs/config.md): `force` always limits, `default` limits while another container uses the
+# GPU, `disable` never limits. None lends idle SMs like burst.
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
-#: HAMi knows a high and a low priority (docs/config.md, `resourcePriority`).
+# HAMi has a high and a low priority (docs/config.md, `resourcePriority`).
 _HAMI_PRIORITIES = (0, 1)
 
 
 @dataclass(frozen=True)
 class _Plugin:
-    """What differs between the two."""
+    """Differences between the plugins."""
 
     backend: str
     name: str
     number: str
     memory: str
     cores: str
-    #: None where it knows no priorities.
+    #: None without support for priorities.
     priority: str | None
-    #: Annotation that pins a pod to a GPU; None where it has none.
+    #: Annotation that pins a pod to a GPU, or None.
     pin: str | None
-    #: Whether memory and SMs are resources of the node too. HAMi's scheduler keeps them in annotations.
+    #: Whether memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations.
     counts_all: bool
     labels: dict[str, str]
 
@@ -88,7 +88,7 @@ PLUGINS = {
 
 
 def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> NodeMapping:
-    """Return what the plugin makes of the node's GPUs. `name` is what Kubernetes calls the node."""
+    """Return the plugin's mapping of the node's GPUs. `name` is the node name."""
     plugin = PLUGINS[backend]
     offered = [each for each in node if each.sharing in OFFERED]
     others = [each for each in node if each.sharing not in OFFERED]
@@ -126,7 +126,7 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
 
 
 def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
-    problem = "%s counts the memory of GPUs, and the driver of this one reports no size" % plugin.name
+    problem = "%s counts the memory of GPUs, and the driver does not report this GPU's size" % plugin.name
     return [
         refusal(group, problem, "Choose another sharing or backend.")
         for group in by_entry(offered)
@@ -137,12 +137,12 @@ def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusa
 def _notes(offered: Sequence[NodeGpu]) -> list[str]:
     unknown = [vgpu_of(each.entry) for each in offered if not each.has_uuid]
     if any(tenant.gpu is not None for vgpu in unknown if vgpu for tenant in vgpu.tenants):
-        return ["Tenants are not pinned: the UUIDs of the GPUs are not known before the driver answers."]
+        return ["Tenants are not pinned, because the GPUs' UUIDs are unknown until the driver responds."]
     return []
 
 
 def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
-    """Return the GPUs that the plugin leaves alone: by UUID, or by index where a driver does not answer yet."""
+    """Return the GPUs that the plugin ignores: by UUID, or by index without a driver."""
     return {
         "uuid": [each.gpu.uuid for each in others if each.has_uuid],
         "index": [each.gpu.index for each in others if not each.has_uuid],
@@ -151,17 +151,17 @@ def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
 
 def _left_out(group: Sequence[NodeGpu], plugin: _Plugin) -> LeftOut:
     reasons = {
-        "exclusive": "%s would share them, and the compute mode allows one process" % plugin.name,
-        "mig": "in its mode for MIG %s removes instances that it did not make" % plugin.name,
+        "exclusive": "%s would share them, but the compute mode permits one process" % plugin.name,
+        "mig": "the MIG mode of %s removes instances that it did not create" % plugin.name,
         "mps": "%s does not use the layout's MPS daemon" % plugin.name,
-        "unlisted": "no entry names it",
+        "unlisted": "it has no entry",
     }
     return LeftOut(group[0].where, tuple(each.gpu.index for each in group), reasons[group[0].sharing])
 
 
 def _refuse_instances(others: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
-    found = [group for group in by_entry(others) if any(part.mps for part in group[0].instances or ())]
-    return [refusal(group, "%s has no MPS inside MIG instances" % plugin.name) for group in found]
+    groups = [group for group in by_entry(others) if any(part.mps for part in group[0].instances or ())]
+    return [refusal(group, "%s has no MPS inside MIG instances" % plugin.name) for group in groups]
 
 
 def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
@@ -174,33 +174,33 @@ def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal
 
 
 def _problems(vgpu: Vgpu, plugin: _Plugin) -> list[str]:
-    """Return what the plugin cannot express of the tenants of an entry."""
+    """Return the tenant settings of an entry that the plugin cannot express."""
     problems = []
     if vgpu.provider in ("mps", "dmem"):
-        held = "provider: %s holds tenants to their quotas on the host, and %s in the container"
-        problems.append(held % (vgpu.provider, plugin.name))
+        text = "provider: %s enforces quotas on the host, but %s enforces them in the container"
+        problems.append(text % (vgpu.provider, plugin.name))
     if vgpu.policy not in _CORE_POLICIES:
-        problems.append("%s has no policy %s, which lends idle SMs and takes them back" % (plugin.name, vgpu.policy))
+        problems.append("%s has no policy %s, which lends and reclaims idle SMs" % (plugin.name, vgpu.policy))
     if plugin.priority is None and any(tenant.priority for tenant in vgpu.tenants):
-        problems.append("%s knows no priorities" % plugin.name)
+        problems.append("%s does not support priorities" % plugin.name)
     elif plugin.priority and any(tenant.priority not in _HAMI_PRIORITIES for tenant in vgpu.tenants):
-        problems.append("%s knows the priorities 0 and 1 only" % plugin.name)
+        problems.append("%s supports only the priorities 0 and 1" % plugin.name)
     if plugin.pin is None and any(tenant.gpu is not None for tenant in vgpu.tenants):
         problems.append("%s cannot pin a tenant to a GPU" % plugin.name)
     grouped = [tenant.name for tenant in vgpu.tenants if tenant.group is not None]
     if grouped:
-        problems.append("Kubernetes does not know the Unix group of tenant %s" % grouped[0])
+        problems.append("Kubernetes cannot use the Unix group of tenant %s" % grouped[0])
     renamed = [tenant.name for tenant in vgpu.tenants if tenant.was is not None]
     if renamed:
-        problems.append("Kubernetes does not know the earlier name (was) of tenant %s" % renamed[0])
+        problems.append("Kubernetes cannot use the earlier name (was) of tenant %s" % renamed[0])
     beyond = [tenant.name for tenant in vgpu.tenants if tenant.oversubscribe_managed]
     if beyond:
-        problems.append("%s has no managed memory beyond the quota, as tenant %s" % (plugin.name, beyond[0]))
+        problems.append("%s has no managed memory beyond the quota, which tenant %s uses" % (plugin.name, beyond[0]))
     return problems
 
 
 def _refuse_differences(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
-    """The number of pods and the ratios are the node's, not a GPU's (docs/config.md, "Node Configs")."""
+    """Refuse different pod counts and ratios, which apply per node (docs/config.md, "Node Configs")."""
     found = []
     sliced = [each for each in offered if each.sharing == "time_slicing"]
     most = max((_tenants(each) for each in offered), default=0)
@@ -235,7 +235,7 @@ def _ratios(each: NodeGpu) -> tuple[float, float]:
 
 
 def _split_count(offered: Sequence[NodeGpu]) -> int:
-    """Return how many pods may share a GPU of the node: the replicas, or else enough for the tenants and no fewer than usual."""
+    """Return the number of pods per GPU: the replicas, or the number of tenants but at least the default."""
     replicas = max(_replicas(each) for each in offered)
     return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))
 

@@ -16,7 +16,7 @@ SPLIT = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]},
 ]
 REFUSAL = (
-    "gpu_layout[0] (gpu 0): the device plugin knows no tenants with quotas. "
+    "gpu_layout[0] (gpu 0): the device plugin does not support tenants with quotas. "
     "hami or volcano_vgpu can express it (gpu_kubernetes_backend)."
 )
 

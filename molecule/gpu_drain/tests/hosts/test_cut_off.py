@@ -51,6 +51,6 @@ def test_a_drain_after_a_restart_takes_what_came_up_again(host):
 
 def test_a_command_that_fails_stops_the_drain_before_anything_goes(host):
     commands = {"commands_before": ["echo no >&2; exit 3"], "commands_after": ["touch /run/lab-after"]}
-    assert "it ended with status 3: no" in host.refused("drained", **commands, **OFF)
+    assert "it exited with status 3: no" in host.refused("drained", **commands, **OFF)
     assert host.host.file("/run/lab-after").exists
     assert host.is_whole()

@@ -65,7 +65,7 @@ def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned_once_the_cl
     assert run("drain", **drained).changed() == 0
     cluster.broken = "patch"
     said = run("resume", **drained).failed()
-    assert "Kubernetes node n1 is still cordoned, it could not be uncordoned" in said
+    assert "Kubernetes node n1 is still cordoned, because uncordoning failed" in said
     assert "kubectl uncordon n1" in said
     # What does not hang on it is back.
     assert host.active() == ALL
@@ -86,7 +86,7 @@ def test_pods_that_do_not_go_in_time_are_named_and_a_node_that_was_cordoned_befo
     cluster.unschedulable = True
     cluster.add_pod("training", seconds=600)
     said = run("drain", gpu_drain_timeout=2, **drained).failed()
-    assert "after 2 s the GPUs are still in use by pod ml/training. All that was taken off is back." in said
+    assert "after 2 s the GPUs are still in use by pod ml/training. The drain was rolled back." in said
     assert cluster.requests == ["evict training"]
     assert cluster.unschedulable
     assert host.active() == ALL
@@ -106,5 +106,5 @@ def test_a_pod_that_nobody_owns_fails_the_drain_before_any_goes(host, run, clust
 
 def test_a_node_that_the_cluster_does_not_have_is_an_error_with_its_cure(host, run, cluster, drained):
     said = run("drain", **{**drained, "gpu_drain_kubernetes_node": "n2"}).failed()
-    assert "The cluster has no node n2. Say in gpu_drain_kubernetes_node" in said
+    assert "The cluster has no node n2. Set gpu_drain_kubernetes_node" in said
     assert host.active() == ALL

@@ -69,7 +69,7 @@ def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
     end = said[said.index("after 2 s the GPUs are still in use by") :]
     assert f"Slurm job {first} (train) of user nobody, running, without a time limit" in end
     assert f"Slurm job {second} (a|b c) of user nobody, running, 29-23:" in end
-    assert "All that was taken off is back." in end
+    assert "The drain was rolled back." in end
     assert host.node() == "mixed: none" or host.node() == "allocated: none"
     assert host.active() == ALL
     # They are jobs as before.
@@ -80,7 +80,7 @@ def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
 @pytest.mark.thorough
 def test_what_the_module_refuses_fails_the_role_with_its_cure(host, run):
     said = run("drain", gpu_drain_slurm=True, gpu_drain_slurm_node="gpu-b", gpu_drain_services=["lab-a"]).failed()
-    assert "Slurm node gpu-b: Slurm has no node of this name. Say in gpu_drain_slurm_node what Slurm calls" in said
+    assert "Slurm node gpu-b: Slurm has no node of this name. Set gpu_drain_slurm_node to Slurm's name" in said
     assert f"{host.name}: " in said
     assert host.is_whole()
 

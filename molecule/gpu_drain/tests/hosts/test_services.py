@@ -79,7 +79,7 @@ def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host):
 def test_when_one_cannot_be_stopped_those_before_it_are_back(host):
     said = host.refused("drained", services=["lab-a", "lab-firm"])
     assert "unit lab-firm.service: it cannot be stopped:" in said
-    assert "What had been taken off is back." in said
+    assert "The drain was rolled back." in said
     assert host.active() == ALL
     assert not host.host.file(RECORD).exists
 
@@ -104,7 +104,7 @@ def test_a_failed_drain_that_cannot_be_taken_back_says_both(host):
     host.ask("touch /run/lab-lame")
     said = host.refused("drained", services=["lab-lame", "lab-firm"])
     assert "lab-firm.service: it cannot be stopped" in said
-    assert "not everything could be brought back: unit lab-lame.service: it does not start" in said
+    assert "not everything could be restored: unit lab-lame.service: it does not start" in said
     assert "(by hand: systemctl start lab-lame.service)" in said
     assert host.host.file(RECORD).exists
     host.ask("rm /run/lab-lame")
@@ -125,5 +125,5 @@ def test_a_unit_that_somebody_removed_meanwhile_is_left(host):
 
 def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host):
     said = host.refused("drained", services=["lab-a", "multi-user.target"])
-    assert "unit multi-user.target: it is a target: started again, it would bring more than was stopped" in said
+    assert "unit multi-user.target: it is a target: starting it again would start more than was stopped" in said
     assert host.active() == ALL

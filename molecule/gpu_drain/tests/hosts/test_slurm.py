@@ -43,7 +43,7 @@ def test_a_node_that_somebody_else_drained_stays_drained_with_its_reason(host):
     drain = host.drain(slurm=True, services=["lab-a"])
     assert drain["changed"]
     kept = "IDLE+DRAIN, by root with the reason: bad fan"
-    assert drain["kept"] == [f"Slurm node gpu-a is out of service already and stays so: {kept}"]
+    assert drain["kept"] == [f"Slurm node gpu-a was already out of service and stays so: {kept}"]
     assert host.node() == "drained: bad fan"
     resume = host.resume()
     assert resume["changed"]
@@ -82,9 +82,7 @@ def test_a_node_that_somebody_resumed_meanwhile_is_left(host):
 def test_a_node_that_is_down_is_an_error_with_its_reason(host):
     host.ask(f"scontrol update NodeName={NODE} State=DOWN Reason='no power'")
     said = host.refused("drained", slurm=True, services=["lab-a"])
-    assert (
-        "Slurm node gpu-a: it is DOWN, by root with the reason: no power, so that what runs on it is not known" in said
-    )
+    assert "Slurm node gpu-a: it is DOWN, by root with the reason: no power, so its jobs are unknown" in said
     assert "or leave gpu_drain_slurm false for this host" in said
     assert host.node() == "down: no power"
     assert host.active() == ALL

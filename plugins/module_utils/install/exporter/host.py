@@ -15,20 +15,20 @@ from ..files import Installation, InstallError
 
 UNIT = "dcgm-exporter.service"
 UNITS = "etc/systemd/system"
-#: The role's own directories, below the root given.
+# The role's directories, below the root.
 CONFIG = "etc/openfleet-gpu/exporter"
 PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
-#: There from before the first change until the service was restarted after the last one. A run that was cut off leaves it.
+# Exists from the first change until the service has restarted. An interrupted run leaves it.
 PENDING = CONFIG + "/restart-pending"
-#: {"packages": [name], "masked": [unit], "directories": [path]}: what was not there before the role, and goes with it.
+# {"packages": [name], "masked": [unit], "directories": [path]} that the role added and removes again.
 RECORD = CONFIG + "/installed.json"
 
-#: Of an address: user and password.
+# User and password in an address.
 CREDENTIALS = re.compile(r"//[^/\s]*@")
 
 
 class Record:
-    """What was not there before the role, by kind."""
+    """Objects that the role added, by kind."""
 
     def __init__(self, target: Installation) -> None:
         self._target, self._path = target, target.path(RECORD)
@@ -41,11 +41,11 @@ class Record:
             raise InstallError(
                 str(self._path),
                 "it cannot be read (%s)" % error,
-                "Delete it, and remove by hand what the role installed.",
+                "Delete it and remove the installation by hand.",
             ) from error
 
     def add(self, kind: str, names: list[str]) -> None:
-        """Add names, before the things are made: a run may be cut off."""
+        """Record names before the objects are created, because a run may be interrupted."""
         record = {known: self.names(known) for known in ("packages", "masked", "directories")}
         record[kind] = sorted({*record[kind], *names})
         if any(record.values()):
@@ -59,34 +59,34 @@ def booted(target: Installation) -> bool:
 
 
 def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> None:
-    """Call systemctl, and say so. `unknown`: systemd may not know the unit."""
+    """Call systemctl and report it. `unknown`: systemd may not know the unit."""
     if target.doing("systemctl " + " ".join(arguments)):
         command = ["systemctl", *arguments]
-        status, said = output(command)
-        if status and not (unknown and "not loaded" in said):
-            fail(command, status, said)
+        status, text = output(command)
+        if status and not (unknown and "not loaded" in text):
+            fail(command, status, text)
 
 
 def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
-    """Its status, and what it said. `more` is added to the environment."""
+    """Return a command's status and output. `more` is added to the environment."""
     done = run_to_end(command, env=more)
     return done.returncode, done.stdout + done.stderr
 
 
 def run(command: list[str], more: dict[str, str] | None = None) -> str:
-    status, said = output(command, more)
+    status, text = output(command, more)
     if status:
-        fail(command, status, said)
-    return said
+        fail(command, status, text)
+    return text
 
 
-def fail(command: list[str], status: int, said: str) -> NoReturn:
+def fail(command: list[str], status: int, text: str) -> NoReturn:
     where = CREDENTIALS.sub("//***@", " ".join(command))
-    raise InstallError(where, CREDENTIALS.sub("//***@", "it failed with status %d:\n%s" % (status, said + journal())))
+    raise InstallError(where, CREDENTIALS.sub("//***@", "it failed with status %d:\n%s" % (status, text + journal())))
 
 
 def refuse(text: str) -> NoReturn:
-    """Raise InstallError: the text says where, what and how to mend it."""
+    """Raise InstallError. The text contains place, problem and fix."""
     raise InstallError("", text)
 
 

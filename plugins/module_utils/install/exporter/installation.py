@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An exporter of GPU metrics: its files, packages and unit, and a scrape of it; or none of it. Passwords are never printed.
+"""Install or remove an exporter of GPU metrics: files, packages, unit and a test scrape. Passwords are never printed.
 
-The sources are the texts of the embedded exporter's program, by name of the file.
+The sources are the texts of the embedded exporter's program by file name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .passwords import hashes
 from .refusals import refuse_address, refuse_paths, refuse_quadlet
 from .scrape import certificate_is_old, check_health
 
-#: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
+# All possible files, below the root. Files of other sources are removed.
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
-#: What enables the first; the other's unit is wanted by what makes it.
+# Enables the first unit. The quadlet generator enables the other one.
 WANTED = UNITS + "/multi-user.target.wants/" + UNIT
 WEB_CONFIG = CONFIG + "/web-config.json"
-#: What the Python packages were made from. It comes last.
+# Origin of the Python packages, written last.
 STAMP = PROGRAM + "/packages/.requirements"
 SOURCES = PROGRAM + "/openfleet_exporter"
 STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
@@ -40,12 +40,12 @@ STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-export
 
 def web_config(target: Installation, bundle: Mapping[str, Any]) -> str:
     try:
-        there = json.loads(target.path(WEB_CONFIG).read_text())["basic_auth_users"]
+        current = json.loads(target.path(WEB_CONFIG).read_text())["basic_auth_users"]
     except (OSError, ValueError, KeyError, TypeError):
-        there = {}
+        current = {}
     config = dict(bundle["web_config"])
     if bundle["users"]:
-        config["basic_auth_users"] = hashes(bundle["users"], there)
+        config["basic_auth_users"] = hashes(bundle["users"], current)
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
@@ -55,7 +55,7 @@ def has_packages(target: Installation, embedded: dict) -> bool:
 
 
 def install_packages(target: Installation, embedded: dict) -> None:
-    """The embedded exporter's Python packages, from an archive or from an index. The old ones stay until all are there."""
+    """Install the embedded exporter's Python packages from an archive or an index. Old ones stay until all are installed."""
     folder, new = target.path(PROGRAM + "/packages"), target.path(PROGRAM + "/packages.new")
     if not target.doing("install Python packages into %s" % folder):
         return
@@ -65,7 +65,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     if embedded["source"] == "index":
         requirements = new / "requirements.txt"
         requirements.write_text(embedded["requirements"])
-        # Not in the command, which every user of the host can read: it may have a password.
+        # It may contain a password, and every user can read command lines.
         index = {"PIP_INDEX_URL": embedded["index_url"]} if embedded["index_url"] else {}
         command = [
             sys.executable,
@@ -81,7 +81,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     else:
         with zipfile.ZipFile(embedded["archive"]) as archive:
             archive.extractall(str(new))
-        # So that a start does not compile them each time: the service cannot write there.
+        # The service cannot write bytecode there.
         run([sys.executable, "-m", "compileall", "-q", "-j", "1", str(new)])
     (new / Path(STAMP).name).write_text(embedded["stamp"])
     if folder.exists():
@@ -90,8 +90,8 @@ def install_packages(target: Installation, embedded: dict) -> None:
 
 
 def wanted_files(target: Installation, bundle: Mapping[str, Any], sources: Sources) -> dict[str, tuple[bytes, int]]:
-    """Content and mode of each; ends where a password cannot be hashed."""
-    # Whatever name Ansible found it by, it is one interpreter, and the unit's does not change with the name.
+    """Return content and mode of each file. Raises InstallError if a password cannot be hashed."""
+    # The resolved path, so that the unit does not change with the name of the interpreter.
     python = os.path.realpath(sys.executable)
     files = {
         path: (entry["content"].replace("@python@", python).encode(), int(entry["mode"], 8))
@@ -108,14 +108,14 @@ def wanted_files(target: Installation, bundle: Mapping[str, Any], sources: Sourc
 
 
 def _program(target: Installation) -> dict[str, str]:
-    """The embedded exporter's program as it is installed."""
+    """Return the installed program of the embedded exporter."""
     return {path.name: path.read_text(encoding="utf-8") for path in target.path(SOURCES).glob("*.py")}
 
 
 def install(
     target: Installation, bundle: Mapping[str, Any], files: dict[str, tuple[bytes, int]], pending: bool
 ) -> None:
-    """The files and the unit. `pending`: a run before this one was cut off, and the service may not know what it wrote."""
+    """Install the files and the unit. `pending`: an interrupted run may not have restarted the service."""
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
     units = [target.remove(path) for path in UNIT_FILES if path not in files]
@@ -133,7 +133,7 @@ def install(
         return
     if any(units) or pending:
         systemctl(target, "daemon-reload")
-    # A quadlet's unit is enabled by what makes it.
+    # The quadlet generator enables its unit.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
         systemctl(target, "enable", "--no-reload", "--quiet", UNIT)
     if target.done or pending or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
@@ -142,7 +142,7 @@ def install(
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
-    """Files of former settings in the directories that are the role's own."""
+    """Remove files of former settings from the role's directories."""
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
@@ -156,30 +156,30 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
 
 
 def uninstall(target: Installation) -> None:
-    """All that the role brought, whatever its settings are by now; nothing of what was there before."""
+    """Remove everything that the role installed, regardless of current settings."""
     packages, directories = to_remove(target), Record(target).names("directories")
-    there = [path for path in UNIT_FILES if target.path(path).exists()]
-    if there and booted(target):
-        if UNIT_FILES[0] in there:
+    units = [path for path in UNIT_FILES if target.path(path).exists()]
+    if units and booted(target):
+        if UNIT_FILES[0] in units:
             systemctl(target, "disable", "--no-reload", "--quiet", "--now", UNIT)
         else:
-            # Never made of its quadlet, by a Podman before 4.4.
+            # Podman before 4.4 did not generate it from the quadlet.
             systemctl(target, "stop", UNIT, unknown=True)
     for path in (*UNIT_FILES, PROGRAM, *STATE):
         remove_tree(target, path)
     take_away(target, packages)
-    # It has the record.
+    # Last, because it contains the record.
     remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
-        target.prune(target.path(folder), said=False)
-    if there and booted(target):
+        target.prune(target.path(folder), report=False)
+    if units and booted(target):
         systemctl(target, "daemon-reload")
 
 
 def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:
-    """Bring about what is asked for. Return the architecture whose archive of Python packages is needed first.
+    """Apply the requested state. Return the architecture whose archive of Python packages is needed first, if any.
 
-    Nothing is installed then.
+    In that case nothing is installed.
     """
     refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])
     if bundle["state"] == "absent":

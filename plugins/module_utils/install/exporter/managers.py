@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host's package manager: what is there, what a change would do, and the change."""
+"""The host's package manager: installed versions, predicted changes and commands."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .host import output, refuse, run
 
 
 class Plan(NamedTuple):
-    """What a change would do, by names of packages."""
+    """Predicted changes, by package name."""
 
     new: list[str]
     changed: list[str]
     removed: list[str]
 
     def others(self, own) -> str:
-        """What it would do to packages that are not `own`, besides bringing new ones."""
-        said = ["change the version of %s" % name for name in self.changed if not own(name)]
-        said += ["remove %s" % name for name in self.removed if not own(name)]
-        return ", ".join(said)
+        """Return the changes and removals of packages that are not `own`, as text."""
+        parts = ["change the version of %s" % name for name in self.changed if not own(name)]
+        parts += ["remove %s" % name for name in self.removed if not own(name)]
+        return ", ".join(parts)
 
 
 class Apt:
@@ -31,11 +31,11 @@ class Apt:
     OPTIONS = ("-q", "-y", "-o", "APT::Get::AutomaticRemove=false", "-o", "Dpkg::Options::=--force-confold")
 
     def installed_version(self, package: str) -> str:
-        """Its version, or nothing."""
+        """Return the installed version of a package, or ""."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
-        status, said = output(["dpkg-query", "--show", form, package])
-        # "hi" is one that is held.
-        return said[2:].strip() if status == 0 and said[1:2] == "i" else ""
+        status, text = output(["dpkg-query", "--show", form, package])
+        # "hi" is a held package.
+        return text[2:].strip() if status == 0 and text[1:2] == "i" else ""
 
     def asked(self, package: str, version: str) -> str:
         return package + ("=%s%s" % (version, "" if "-" in version else "-*") if version else "")
@@ -63,17 +63,17 @@ class Apt:
 
 
 class Dnf:
-    """Version 4 or 5. Its table has a heading for each kind of change, and a line for each package that begins with blanks."""
+    """DNF 4 or 5. Its table has a heading for each kind of change, and an indented line for each package."""
 
     def installed_version(self, package: str) -> str:
-        status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
-        return said.strip() if status == 0 else ""
+        status, text = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
+        return text.strip() if status == 0 else ""
 
     def asked(self, package: str, version: str) -> str:
         return package + ("-" + version if version else "")
 
     def refresh(self, own: str) -> None:
-        """It does so by itself, but asks whether the key of signed metadata is to be trusted, which a plan does not answer."""
+        """Fetch metadata of the role's repository. DNF asks whether to trust its key, which a plan cannot answer."""
         if own:
             run(["dnf", "makecache", "-y", "--repo=" + own])
 
@@ -81,24 +81,24 @@ class Dnf:
         return ["dnf", "install", "-y", "--setopt=install_weak_deps=False", *asked]
 
     def remove(self, packages: list[str]) -> list[str]:
-        # Not dnf: it would take along what depends on them.
+        # Not dnf, which would also remove dependents.
         return ["rpm", "--erase", *packages]
 
     def plan(self, command: list[str]) -> Plan:
         if command[0] == "rpm":
             run([*command, "--test"])
             return Plan([], [], [])
-        # It ends with status 1, as its question got no answer.
-        said = output([word if word != "-y" else "--assumeno" for word in command])[1]
+        # It exits with status 1, because its question was not answered.
+        text = output([word if word != "-y" else "--assumeno" for word in command])[1]
         plan, heading = Plan([], [], []), ""
-        for line in said.splitlines():
+        for line in text.splitlines():
             words = line.split()
             if line[:1].strip():
                 heading = line.strip().lower()
             elif not words or not heading.endswith(":"):
                 continue
             elif line.startswith("  ") and words[0] != "replacing":
-                # The other columns of a long name.
+                # Continuation line of a long name.
                 continue
             elif words[0] == "replacing":
                 plan.removed.append(words[1].rpartition(".")[0] or words[1])
@@ -108,11 +108,11 @@ class Dnf:
                 plan.removed.append(words[0])
             elif heading.startswith(("upgrading", "downgrading")):
                 plan.changed.append(words[0])
-        if not any(plan) and "nothing to do" not in said.lower():
-            refuse("%s does not say what it would do:\n%s" % (" ".join(command), said))
+        if not any(plan) and "nothing to do" not in text.lower():
+            refuse("%s does not list its changes:\n%s" % (" ".join(command), text))
         return plan
 
 
 def manager():
-    """Return that of the host's distribution: Red Hat's may have dpkg, and Debian's dnf."""
+    """Return the package manager of the host's distribution. The other one may be installed too."""
     return Apt() if package_manager() == "apt" else Dnf()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's packages, their repository and the unit that they bring: put there, and taken away again as far as they were."""
+"""Install and remove NVIDIA's packages, their repository and the mask of their unit."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..files import Installation
 from .host import UNITS, Record, booted, output, refuse, run
 from .managers import Apt, manager
 
-#: NVIDIA's repository, where the hosts' own sources do not have the packages.
+# NVIDIA's repository, if the host's sources lack the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
 DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
-#: DCGM 4's. The one of DCGM 3 has no more to its name, and is a site's own.
+# Packages of DCGM 4. DCGM 3's package has no suffix and belongs to the site.
 FAMILY = "datacenter-gpu-manager-"
 
 
 def missing(host, packages: list[str], version: str) -> list[str]:
-    """What is not installed, as a package manager is asked for it. A version is the exporter's own."""
+    """Return the missing packages in the form of install commands. The version applies to the exporter."""
     lacking = []
     for package in packages:
         has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
-        # 1:4.8.2-1 may be asked for as it is, without its epoch, and without its revision.
+        # 1:4.8.2-1 also matches without epoch and without revision.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
             lacking.append(host.asked(package, wanted))
@@ -32,7 +32,7 @@ def missing(host, packages: list[str], version: str) -> list[str]:
 
 
 def dnf_source(url: str, repo_gpgcheck: bool) -> str:
-    """NVIDIA signs its packages, and repomd.xml too: https://github.com/NVIDIA/cuda-repo-management"""
+    """Return the repository file. NVIDIA signs packages and repomd.xml: https://github.com/NVIDIA/cuda-repo-management"""
     lines = [
         "[%s]" % DNF_REPOSITORY,
         "name=DCGM, for openfleet.gpu",
@@ -60,7 +60,7 @@ def write_repository(target: Installation, repository: dict) -> None:
 
 
 def bring(target: Installation, bundle: dict) -> None:
-    """The packages; ahead of them the masks of their units, which would listen on all addresses as soon as they are there."""
+    """Install the packages. Mask their units first, which would listen on all addresses once installed."""
     host, packages, version = manager(), bundle["packages"], bundle["version"]
     write_repository(target, bundle["repository"])
     lacking = missing(host, packages, version)
@@ -71,9 +71,9 @@ def bring(target: Installation, bundle: dict) -> None:
         others = plan.others(lambda name: name.startswith(FAMILY) or name in packages)
         if others:
             refuse(
-                "nothing was installed: to install %s, the package manager would %s. Another dcgm_exporter_version or other "
-                "dcgm_exporter_packages may fit what the host has; or make that change by hand, when the host is free of "
-                "jobs." % (", ".join(lacking), others)
+                "nothing was installed: to install %s, the package manager would %s. Set a dcgm_exporter_version or "
+                "dcgm_exporter_packages that fit the installed packages, or make that change by hand when no jobs run on the "
+                "host." % (", ".join(lacking), others)
             )
         Record(target).add("packages", plan.new)
     for unit in bundle["masked"]:
@@ -82,11 +82,11 @@ def bring(target: Installation, bundle: dict) -> None:
         run(command)
         lacking = missing(host, packages, version)
         if lacking:
-            refuse("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
+            refuse("the installation succeeded, but these packages are missing: %s" % ", ".join(lacking))
 
 
 def to_remove(target: Installation) -> list[str]:
-    """Of what the role installed, what is there. Ends where other packages would go with it."""
+    """Return the installed packages of the role. Raises InstallError if their removal would affect other packages."""
     host = manager()
     packages = [package for package in Record(target).names("packages") if host.installed_version(package)]
     if packages:
@@ -96,8 +96,8 @@ def to_remove(target: Installation) -> list[str]:
             others = ", ".join([others, "install " + " ".join(plan.new)]).strip(", ")
         if others:
             refuse(
-                "nothing was removed: to remove %s, which the role installed, the package manager would %s. Remove the one "
-                "or the other by hand." % (", ".join(packages), others)
+                "nothing was removed: to remove %s, which the role installed, the package manager would %s. Remove these "
+                "packages by hand." % (", ".join(packages), others)
             )
     return packages
 
@@ -124,8 +124,8 @@ def mask(target: Installation, unit: str) -> None:
         return
     if path.exists() or path.is_symlink():
         refuse(
-            "%s is there, a site's own unit in the place of the package's, which the role masks as it listens on all "
-            "addresses. Remove it first: the role has a unit of its own." % path
+            "%s is a unit of the site. The role has to mask the package's unit of that name, which listens on all addresses. "
+            "Remove the site's unit first: the role installs its own." % path
         )
     if not target.doing("mask %s" % unit):
         return

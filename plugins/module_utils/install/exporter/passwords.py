@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hashes of passwords, made by the C library (crypt(3)), and only where the one that is there does not fit."""
+"""Hash passwords with the C library (crypt(3)), if the current hash does not match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import secrets
 
 from .host import refuse
 
-#: bcrypt, as exporter-toolkit reads it: crypt(5) of libxcrypt.
+# bcrypt in the form of exporter-toolkit: crypt(5) of libxcrypt.
 BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}\Z")
 COST = 10
 
@@ -26,28 +26,28 @@ def crypt_function():
         function.restype = ctypes.c_char_p
         return lambda password, setting: (function(password.encode(), setting.encode()) or b"").decode()
     return refuse(
-        "dcgm_exporter_basic_auth_users: the host has no libcrypt (package libcrypt1 or libxcrypt) to make hashes with."
+        "dcgm_exporter_basic_auth_users: the host has no libcrypt for hashing. Install libcrypt1 or libxcrypt."
     )
 
 
-def hashes(users: dict[str, str], there: dict[str, str]) -> dict[str, str]:
-    """One for each user: the one that is there where it fits."""
+def hashes(users: dict[str, str], current: dict[str, str]) -> dict[str, str]:
+    """Return a hash for each user, the current one if it matches."""
     crypt = crypt_function() if users else None
-    wanted = {}
+    result = {}
     for user, password in sorted(users.items()):
         if len(password.encode()) > 72:
             refuse(
-                "dcgm_exporter_basic_auth_users: the password of %s has more than the 72 bytes that bcrypt takes."
+                "dcgm_exporter_basic_auth_users: the password of %s has more than the 72 bytes that bcrypt supports."
                 % user
             )
-        old = there.get(user, "")
+        old = current.get(user, "")
         if BCRYPT.match(old) and secrets.compare_digest(crypt(password, old), old):
-            wanted[user] = old
+            result[user] = old
             continue
         salt = base64.b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("+", ".")
-        # The last character holds two bits only; "O" is such a one.
+        # The last character holds only two bits, as "O" does.
         new = crypt(password, "$2b$%02d$%sO" % (COST, salt[:21]))
         if not BCRYPT.match(new):
             refuse("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")
-        wanted[user] = new
-    return wanted
+        result[user] = new
+    return result

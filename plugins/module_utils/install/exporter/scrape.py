@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Is the exporter well? What it says when it is scraped.
+"""Check the exporter's health with a scrape.
 
-No request is sent before the server has shown the certificate that is configured, in a TLS handshake that proves its key, and
-the kernel has attested that the other end of this connection is a process of the exporter's own unit (peer.py). So another
-process that has the port gets neither the password nor a header.
+No request is sent until the server has proved the configured certificate in a TLS handshake, and the kernel has confirmed that
+the peer is a process of the exporter's unit (peer.py). So another process on the port gets neither password nor headers.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from ...peer_owner import UnitOwner
 from ...printable import printable
 from .host import UNIT, journal, refuse
 
-#: Bytes of the metrics that are read. A host with 16 GPUs and all MIG instances has about 1 MiB.
+# Maximum bytes of metrics. A host with 16 GPUs and all MIG instances has about 1 MiB.
 MOST_BYTES = 1 << 26
 SAMPLE = re.compile(r"^(DCGM_FI_\w+|openfleet_gpu_info|openfleet_gpu_lost)\{", re.MULTILINE)
-#: As the unit of Docker and the quadlet name it.
+# Container name in the Docker unit and the quadlet.
 CONTAINER = "dcgm-exporter"
 SECONDS = 20
 
 
 class OtherCertificateError(Exception):
-    """The server shows another certificate than the configured one."""
+    """The server presents another certificate than the configured one."""
 
 
 def pem_certificate(path: str) -> bytes:
-    """The first one of a file, as the server shows it."""
+    """Return the first certificate of a file in DER form."""
     text = Path(path).read_text()
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     first = text[text.index(begin) : text.index(end) + len(end)]
@@ -45,14 +44,14 @@ def pem_certificate(path: str) -> bytes:
 def connection_to(health: dict, check_first: Check) -> CheckedConnection | CheckedTlsConnection:
     if not health["certificate"]:
         return CheckedConnection(health["address"], health["port"], timeout=SECONDS, check=check_first)
-    # The certificate is compared as a whole: its name need not be this address's.
+    # The whole certificate is compared, so its name may differ from the address.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return CheckedTlsConnection(health["address"], health["port"], timeout=SECONDS, context=context, check=check_first)
 
 
 def scrape(health: dict, user: str | None) -> tuple[int, str]:
-    """Status and body. Raises OtherCertificateError or PeerError, and has sent nothing then."""
+    """Return status and body. Raises OtherCertificateError or PeerError before sending anything."""
 
     def check_first(socket: Any) -> None:
         if health["certificate"] and socket.getpeercert(binary_form=True) != pem_certificate(health["certificate"]):
@@ -72,7 +71,7 @@ def scrape(health: dict, user: str | None) -> tuple[int, str]:
 
 
 def certificate_is_old(bundle: dict) -> bool:
-    """Whether a running service still shows another one than is there: it was renewed."""
+    """Return whether the running service presents another certificate than the file, as after a renewal."""
     health = bundle["health"]
     if not health or not health["certificate"]:
         return False
@@ -88,7 +87,7 @@ def certificate_is_old(bundle: dict) -> bool:
 
 
 def problem(health: dict) -> str:
-    """What a scrape shows to be wrong, or nothing."""
+    """Return the problem that a scrape shows, or ""."""
     where = "%s port %d" % (health["address"], health["port"])
     try:
         if health["users"]:

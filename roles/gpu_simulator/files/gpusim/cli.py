@@ -18,7 +18,7 @@ from .errors import FleetError
 
 MODELS_DIRECTORY = "/usr/local/share/gpusim/models"
 
-#: How faults other than a return code are said in gpusim.h.
+# Faults other than return codes, as in gpusim.h.
 SIGNALS = ("kill", "kill-inside", "kill-after", "stop")
 
 SWITCHES = {"on": "1", "off": "0"}
@@ -34,17 +34,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _init(options: argparse.Namespace) -> None:
-    wanted = configuration.read(options.config)
-    text = configuration.to_text(wanted, load_models(options.models))
+    desired = configuration.read(options.config)
+    text = configuration.to_text(desired, load_models(options.models))
     control = Control()
-    there = None
+    current_digest = None
     try:
-        there = control.dump()["host"].get("digest")
+        current_digest = control.dump()["host"].get("digest")
     except ControlError as error:
         if error.code != DRIVER_NOT_LOADED:
             raise
-    gpus = f"{sum(entry.get('count', 1) for entry in wanted['gpus'])} simulated GPUs of {wanted['host']}"
-    if there == configuration.digest_of(text):
+    gpus = f"{sum(entry.get('count', 1) for entry in desired['gpus'])} simulated GPUs of {desired['host']}"
+    if current_digest == configuration.digest_of(text):
         print(f"unchanged: {gpus} as configured")
     elif options.check:
         print(f"changed: would lay out {gpus}")
@@ -73,8 +73,8 @@ def _load(options: argparse.Namespace) -> None:
     elif options.pattern in load.PATTERNS:
         text = load.pattern_text(options.pattern, *values, options.period)
     elif any(value is not None for value in (*values, options.period)):
-        cure = "Leave --utilization, --memory, --power and --period out"
-        raise FleetError(f"--pattern {options.pattern}", "a recorded load brings its own values", cure)
+        cure = "Remove --utilization, --memory, --power and --period"
+        raise FleetError(f"--pattern {options.pattern}", "a recorded load has its own values", cure)
     else:
         text = load.samples_text(options.pattern, options.interval)
     if text is not None:
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     compute_instance = place.compute_instance if options.ci is None else options.ci
     if gpu_instance != WHOLE and compute_instance == WHOLE:
         compute_instance = 0
-    # The entry belongs to this process; exec keeps pid and start time, so it lives just as long as the command.
+    # The entry belongs to this process. exec keeps pid and start time, so it lasts as long as the command.
     pid = os.getpid()
     control.attach(pid, place.gpu, gpu_instance, compute_instance, options.type, load.memory_bytes(options.memory))
     try:
@@ -191,8 +191,8 @@ def _calls(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpusim",
-        description="The simulated GPUs of this host: lay them out, load them, break them, look at them.",
-        epilog="A GPU is named by index, UUID or PCI address. GPUSIM_STATE names another state file, "
+        description="Create, load, break and show the simulated GPUs of this host.",
+        epilog="Name a GPU by index, UUID or PCI address. GPUSIM_STATE sets another state file, "
         "GPUSIM_LIBRARY another library, GPUSIM_MODELS another directory of models.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -204,27 +204,31 @@ def _parser() -> argparse.ArgumentParser:
 
     models = {"metavar": "DIR", "default": os.environ.get("GPUSIM_MODELS") or MODELS_DIRECTORY}
 
-    child = command("init", _init, "lay out the GPUs of a configuration file, unless they are already laid out so")
+    child = command("init", _init, "create the GPUs of a configuration file, unless they exist")
     form = 'JSON, or - for standard input: {"gpus": [{"model": …, "count": …}]}'
     child.add_argument("--config", required=True, metavar="FILE", help=form)
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
-    child.add_argument("--check", action="store_true", help="only say whether something would change")
+    child.add_argument("--check", action="store_true", help="only report whether something would change")
 
-    child = command("show", _show, "print GPUs, MIG modes, instances, processes, loads and waiting faults")
-    child.add_argument("--json", action="store_true", help="the whole state as JSON")
+    child = command("show", _show, "print GPUs, MIG modes, instances, processes, loads and pending faults")
+    child.add_argument("--json", action="store_true", help="print the whole state as JSON")
 
-    child = command("load", _load, "let a GPU or a GPU instance look busy")
-    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, or one of its GPU instances; or a MIG device's UUID")
+    child = command("load", _load, "simulate load on a GPU or a GPU instance")
+    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, a GPU instance or a MIG device's UUID")
     kind = child.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--pattern", metavar="constant|square|sine|FILE.csv", help="shape, or a recording")
-    kind.add_argument("--clear", action="store_true", help="take the load away")
-    child.add_argument("--utilization", metavar="PERCENT", help="as 80, or as a range 10..80")
-    child.add_argument("--memory", metavar="SIZE", help="as 4GiB, or as a range 1GiB..4GiB")
-    child.add_argument("--power", metavar="WATTS", help="as 300, or as a range 100..300; default: follows utilisation")
-    child.add_argument("--period", metavar="SECONDS", type=_seconds, help="of square and sine, 60 by default")
-    child.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="between recorded samples")
+    kind.add_argument("--pattern", metavar="constant|square|sine|FILE.csv", help="shape or recording")
+    kind.add_argument("--clear", action="store_true", help="remove the load")
+    child.add_argument("--utilization", metavar="PERCENT", help="for example 80, or a range 10..80")
+    child.add_argument("--memory", metavar="SIZE", help="for example 4GiB, or a range 1GiB..4GiB")
+    child.add_argument(
+        "--power", metavar="WATTS", help="for example 300, or a range 100..300; default: follows utilization"
+    )
+    child.add_argument("--period", metavar="SECONDS", type=_seconds, help="period of square and sine, 60 by default")
+    child.add_argument(
+        "--interval", metavar="SECONDS", type=_seconds, default=1.0, help="time between recorded samples"
+    )
 
-    for option, what, usual in (
+    for option, subject, default in (
         ("--sm", "busy SMs", 100),
         ("--occupancy", "active warps", 50),
         ("--tensor", "tensor cores", 50),
@@ -234,79 +238,83 @@ def _parser() -> argparse.ArgumentParser:
             option,
             metavar="PERCENT",
             type=_percent,
-            help=f"{what} as GPM tells them, in percent of the utilisation, {usual} by default",
+            help=f"{subject} as reported by GPM, in percent of the utilization, {default} by default",
         )
 
-    child = command("run", _run, "run a command that counts as a process on a GPU for as long as it lives")
+    child = command("run", _run, "run a command as a process on a GPU")
     child.add_argument("--gpu", required=True, help="the GPU, GPU/GI, or a MIG device's UUID")
     child.add_argument("--gi", type=int, help="GPU instance id, in MIG mode")
     child.add_argument("--ci", type=int, help="compute instance id, 0 by default")
-    child.add_argument("--memory", default="0", metavar="SIZE", help="GPU memory it uses, as 4GiB")
+    child.add_argument("--memory", default="0", metavar="SIZE", help="GPU memory in use, for example 4GiB")
     child.add_argument("--type", choices=("compute", "graphics", "mps"), default="compute")
     child.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
 
-    child = command("xid", _xid, "raise an Xid error, which every client that registered for it gets")
-    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, one of its GPU instances, or a MIG device's UUID")
-    child.add_argument("number", type=_xid_number, metavar="NUMBER", help="as in NVIDIA's table: 48, 79, 94 …")
+    child = command("xid", _xid, "raise an Xid error for all registered clients")
+    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, a GPU instance or a MIG device's UUID")
+    child.add_argument("number", type=_xid_number, metavar="NUMBER", help="number in NVIDIA's table: 48, 79, 94 …")
 
-    child = command("lose", _lose, "let GPUs fall off the bus, with Xid error 79: no call on them works any more")
+    child = command("lose", _lose, "drop GPUs off the bus with Xid error 79, so that all calls on them fail")
     child.add_argument("gpus", nargs="+", metavar="GPU")
 
-    child = command("restore", _restore, "bring lost GPUs back as they were")
+    child = command("restore", _restore, "restore lost GPUs with their state")
     child.add_argument("gpus", nargs="+", metavar="GPU")
 
-    child = command("reset", _reset, "reset GPUs: a pending MIG mode becomes current, instances go")
+    child = command("reset", _reset, "reset GPUs: apply a pending MIG mode, remove instances")
     child.add_argument("gpus", nargs="+", metavar="GPU")
 
-    command("reboot", _reboot, "drop what a restart of the host drops")
+    command("reboot", _reboot, "apply the effects of a host restart")
 
     child = command(
-        "fail", _fail, "make calls of an NVML function fail, once or until cleared, or end or stop the caller"
+        "fail", _fail, "make calls of an NVML function fail once or until cleared, or kill or stop the caller"
     )
     child.add_argument(
         "call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml; any, with --gpu"
     )
-    child.add_argument("--nth", type=int, default=1, metavar="N", help="which call from now, the next by default")
+    child.add_argument(
+        "--nth", type=int, default=1, metavar="N", help="number of the call from now, the next by default"
+    )
     child.add_argument(
         "--gpu",
         metavar="GPU",
-        help="only calls on this GPU: its handles, instances and MIG devices; default: all calls",
+        help="only calls on this GPU, its instances and MIG devices; default: all calls",
     )
     child.add_argument(
         "--lasting",
         action="store_true",
-        help="fail that call and each after it, in all versions of the function, until --clear",
+        help="fail that call and all later ones, in all versions of the function, until --clear",
     )
     codes = f"IN_USE or another NVML error, or one of {', '.join(SIGNALS)}"
     child.add_argument("--code", metavar="CODE", help=codes)
-    child.add_argument("--clear", action="store_true", help="remove all faults, those that last too")
+    child.add_argument("--clear", action="store_true", help="remove all faults, also lasting ones")
 
-    child = command("set", _set, "change a switch of a GPU, what is wrong with it, or a switch of the host")
+    child = command("set", _set, "set a switch or a fault of a GPU, or a switch of the host")
     words = (
-        "GPU KEY VALUE, as 0 passthrough on, 0 held_by_kernel on or 0 throttle thermal; "
-        "or for the host KEY VALUE, as driver_version 570.148.08"
+        "GPU KEY VALUE, for example 0 passthrough on, 0 held_by_kernel on or 0 throttle thermal; "
+        "for the host KEY VALUE, for example driver_version 570.148.08"
     )
     child.add_argument("words", nargs="+", metavar="WORD", help=words)
 
-    child = command("models", _models, "list the models that can be simulated")
+    child = command("models", _models, "list the available models")
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
 
-    child = command("record", _record, "print the model file of a card that make check-gpu read")
+    child = command("record", _record, "print the model file of a card from a make check-gpu report")
     child.add_argument("report", metavar="FILE", help="gpu-check.json")
-    child.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="which GPU of the report, 0 by default")
-    child.add_argument("--key", required=True, help="the model's name in inventories, as H100-80GB")
+    child.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="GPU of the report, 0 by default")
+    child.add_argument("--key", required=True, help="the model's name in inventories, for example H100-80GB")
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
 
     child = command(
-        "kernel-files", _kernel_files, "write what the kernel and its driver show in /proc, /sys and /dev/nvidia-caps"
+        "kernel-files",
+        _kernel_files,
+        "write the files of the kernel and its driver in /proc, /sys and /dev/nvidia-caps",
     )
-    child.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="below this directory")
+    child.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="write below this directory")
     kind = child.add_mutually_exclusive_group()
-    kind.add_argument("--follow", action="store_true", help="and again at each change of instances, until it is killed")
-    kind.add_argument("--remove", action="store_true", help="take them away again")
+    kind.add_argument("--follow", action="store_true", help="write again at each instance change, until killed")
+    kind.add_argument("--remove", action="store_true", help="remove the files")
 
-    child = command("calls", _calls, "print how often each NVML function was called on this host")
-    child.add_argument("--clear", action="store_true", help="start counting at 0")
+    child = command("calls", _calls, "print the number of calls of each NVML function on this host")
+    child.add_argument("--clear", action="store_true", help="reset the counts")
     return parser
 
 

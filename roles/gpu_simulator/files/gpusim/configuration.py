@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a host's configuration (JSON) to the text that gpusimCreate takes (src/gpusim.h).
+"""Convert a host's configuration (JSON) to the text for gpusimCreate (src/gpusim.h).
 
     {"host": "gpu-17", "driver_version": "580.105.08", "cuda_version": "13.0",
      "gpus": [{"model": "H100-80GB", "count": 8}]}
 
-Only `gpus` is required. What tells one GPU from another (UUID, serial number) is derived from `host` and the
-GPU's index: the same after every installation, different between hosts.
+Only `gpus` is required. UUIDs and serial numbers are derived from `host` and the GPU's index, so they are stable across
+installations and different between hosts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .model_readings import CORES
 
 DEFAULT_DRIVER_VERSION = "580.105.08"
 
-#: CUDA version that each driver branch brings, as its nvidia-smi prints it.
+# CUDA version of each driver branch, as printed by nvidia-smi.
 CUDA_VERSIONS = {470: "11.4", 525: "12.0", 535: "12.2", 550: "12.4", 570: "12.8", 580: "13.0", 595: "13.2"}
 
-#: nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
+# nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
 NVML_BRANDS = {"NVIDIA": 14, "NVIDIA RTX": 12}
-#: nvml.h: nvmlNvlinkVersion_t of the NVLinks that GPUs of an architecture have.
+# nvml.h: nvmlNvlinkVersion_t by architecture.
 NVLINK_VERSIONS = {"Volta": 2, "Ampere": 4, "Hopper": 6, "Blackwell": 7}
 NVML_ARCHITECTURES = {"Volta": 5, "Turing": 6, "Ampere": 7, "Ada": 8, "Hopper": 9, "Blackwell": 10}
 
@@ -38,16 +38,16 @@ GPUS_PER_PCI_DOMAIN = 16
 FIRST_PCI_BUS, PCI_BUS_STEP = 0x1A, 0x0E
 NVIDIA_PCI_VENDOR = 0x10DE
 
-#: Modules on one board, numbered from 1.
+# Modules on one board, numbered from 1.
 MODULES_PER_BOARD = 8
 
-#: Cards that are no modules show 1 from this branch on (nvidia-smi -q of A10, L4 and T4), and 0 under 470 and 515.
+# Cards without a module report 1 from this branch on (nvidia-smi -q of A10, L4 and T4), and 0 under 470 and 515.
 FIRST_DRIVER_THAT_NUMBERS_CARDS = 535
 
-#: Up to this many, GPUs are wired to each other directly, as on HGX boards; more go through NVSwitches.
+# Up to this number, GPUs are wired directly, as on HGX boards. More GPUs use NVSwitches.
 DIRECTLY_WIRED_GPUS = 4
 
-#: Old drivers answer profile queries only in MIG mode; this is the last branch known to do so.
+# Last known driver branch that answers profile queries only in MIG mode.
 LAST_DRIVER_WITHOUT_EARLY_PROFILES = 535
 
 _IDENTITY = uuid.UUID("6e5bb0c2-3f5e-4d0c-9a35-6f1f0e6f2a11")
@@ -58,19 +58,19 @@ class ConfigurationError(FleetError):
 
 
 def read(path: str) -> dict[str, Any]:
-    """The configuration file's content, checked; `-` is standard input."""
+    """Return the checked content of the configuration file. `-` is standard input."""
     name = "standard input" if path == "-" else path
     try:
         data = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(name, f"cannot be read: {error.strerror}", "Name a readable file") from error
     except ValueError as error:
-        raise ConfigurationError(name, f"not JSON: {error}", "Mend the file") from error
+        raise ConfigurationError(name, f"not JSON: {error}", "Fix the file") from error
     return check(data, name)
 
 
 def check(data: Any, where: str) -> dict[str, Any]:
-    """The configuration with its defaults filled in; ConfigurationError names the field."""
+    """Return the configuration with defaults. Raises ConfigurationError with the field."""
 
     def fail(field: str, problem: str, cure: str) -> None:
         raise ConfigurationError(f"{where}: {field}" if field else where, problem, cure)
@@ -79,7 +79,7 @@ def check(data: Any, where: str) -> dict[str, Any]:
         fail("", "is not an object", 'Write {"gpus": [{"model": "H100-80GB", "count": 8}]}')
     unknown = set(data) - {"host", "driver_version", "cuda_version", "gpus"}
     if unknown:
-        fail(min(unknown), "is not a field of the configuration", "Take host, driver_version, cuda_version, gpus")
+        fail(min(unknown), "is not a field of the configuration", "Use host, driver_version, cuda_version, gpus")
     gpus = data.get("gpus")
     if not isinstance(gpus, list) or not gpus:
         fail("gpus", "is not a list of GPUs", 'Write [{"model": "H100-80GB", "count": 8}]')
@@ -103,7 +103,7 @@ def check(data: Any, where: str) -> dict[str, Any]:
 
 
 def to_text(configuration: dict[str, Any], models: dict[str, Model]) -> str:
-    """The text for gpusimCreate. Its `digest` line changes if and only if anything else in it does."""
+    """Return the text for gpusimCreate. Its `digest` line changes exactly if another line changes."""
     body = list(_gpus(configuration, models))
     host = [
         "host",
@@ -120,17 +120,17 @@ def digest_of(text: str) -> str:
 
 def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[str]:
     by_key = {key.lower(): model for key, model in models.items()}
-    wanted: list[Model] = []
+    selected: list[Model] = []
     for i, entry in enumerate(configuration["gpus"]):
         model = by_key.get(entry["model"].lower())
         if model is None:
             cure = f"The catalogue has {', '.join(models)}"
             raise ConfigurationError(f"gpus[{i}].model", f"{entry['model']} is not in the catalogue", cure)
-        wanted += [model] * entry.get("count", 1)
-    keys = [model.key for model in wanted]
+        selected += [model] * entry.get("count", 1)
+    keys = [model.key for model in selected]
     branch = int(configuration["driver_version"].split(".")[0])
     early_profiles = branch > LAST_DRIVER_WITHOUT_EARLY_PROFILES
-    for index, model in enumerate(wanted):
+    for index, model in enumerate(selected):
         siblings = [i for i, key in enumerate(keys) if key == model.key]
         bus = FIRST_PCI_BUS + PCI_BUS_STEP * (index % GPUS_PER_PCI_DOMAIN)
         identity = uuid.uuid5(_IDENTITY, f"{configuration['host']}/{index}")
@@ -139,8 +139,8 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
         yield f"serial {1_650_000_000_000 + identity.int % 10_000_000_000}"
         yield f"pci_address {index // GPUS_PER_PCI_DOMAIN:08X}:{bus:02X}:00.0"
         yield f"board_id {bus << 8}"
-        # Two sockets, the GPUs shared between them half and half.
-        yield f"numa_node {index * 2 // len(wanted)}"
+        # Two sockets with half of the GPUs each.
+        yield f"numa_node {index * 2 // len(selected)}"
         yield f"profiles_without_mig {int(early_profiles)}"
         yield from _pairs(_nvlink(model, index, siblings))
         yield f"module_id {_module_id(model, siblings.index(index), branch)}"
@@ -264,7 +264,7 @@ def _profile(model: Model, profile: Profile) -> Iterator[str]:
 
 
 def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
-    """Links to the GPUs of the same model: direct ones shared out evenly, or all of them to switches."""
+    """Return the links to GPUs of the same model: divided evenly between them, or all to switches."""
     peers = [i for i in siblings if i != index]
     links = {
         "nvlink_links": model.nvlink_links,
@@ -283,7 +283,7 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:
-    """Lines `key value`; what is None is left out, that is unknown to the library."""
+    """Return lines `key value`, without None, which is unknown to the library."""
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 
 
@@ -294,6 +294,6 @@ def _cuda_version(driver_version: str) -> str:
 
 
 def cuda_number(version: str) -> int:
-    """A version as NVML's number: 13000 for 13.0."""
+    """Return a version as NVML's number: 13000 for 13.0."""
     major, minor = ([int(part) for part in version.split(".")] + [0])[:2]
     return 1000 * major + 10 * minor

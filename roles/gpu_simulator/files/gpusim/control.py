@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The library's control interface (src/gpusim.h) through ctypes: the only file that calls it."""
+"""Call the library's control interface (src/gpusim.h) through ctypes. Only this file calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import FleetError
 
 LIBRARY_PATH = "/usr/local/lib/gpusim/libnvidia-ml.so.1"
 
-#: Return codes of nvml.h that the control interface gives, by the names a user may look up there.
+# Return codes of the control interface, with their names in nvml.h.
 CODE_NAMES = {
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -36,7 +36,7 @@ WHOLE = -1
 
 
 class ControlError(FleetError):
-    """A control call failed; `code` is NVML's return code."""
+    """A control call failed. `code` is NVML's return code."""
 
     def __init__(self, where: str, problem: str, cure: str, code: int) -> None:
         super().__init__(where, problem, cure)
@@ -44,7 +44,7 @@ class ControlError(FleetError):
 
 
 class Control:
-    """The control calls of one simulated library. Units and codes are those of gpusim.h."""
+    """Control calls of one simulated library. Units and codes are those of gpusim.h."""
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path or os.environ.get("GPUSIM_LIBRARY") or LIBRARY_PATH
@@ -53,10 +53,10 @@ class Control:
             self._library.gpusimVersion.restype = ctypes.c_char_p
             self._library.gpusimMessage.restype = ctypes.c_char_p
         except OSError as error:
-            cure = "Install it with the role openfleet.gpu.gpu_simulator, or name another in GPUSIM_LIBRARY"
+            cure = "Install it with the role openfleet.gpu.gpu_simulator, or set GPUSIM_LIBRARY"
             raise FleetError(self.path, f"the simulated NVML cannot be loaded: {error}", cure) from error
         except AttributeError as error:
-            cure = "Name the simulated one in GPUSIM_LIBRARY"
+            cure = "Set GPUSIM_LIBRARY to the simulated library"
             raise FleetError(self.path, "this is not the simulated NVML", cure) from error
 
     def version(self) -> str:
@@ -66,11 +66,11 @@ class Control:
         self._call("gpusimCreate", configuration.encode())
 
     def dump(self) -> dict[str, Any]:
-        """The whole state, as gpusimDump documents it."""
+        """Return the whole state, as documented at gpusimDump."""
         size = ctypes.c_size_t(0)
         while True:
             buffer = ctypes.create_string_buffer(size.value)
-            # Other processes may have made the state grow since the size was asked for.
+            # Other processes may have enlarged the state since the size was read.
             code = self._library.gpusimDump(buffer, ctypes.byref(size))
             if code == 0:
                 return json.loads(buffer.value.decode())
@@ -78,7 +78,7 @@ class Control:
                 self._fail("gpusimDump", code)
 
     def changes(self, since: int = 0, wait_seconds: float = 0) -> int:
-        """Return the number of changes so far, which is another than `since` unless the wait was too short."""
+        """Wait for a change after `since`, and return the number of changes so far."""
         seen = ctypes.c_uint32(since)
         code = self._library.gpusimWait(ctypes.byref(seen), ctypes.c_uint(round(wait_seconds * 1000)))
         if code not in (0, TIMEOUT):
@@ -119,7 +119,7 @@ class Control:
         self._call("gpusimFail", function.encode(), ctypes.c_uint(nth), action.encode())
 
     def fail_on(self, function: str, gpu: int, nth: int, lasting: bool, action: str) -> None:
-        """Arm a fault for the nth call on one GPU (WHOLE: of all calls), and with `lasting` for each call after it."""
+        """Arm a fault for the nth call on one GPU (WHOLE: all calls), and with `lasting` for all later calls."""
         self._call("gpusimFailOn", function.encode(), gpu, ctypes.c_uint(nth), int(lasting), action.encode())
 
     def clear_failures(self) -> None:
@@ -137,5 +137,5 @@ class Control:
         message = (self._library.gpusimMessage() or b"").decode()
         cure = ""
         if code == DRIVER_NOT_LOADED:
-            cure = "Lay GPUs out with gpusim init --config FILE"
+            cure = "Create GPUs with gpusim init --config FILE"
         raise ControlError("", message or f"{function}: {CODE_NAMES.get(code, code)}", cure, code)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel and its driver write in files, for programs that read them without NVML: static ones, and those written in Go.
+"""Content of the files of the kernel and its driver, for programs that do not use NVML, such as static and Go programs.
 
     /proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information
     /proc/driver/nvidia/capabilities/…, /proc/driver/nvidia-caps/mig-minors
@@ -8,8 +8,8 @@
     /sys/bus/pci/devices/ADDRESS/…
 
 Forms: the chapter "Using the /proc File System Interface" of the driver's README, "Device Nodes and Capabilities" of the MIG User
-Guide, proc(5), Documentation/ABI/testing/sysfs-bus-pci of Linux. What no GPU here has (an interrupt, addresses of its memory) is
-left out or 0.
+Guide, proc(5), Documentation/ABI/testing/sysfs-bus-pci of Linux. Interrupts and memory
+addresses, which simulated GPUs lack, are omitted or 0.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import os
 import struct
 from typing import Any
 
-#: MIG User Guide: minors of the capabilities, for as many GPUs, GPU instances and compute instances as there can be.
+# MIG User Guide: minors of the capabilities, for the maximum numbers of GPUs, GPU instances and compute instances.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_INSTANCE_MINOR = 1, 2, 3
 GPUS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
 MINORS_PER_INSTANCE = 1 + COMPUTE_INSTANCES
 MINORS_PER_GPU = GPU_INSTANCES * MINORS_PER_INSTANCE
 
-#: Modes of capability nodes (MIG User Guide): root alone configures, everybody may use an instance.
+# Modes of capability nodes (MIG User Guide): only root configures, all users may use instances.
 ROOT_READS, ALL_READ = 0o400, 0o444
 
-#: The driver takes any major number that is free for capabilities. Documentation/admin-guide/devices.txt of Linux: 240 to 254 are
-#: for local use.
+# The driver uses any free major number for capabilities. Documentation/admin-guide/devices.txt of Linux: 240 to 254 are for
+# local use.
 LOCAL_MAJORS = range(240, 255)
-#: Of the GPUs themselves (the same document).
+# Major number of the GPUs (same document).
 NVIDIA_MAJOR = 195
 CAPS = "nvidia-caps"
 
-#: GT/s by PCIe generation, as the kernel writes them (drivers/pci/probe.c, pci_speed_string).
+# GT/s by PCIe generation in the kernel's form (drivers/pci/probe.c, pci_speed_string).
 LINK_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
-#: PCI class codes: a display controller that drives a display, and one that does not.
+# PCI class codes of display controllers with and without a display.
 VGA, CONTROLLER_3D = 0x030000, 0x030200
 
 
@@ -49,7 +49,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return mig-minors: every capability that there can be, whether the instance exists or not."""
+    """Return mig-minors: all possible capabilities, also of instances that do not exist."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):
@@ -62,7 +62,7 @@ def mig_minors() -> str:
 
 
 def proc_files(state: dict[str, Any]) -> dict[str, str]:
-    """Return the files below /proc/driver of a host: {path: content}. `state` is that of `gpusim show --json`."""
+    """Return the files below /proc/driver of a host: {path: content}. `state` is from `gpusim show --json`."""
     driver = state["host"]["driver_version"]
     files = {
         "nvidia/version": f"NVRM version: NVIDIA UNIX {os.uname().machine} Kernel Module  {driver}  simulated\n"
@@ -81,7 +81,7 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
 
 
 def pci_address(gpu: dict[str, Any]) -> str:
-    """Return a GPU's address as the kernel writes it: with four digits of the domain, in small letters."""
+    """Return a GPU's address in the kernel's form: four digits of the domain, lower case."""
     return gpu["pci_address"][-12:].lower()
 
 
@@ -112,7 +112,7 @@ def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def devices(kernels: str) -> tuple[str, int]:
-    """Return /proc/devices with the driver's numbers, from the kernel's text or an earlier result, and that of capabilities."""
+    """Return /proc/devices with the driver's numbers, from the kernel's or an earlier text, and the capabilities' major."""
     characters, separator, blocks = kernels.partition("\nBlock devices:")
     words = [line.split() for line in characters.splitlines()]
     numbers = {name: int(number) for number, name in (pair for pair in words if len(pair) == 2 and pair[0].isdigit())}
@@ -127,10 +127,10 @@ def devices(kernels: str) -> tuple[str, int]:
 
 
 def modules(kernels: str) -> str:
-    """Return /proc/modules with the driver's module, from the kernel's own or an earlier result."""
+    """Return /proc/modules with the driver's module, from the kernel's or an earlier text."""
     if any(line.split()[:1] == ["nvidia"] for line in kernels.splitlines()):
         return kernels
-    # proc(5): name, size, users, what depends on it, state, address. POE: proprietary, out of tree, unsigned.
+    # proc(5): name, size, users, dependents, state, address. POE: proprietary, out of tree, unsigned.
     return "nvidia 0 0 - Live 0x0000000000000000 (POE)\n" + kernels
 
 
@@ -159,7 +159,7 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
     if speed:
         texts["max_link_speed"] = f"{speed} GT/s PCIe"
     files = {name: f"{text}\n".encode() for name, text in texts.items()}
-    # The header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1): identifiers and class alone.
+    # Header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1) with identifiers and class only.
     files["config"] = struct.pack(
         "<HHHHBBBB32xHH16x", vendor, device, 0, 0, 0, 0, pci_class >> 8 & 0xFF, pci_class >> 16,
         subsystem_vendor, subsystem_device,

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the files of the kernel and its driver where programs look for them, and keep them as the state is.
+"""Write the files of the kernel and its driver to their usual places, and follow changes of the state.
 
-Nothing can be added to /proc and /sys. A file system of its own covers /proc/driver and /sys/bus/pci/devices; a file of the first
-covers /proc/devices and /proc/modules, which must exist.
+Nothing can be added to /proc and /sys. So tmpfs mounts cover /proc/driver and /sys/bus/pci/devices. Bind mounts of files cover
+/proc/devices and /proc/modules, which must exist.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from . import kernel_files
 from .control import Control
 from .errors import FleetError
 
-#: What /proc/mounts calls the file systems, by which they are known again.
+# Source of the mounts in /proc/mounts, by which they are recognized.
 MOUNT_SOURCE = "gpusim"
-#: A change that its process could not announce, because it was killed, is seen after this time.
+# Interval for detecting changes of killed processes, which could not announce them.
 LOOK_EVERY_SECONDS = 10
 READ_BY_ALL = 0o444
 
 
 def write(state: dict[str, Any], root: Path) -> list[str]:
-    """Write the files of a host below `root`, and remove those of former instances; return what was left out and why.
+    """Write the files of a host below `root`, and remove those of former instances. Return omissions with reasons.
 
-    `state` is that of `gpusim show --json`. Needs root; raises FleetError.
+    `state` is from `gpusim show --json`. Requires root. Raises FleetError.
     """
     proc = root / "proc" / "driver"
     if not _is_ours(proc):
         if (proc / "nvidia").exists():
-            raise FleetError(str(proc / "nvidia"), "this host has a real driver", "Leave its files as they are")
+            raise FleetError(str(proc / "nvidia"), "this host has a real driver", "Do not simulate GPUs on this host")
         _mount_over(proc)
     left_out = []
     major = _write_devices(root, proc, left_out)
@@ -44,21 +44,21 @@ def write(state: dict[str, Any], root: Path) -> list[str]:
 
 
 def follow(control: Control, root: Path) -> None:
-    """Write the files at each change of the state; never returns."""
+    """Write the files at each change of the state. Never returns."""
     written = None
     while True:
-        # Ahead of the state: a change between the two is seen in the next round.
+        # Before reading the state, so that the next round detects a change in between.
         seen = control.changes()
         state = control.dump()
-        wanted = (kernel_files.proc_files(state), [kernel_files.pci_files(gpu) for gpu in state["gpus"]])
-        if wanted != written:
+        desired = (kernel_files.proc_files(state), [kernel_files.pci_files(gpu) for gpu in state["gpus"]])
+        if desired != written:
             write(state, root)
-            written = wanted
+            written = desired
         control.changes(since=seen, wait_seconds=LOOK_EVERY_SECONDS)
 
 
 def remove(root: Path) -> None:
-    """Take the files away again: the mounts and the capability nodes."""
+    """Remove the mounts and the capability nodes."""
     for path in ("proc/devices", "proc/modules", "sys/bus/pci/devices", "proc/driver"):
         if _is_ours(root / path):
             _run(["umount", str(root / path)])
@@ -70,7 +70,7 @@ def remove(root: Path) -> None:
 
 
 def _write_devices(root: Path, proc: Path, left_out: list[str]) -> int:
-    """Write /proc/devices; return the major number of capabilities."""
+    """Write /proc/devices and return the major number of capabilities."""
     path = root / "proc" / "devices"
     text, major = kernel_files.devices(path.read_text(encoding="utf-8"))
     _cover(path, text, proc, left_out)
@@ -86,7 +86,7 @@ def _write_modules(root: Path, proc: Path, left_out: list[str]) -> None:
 
 
 def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
-    """Mount a file over another one. It stays as it is while it is mounted: what it says does not depend on instances."""
+    """Mount a file over another one. Its content does not depend on instances and never changes."""
     if _is_ours(path):
         return
     new = proc / f"{path.name}.new"
@@ -97,12 +97,12 @@ def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
     except FleetError as error:
         left_out.append(f"{path}: {error}")
     finally:
-        # What is mounted needs no name.
+        # A mounted file needs no name.
         new.unlink(missing_ok=True)
 
 
 def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
-    """Write the GPUs' folders in sysfs, among links to the devices that the kernel has."""
+    """Write the GPUs' folders in sysfs, next to links to the kernel's devices."""
     folder = root / "sys" / "bus" / "pci" / "devices"
     if not folder.is_dir():
         left_out.append(f"{folder}: this kernel shows no PCI devices")
@@ -119,7 +119,7 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
         for name, content in kernel_files.pci_files(gpu).items():
             _write(device / name, content)
         if not (device / "driver").is_symlink():
-            # The kernel has no such driver: programs read the last part of the path, and some that it exists.
+            # The kernel has no such driver. Programs read the last part of the path, and some check that it exists.
             (device / "driver").symlink_to("../../../../../proc/driver/nvidia")
     gpus = {kernel_files.pci_address(gpu) for gpu in state["gpus"]}
     for device in folder.iterdir():
@@ -129,7 +129,7 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
 
 
 def _write_tree(top: Path, files: dict[str, bytes]) -> None:
-    """Write files below a folder, by their paths there, and remove all others."""
+    """Write files below a folder by relative path, and remove all others."""
     for path, content in files.items():
         _write(top / path, content)
     for path in sorted(top.rglob("*"), reverse=True):
@@ -155,7 +155,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that has another content; a reader finds the old one or the new one."""
+    """Write a changed file atomically."""
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,16 +166,16 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
-    """Make the nodes of the capabilities that exist; return what was left out. Opening one fails: no driver has their number."""
+    """Create the nodes of existing capabilities. Return omissions. Opening a node fails, because no driver has its number."""
     folder = root / "dev" / "nvidia-caps"
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    wanted = {f"nvidia-cap{minor}": (minor, mode) for minor, mode in kernel_files.capabilities(state).values()}
+    desired = {f"nvidia-cap{minor}": (minor, mode) for minor, mode in kernel_files.capabilities(state).values()}
     for node in folder.iterdir():
-        if node.name not in wanted:
+        if node.name not in desired:
             node.unlink()
     left_out = []
-    for name, (minor, mode) in wanted.items():
+    for name, (minor, mode) in desired.items():
         node = folder / name
         number = os.makedev(major, minor)
         if node.exists() and node.stat().st_rdev == number:
@@ -183,7 +183,7 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
         try:
             node.unlink(missing_ok=True)
             os.mknod(node, stat.S_IFCHR | mode, number)
-            # The umask took its part.
+            # mknod applied the umask.
             node.chmod(mode)
         except PermissionError:
             left_out.append(f"{node}: device nodes may not be made here")
@@ -193,5 +193,5 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip()
-        raise FleetError(" ".join(command), f"failed: {said}", "Run gpusim as root, where it may mount")
+        output = done.stdout.decode(errors="replace").strip()
+        raise FleetError(" ".join(command), f"failed: {output}", "Run gpusim as root with permission to mount")

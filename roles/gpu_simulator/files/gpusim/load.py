@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Load patterns: what a command line or a recorded CSV says, as the text that gpusimLoad takes."""
+"""Convert load patterns of a command line or a recorded CSV to the text for gpusimLoad."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .sizes import BYTES_PER_UNIT, parse_size_bytes
 
 PATTERNS = ("constant", "square", "sine")
 
-#: Columns of a recorded load; only the first must be there.
+# Columns of a recorded load. Only the first one is required.
 UTILIZATION, MEMORY, POWER = "utilization_percent", "memory_mib", "power_watts"
 
-#: gpusim.h: the power of this sample follows its utilisation.
+# gpusim.h: the power of this sample follows its utilization.
 POWER_FOLLOWS = -1
 
 
 class LoadError(FleetError):
-    """A load that cannot be read."""
+    """A load is not readable."""
 
 
 def pattern_text(
     pattern: str, utilization: str | None, memory: str | None, power: str | None, period: float | None
 ) -> str:
-    """A constant, square or sine load. Values are `HIGH` or `LOW..HIGH`."""
+    """Return the text of a constant, square or sine load. Values are `HIGH` or `LOW..HIGH`."""
     lines = [f"pattern {pattern}"]
     if period is not None:
         lines.append(f"period_seconds {period:g}")
@@ -48,13 +48,13 @@ def pattern_text(
 
 
 def shares_text(sm: int | None, occupancy: int | None, tensor: int | None, bandwidth: int | None) -> str:
-    """What GPM tells of a load, in percent of its utilisation; None leaves the library's default."""
+    """Return the GPM values of a load, in percent of its utilization. None selects the library's default."""
     shares = {"sm": sm, "occupancy": occupancy, "tensor": tensor, "bandwidth": bandwidth}
     return "".join(f"{key}_percent {value}\n" for key, value in shares.items() if value is not None)
 
 
 def samples_text(path: str, interval: float) -> str:
-    """A recorded load: a CSV file with the header utilization_percent[,memory_mib][,power_watts]."""
+    """Return the text of a CSV recording with the header utilization_percent[,memory_mib][,power_watts]."""
     lines = ["pattern samples", f"interval_seconds {interval:g}"]
     lines += [f"sample {utilization} {memory} {power}" for utilization, memory, power in _samples(path)]
     if len(lines) == 2:
@@ -63,16 +63,16 @@ def samples_text(path: str, interval: float) -> str:
 
 
 def _samples(path: str) -> Iterator[tuple[int, int, int]]:
-    """(percent, MiB, milliwatts) of each line."""
+    """Yield (percent, MiB, milliwatts) of each line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        cure = f"Name one of {', '.join(PATTERNS)}, or a readable CSV file"
+        cure = f"Use one of {', '.join(PATTERNS)}, or a readable CSV file"
         raise LoadError(f"--pattern {path}", f"cannot be read: {error.strerror}", cure) from error
     reader = csv.DictReader(text.splitlines())
     header = reader.fieldnames or []
     if UTILIZATION not in header or set(header) - {UTILIZATION, MEMORY, POWER}:
-        cure = f"Make it {UTILIZATION},{MEMORY},{POWER}; the last two may be left out"
+        cure = f"Make it {UTILIZATION},{MEMORY},{POWER}; the last two are optional"
         raise LoadError(f"{path}:1", f"the header is {','.join(header) or 'empty'}", cure)
     for row in reader:
         try:
@@ -83,11 +83,11 @@ def _samples(path: str) -> Iterator[tuple[int, int, int]]:
                 round(float(power) * 1000) if power else POWER_FOLLOWS,
             )
         except (TypeError, ValueError) as error:
-            raise LoadError(f"{path}:{reader.line_num}", "is not a line of numbers", "Mend the file") from error
+            raise LoadError(f"{path}:{reader.line_num}", "is not a line of numbers", "Fix the file") from error
 
 
 def _bounds(option: str, text: str) -> tuple[int | None, int]:
-    """(low or None, high) in the library's unit: percent, MiB or milliwatts."""
+    """Return (low or None, high) in the library's unit: percent, MiB or milliwatts."""
     low, dots, high = text.rpartition("..")
     return (_number(option, low) if dots else None), _number(option, high)
 
@@ -106,7 +106,7 @@ def _number(option: str, text: str) -> int:
 
 
 def memory_bytes(text: str) -> int:
-    """A size with its unit, in bytes; a plain 0 is none at all."""
+    """Return a size with a unit, or 0, in bytes."""
     if text == "0":
         return 0
     try:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the readings of a card (gpu-check.json) to the file of its model, for plugins/module_utils/models."""
+"""Create a model file for plugins/module_utils/models from the readings of a card (gpu-check.json)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .catalogue import Model, parse_model
 from .errors import FleetError
 from .model_readings import Field, Readings, fields_of, profile_names, with_parameters
 
-#: nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*: by compute slices.
+# nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*: by compute slices.
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 _MAPPINGS = {
     "power_watts": ("default", "min", "max", "idle"),
@@ -24,7 +24,7 @@ _MAPPINGS = {
     "pcie": ("generation", "width"),
     "inforom": ("image", "oem", "ecc", "power"),
 }
-#: The fields in the order of a model file; the values of these stand in the file as they are read.
+# Fields in the order of a model file, written as read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
     "memory_reserved_mib", "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "power_watts", "memory_power_watts",
@@ -34,7 +34,7 @@ _FIELDS = (
     "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
     "compute_slices", "placement_units", "max_gpu_instances",
 )  # fmt: skip
-#: As the files of the catalogue break a profile into lines.
+# Lines of a profile in the catalogue's files.
 _PROFILE_LINES = (
     ("nvml_profile", "profile_id", "compute_slices", "memory_mib", "multiprocessors"),
     ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"),
@@ -43,13 +43,13 @@ _PROFILE_LINES = (
 
 
 def read_report(path: str, gpu: int) -> tuple[Readings, str]:
-    """Return the readings of one GPU of a gpu-check.json, and a line that says where they come from. Raises FleetError."""
-    cure = "Name a gpu-check.json that make check-gpu wrote"
+    """Return the readings of one GPU of a gpu-check.json, and a line with their source. Raises FleetError."""
+    cure = "Use a gpu-check.json of make check-gpu"
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
         reading = report["readings"]
-        found = next(one for one in reading["nvml"]["gpus"] if one["index"] == gpu)
-        calls = with_parameters(found["calls"], reading["files"])
+        checked = next(one for one in reading["nvml"]["gpus"] if one["index"] == gpu)
+        calls = with_parameters(checked["calls"], reading["files"])
         source = "NVML of driver %s, read on %s by make check-gpu" % (
             report["driver_version"],
             report["made"].split()[0],
@@ -59,23 +59,23 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
             for one in reading["nvidia_smi"].get("gpus") or ()
             if one["uuid"] == Readings(calls).value("nvmlDeviceGetUUID")
         ]
-        # With words in the place of UUIDs all GPUs still have their own.
+        # Replaced UUIDs in a report are still unique.
         for one in shown[:1]:
             number = one.get("gpu_part_number") or "N/A"
             calls.append({"call": "nvidia-smi", "of": "gpu_part_number", "value": None if "N/A" in number else number})
     except OSError as error:
         raise FleetError(path, f"cannot be read: {error.strerror}", cure) from error
     except StopIteration:
-        raise FleetError(path, f"has no GPU {gpu}", "Name one of its GPUs with --gpu") from None
+        raise FleetError(path, f"has no GPU {gpu}", "Select one of its GPUs with --gpu") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FleetError(path, f"is no report of a check: {error!r}", cure) from error
-    if found["problem"]:
-        raise FleetError(f"{path}: GPU {gpu}", found["problem"], "Check the card again when it answers")
+        raise FleetError(path, f"is not a check report: {error!r}", cure) from error
+    if checked["problem"]:
+        raise FleetError(f"{path}: GPU {gpu}", checked["problem"], "Check the card again when it responds")
     return Readings(calls), source
 
 
 def model_text(key: str, readings: Readings, source: str, models: dict[str, Model]) -> str:
-    """Return the text of the model file. Raises FleetError where the catalogue could not read it."""
+    """Return the text of the model file. Raises FleetError if the catalogue cannot read it."""
     fields = fields_of(readings)
     unconfirmed: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def model_text(key: str, readings: Readings, source: str, models: dict[str, Mode
         "sources": [source],
     }
     text = _to_text(data)
-    # A field that a model cannot do without is an error by name here.
+    # Report missing required fields by name.
     parse_model(text, key.lower() + ".json")
     return text
 
@@ -117,8 +117,8 @@ def _value(fields: dict[str, Field], path: str, name: str, part: str, unconfirme
     if field is None:
         return None
     if not field.known:
-        said = f"{part} was not read: {field.reason}"
-        unconfirmed[name] = f"{unconfirmed[name]}; {said}" if name in unconfirmed else said
+        text = f"{part} was not read: {field.reason}"
+        unconfirmed[name] = f"{unconfirmed[name]}; {text}" if name in unconfirmed else text
     elif path == "power_watts.idle" and field.value is None:
         unconfirmed[name] = "idle draw was not told"
     return field.value
@@ -143,7 +143,7 @@ def _profiles(fields: dict[str, Field]) -> list[dict[str, Any]]:
 def _compute_instance_profiles(
     profiles: list[dict[str, Any]], models: dict[str, Model], unconfirmed: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Those that the catalogue has for GPU instances of so many slices: NVML tells them inside of an instance alone."""
+    """Return the catalogue's profiles for these slices, because NVML reports them only inside an instance."""
     if not profiles:
         return {}
     known = {slices: inner for model in models.values() for slices, inner in model.compute_instance_profiles.items()}
@@ -177,7 +177,7 @@ def _compute_instance_profiles(
 
 
 def _to_text(data: dict[str, Any]) -> str:
-    """Return JSON in the form of the catalogue's files, in which each field has a line of its own."""
+    """Return JSON in the form of the catalogue's files, with one line per field."""
     lines = []
     for name, value in data.items():
         lines.append(f"  {json.dumps(name)}: {_field_text(name, value)}")

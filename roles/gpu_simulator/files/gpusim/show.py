@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of the simulated GPUs as text for people."""
+"""Format the state of the simulated GPUs as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def to_text(state: dict[str, Any]) -> str:
-    """One block per GPU, then processes and waiting faults. `state` is what Control.dump gives."""
+    """Return a block per GPU, then processes and pending faults. `state` is from Control.dump."""
     return "\n".join(_lines(state))
 
 
@@ -26,7 +26,7 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield from map(_process, state["processes"])
     if state["faults"]:
         yield ""
-        yield "waiting faults"
+        yield "pending faults"
         for fault in state["faults"]:
             yield f"  {_fault(fault)}"
 

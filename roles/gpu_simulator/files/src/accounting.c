@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Accounting of processes, which is off here and cannot be turned on: nvidia-smi -q -x of T4, A100 and H100 has it disabled,
- * with room for 4000 processes (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware).
+ * Process accounting, which is disabled and cannot be enabled: nvidia-smi -q -x of T4, A100 and H100 shows it disabled, with
+ * a capacity of 4000 processes (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware).
  */
 #include "call.h"
 

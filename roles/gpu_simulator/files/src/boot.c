@@ -15,8 +15,8 @@
 #include "state.h"
 #include "telemetry.h"
 
-/* A restarted lab host (a container) keeps the kernel's boot id and gets a new PID 1; a restarted
- * machine gets both anew. */
+/* A restarted lab host (a container) keeps the kernel's boot id and gets a new PID 1. A restarted
+ * machine gets a new boot id too. */
 bool boot_identity(char identity[128])
 {
 	const char *given = getenv("GPUSIM_BOOT");
@@ -77,7 +77,7 @@ nvmlReturn_t boot_follow(void)
 	host_t *host CHANGING = state_begin();
 	if (!host)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	/* Another client may have been faster. */
+	/* Another client may have applied it first. */
 	if (strcmp(host->boot, identity) == 0)
 		return NVML_SUCCESS;
 	boot_restart(host, identity);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which boot of the host the state belongs to, and what a restart drops.
+ * The boot of the host that a state belongs to, and the effects of a restart.
  */
 #ifndef BOOT_H
 #define BOOT_H
@@ -10,13 +10,13 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* Writes the identity of the running boot. False where it cannot be seen: PID 1 may be hidden from the caller. */
+/* Writes the identity of the running boot. False if unknown, because PID 1 may be hidden from the caller. */
 bool boot_identity(char identity[128]);
 
-/* Performs the restart in a state that belongs to another boot than the running one, if that can be seen. */
+/* Applies a restart to a state of another boot than the running one, if that is known. */
 nvmlReturn_t boot_follow(void);
 
-/* What a restart does to a host; sets its boot to `identity`. */
+/* Applies the effects of a restart to a host, and sets its boot to `identity`. */
 void boot_restart(host_t *host, const char *identity);
 
 #endif

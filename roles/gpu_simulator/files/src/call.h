@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What every exported NVML function has in common: it is counted, may be struck by a fault, needs
- * an initialised library, and resolves its handle in one consistent state.
+ * Common parts of exported NVML functions: each is counted, applies faults, requires an initialized
+ * library, and resolves its handle in one consistent state.
  */
 #ifndef CALL_H
 #define CALL_H
@@ -18,19 +18,19 @@ typedef struct {
 	bool die_on_return;
 } call_t;
 
-/* Counts the call and lets a due fault strike. call_enter also asks for an initialised library. */
+/* Counts the call and applies a due fault. call_enter also requires an initialized library. */
 call_t call_enter(function_t function);
 call_t call_enter_uninitialized(function_t function);
 void call_leave(call_t *call);
 
-/* The call is about this GPU: lets a fault strike that was armed for it. Only between state_read or state_begin and their
- * end. What ends or stops the process does so as the call is left, when no lock is held. */
+/* Applies a fault armed for this GPU, which the call concerns. Only between state_read or state_begin and their end.
+ * Faults that kill or stop the process take effect when the call returns and no lock is held. */
 nvmlReturn_t call_concerns(int gpu);
 
 /* Body of the functions that this library does not implement. */
 nvmlReturn_t call_unsupported(function_t function);
 
-/* nvmlInit and nvmlShutdown count. The count is the process's; it reaches 0 again or not at all. */
+/* nvmlInit and nvmlShutdown are counted per process. */
 void call_set_initialized(int by);
 bool call_is_initialized(void);
 
@@ -41,7 +41,7 @@ bool call_is_initialized(void);
 		return call.result
 #define CALL(name) CALL_AS(F_##name)
 
-/* A question about `device`: a GPU or a MIG device in `on`. */
+/* A query of `device`: a GPU or a MIG device in `on`. */
 #define QUERY_AS(function) \
 	CALL_AS(function); \
 	host_t *host READING = state_read(); \
@@ -50,27 +50,26 @@ bool call_is_initialized(void);
 		return call.result
 #define QUERY(name) QUERY_AS(F_##name)
 
-/* The same where the answer belongs to the GPU alone and a MIG device has none. */
+/* The same for values of the GPU that MIG devices lack. */
 #define QUERY_GPU_AS(function) \
 	QUERY_AS(function); \
 	if (on.gi) \
 		return NVML_ERROR_NOT_SUPPORTED
 #define QUERY_GPU(name) QUERY_GPU_AS(F_##name)
 
-/* What only root may do and see. Of the questions these are those that nvml.h (release 12.4) marks with
- * "Requires privileged user": placements, capacities and instances; not the profiles, and not an
- * instance's own information. */
+/* Only root may change and query this. Queries are those marked "Requires privileged user" in nvml.h
+ * (release 12.4): placements, capacities and instances, but not profiles and an instance's information. */
 #define ROOT_ONLY \
 	if (geteuid() != 0) \
 		return NVML_ERROR_NO_PERMISSION
 
-/* What a GPU in MIG mode answers for all its instances together, "only if the caller has appropriate
- * privileges" (nvml.h, nvmlDeviceGetMemoryInfo); anybody may ask each MIG device. */
+/* Aggregates of a GPU in MIG mode over all instances, "only if the caller has appropriate privileges"
+ * (nvml.h, nvmlDeviceGetMemoryInfo). All users may query each MIG device. */
 #define AGGREGATE \
 	if (!on.ci && on.gpu->mig_current) \
 		ROOT_ONLY
 
-/* A change of `device`: root's alone, as with the driver. */
+/* A change of `device`, only for root, as with the driver. */
 #define CHANGE_AS(function) \
 	CALL_AS(function); \
 	ROOT_ONLY; \
@@ -82,12 +81,12 @@ bool call_is_initialized(void);
 		return call.result
 #define CHANGE(name) CHANGE_AS(F_##name)
 
-/* Answers. A figure that the configuration leaves out is NOT_SUPPORTED, as an empty text is. */
+/* Results. Values missing in the configuration and empty texts are NOT_SUPPORTED. */
 nvmlReturn_t give(unsigned *out, int64_t value);
 nvmlReturn_t give_text(char *out, unsigned length, const char *text);
 
-/* Lists: `count` holds the room in and the number of entries out. INSUFFICIENT_SIZE when the buffer
- * is too small, or absent though there are entries. */
+/* Lists: `count` is the capacity on input and the number of entries on output. INSUFFICIENT_SIZE if the
+ * buffer is too small, or missing although entries exist. */
 nvmlReturn_t give_list(unsigned *count, unsigned found, const void *buffer);
 
 #endif

@@ -28,7 +28,7 @@ static int64_t within(int64_t mhz, int64_t min, int64_t max, int64_t most)
 
 void clocks_limit(const gpu_t *gpu, int64_t *graphics_mhz, int64_t *memory_mhz)
 {
-	/* Default application clocks do not hold a GPU back from its boost clocks; others do. */
+	/* Default application clocks do not limit boost clocks, others do. */
 	if (gpu->application_graphics_mhz != gpu->clock_graphics_application_mhz && *graphics_mhz > gpu->application_graphics_mhz)
 		*graphics_mhz = gpu->application_graphics_mhz;
 	if (*memory_mhz > gpu->application_memory_mhz)
@@ -106,7 +106,7 @@ nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 /*
  * Graphics clocks lie 15 MHz apart, from the highest down (supported clocks of boards from T4 to GB200,
  * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware); 7.5 MHz on Blackwell, and on Volta,
- * whose boards have application clocks of 1245, 1290 and 1312 MHz. Halves are cut off: 2062, 2055, 2047.
+ * whose boards have application clocks of 1245, 1290 and 1312 MHz. Halves are truncated: 2062, 2055, 2047.
  */
 static int64_t graphics_clock(const gpu_t *gpu, const clock_range_t *range, unsigned nth)
 {

@@ -34,7 +34,7 @@ const char *configuration_line(const char *text, int *number, char key[64], char
 	return NULL;
 }
 
-/* The object that lines are stored in, and which of its keys have been seen. */
+/* The object that receives the lines, and its keys so far. */
 typedef struct {
 	const section_t *section;
 	void *object;
@@ -60,7 +60,7 @@ static bool complete(const open_t *open, char reason[REASON_SIZE])
 	return true;
 }
 
-/* Opens a section, which belongs to the last GPU unless it is the host or a GPU. NULL: no room, no GPU, or no such section. */
+/* Opens a section, which belongs to the last GPU unless it is the host or a GPU. NULL: no space, no GPU, or unknown section. */
 static const section_t *open_section(host_t *host, const char *name, void **object)
 {
 	gpu_t *gpu = host->gpu_count ? &host->gpus[host->gpu_count - 1] : NULL;
@@ -89,7 +89,7 @@ static void set_unless_known(int64_t *member, int64_t value)
 		*member = value;
 }
 
-/* Figures that follow from others, and the state of a GPU that was never used. */
+/* Derived values, and the state of an unused GPU. */
 static const char *finish_gpu(gpu_t *gpu, int index)
 {
 	pci_address_t address;
@@ -159,14 +159,14 @@ bool configuration_read(const char *text, host_t *host, char reason[REASON_SIZE]
 			void *object;
 			const section_t *section = open_section(host, key, &object);
 			if (!section)
-				return fail(reason, line, key, "no such section, none that may stand here, or too many of them");
+				return fail(reason, line, key, "unknown section, wrong place, or too many sections");
 			key_defaults(section, object);
 			open = (open_t){ .section = section, .object = object, .line = line };
 			continue;
 		}
 		const config_key_t *known = open.section ? key_by_name(open.section, key) : NULL;
 		if (!known)
-			return fail(reason, line, key, open.section ? "no such key in this section" : "a section must come first");
+			return fail(reason, line, key, open.section ? "unknown key in this section" : "a section must come first");
 		const char *wrong = key_store(known, open.object, value);
 		if (wrong)
 			return fail(reason, line, key, wrong);

@@ -11,7 +11,7 @@
 
 enum { REASON_SIZE = 256 };
 
-/* Fills a zeroed host. False with the reason, which names the line, when the text is not right. */
+/* Fills a zeroed host. False with the reason, including the line, if the text is invalid. */
 bool configuration_read(const char *text, host_t *host, char reason[REASON_SIZE]);
 
 /* Walks the lines `key value` of a text, skipping comments and empty ones. The value is "" without one.

@@ -48,7 +48,7 @@ const char *gpusimMessage(void)
 	return message;
 }
 
-/* Every call starts here: with a reason of its own, or none, and in the running boot. */
+/* Start of every call: clears the reason and applies a restart. */
 static int start(void)
 {
 	message[0] = 0;
@@ -56,7 +56,7 @@ static int start(void)
 	if (result == NVML_SUCCESS)
 		result = boot_follow();
 	if (result != NVML_SUCCESS)
-		return fail(result, "there is no simulated driver: %s cannot be used; run gpusim init", state_path());
+		return fail(result, "the simulated driver is missing, because %s is not usable; run gpusim init", state_path());
 	return NVML_SUCCESS;
 }
 
@@ -72,7 +72,7 @@ static int start(void)
 #define CHANGE_GPU(gpu_index) \
 	CHANGE; \
 	if (gpu_index < 0 || gpu_index >= host->gpu_count) \
-		return fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, host->gpu_count); \
+		return fail(NVML_ERROR_NOT_FOUND, "GPU %d does not exist; the host has %d", gpu_index, host->gpu_count); \
 	gpu_t *gpu = &host->gpus[gpu_index]
 
 static bool any_process_lives(const host_t *host)
@@ -87,20 +87,20 @@ static int replace_host(host_t *fresh)
 {
 	nvmlReturn_t result = state_create();
 	if (result != NVML_SUCCESS)
-		return fail(result, "the state file %s cannot be made; does its directory exist, and may you write there?", state_path());
+		return fail(result, "the state file %s cannot be created; check that its directory exists and is writable", state_path());
 	host_t *host CHANGING = state_begin();
 	if (!host)
 		return fail(NVML_ERROR_UNKNOWN, "the state file %s cannot be written", state_path());
 	if (any_process_lives(host))
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
-	/* Handles of instances from before must not come to mean new ones, of another state file neither. */
+	/* Handles of old instances must not refer to new ones, also not of another state file. */
 	fresh->event_count = host->event_count;
 	for (int i = 0; i < MAX_EVENTS; i++)
 		fresh->events[i] = (event_t){ .gpu = UNKNOWN };
 	fresh->next_serial = host->next_serial ? host->next_serial : (uint64_t)load_now_ns();
 	char identity[128];
 	if (!boot_identity(identity))
-		return fail(NVML_ERROR_UNKNOWN, "/proc does not show when this host started; run this where PID 1 is visible");
+		return fail(NVML_ERROR_UNKNOWN, "/proc does not show the start time of this host; run this where PID 1 is visible");
 	snprintf(fresh->boot, sizeof fresh->boot, "%s", identity);
 	memcpy(host, fresh, sizeof *host);
 	fault_clear(state_traffic());
@@ -118,7 +118,7 @@ int gpusimCreate(const char *configuration)
 		return fail(NVML_ERROR_MEMORY, "out of memory");
 	int result;
 	if (!configuration || !configuration_read(configuration, fresh, reason))
-		result = fail(NVML_ERROR_INVALID_ARGUMENT, "%s", configuration ? reason : "no configuration is given");
+		result = fail(NVML_ERROR_INVALID_ARGUMENT, "%s", configuration ? reason : "the configuration is missing");
 	else
 		result = replace_host(fresh);
 	free(fresh);
@@ -131,7 +131,7 @@ int gpusimDump(char *buffer, size_t *size)
 	if (result != NVML_SUCCESS)
 		return result;
 	if (!size)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "no size is given");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "the size is missing");
 	char *text = NULL;
 	size_t length = 0;
 	FILE *out = open_memstream(&text, &length);
@@ -160,15 +160,15 @@ int gpusimWait(uint32_t *seen, unsigned timeout_ms)
 	if (result != NVML_SUCCESS)
 		return result;
 	if (!seen)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "no number of changes is given");
-	return state_wait(seen, timeout_ms) ? NVML_SUCCESS : fail(NVML_ERROR_TIMEOUT, "nothing has changed");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "the number of changes is missing");
+	return state_wait(seen, timeout_ms) ? NVML_SUCCESS : fail(NVML_ERROR_TIMEOUT, "the state did not change");
 }
 
 int gpusimSet(int gpu_index, const char *key, const char *value)
 {
 	CHANGE;
 	if (gpu_index >= host->gpu_count || gpu_index < -1)
-		return fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, host->gpu_count);
+		return fail(NVML_ERROR_NOT_FOUND, "GPU %d does not exist; the host has %d", gpu_index, host->gpu_count);
 	const char *wrong = NULL;
 	if (gpu_index >= 0 && key && value && health_knows(key)) {
 		nvmlReturn_t result = health_set(&host->gpus[gpu_index], key, value, &wrong);
@@ -177,10 +177,10 @@ int gpusimSet(int gpu_index, const char *key, const char *value)
 	const section_t *section = gpu_index < 0 ? &SECTION_HOST : &SECTION_GPU;
 	const config_key_t *known = key ? key_by_name(section, key) : NULL;
 	if (!known || !(known->flags & ADJUSTABLE))
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no switch of a %s", key ? key : "nothing", section->name);
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is not a switch of a %s", key ? key : "nothing", section->name);
 	if (gpu_index >= 0)
 		telemetry_settle_energy(host, &host->gpus[gpu_index]);
-	wrong = value ? key_store(known, gpu_index < 0 ? (void *)host : &host->gpus[gpu_index], value) : "no value is given";
+	wrong = value ? key_store(known, gpu_index < 0 ? (void *)host : &host->gpus[gpu_index], value) : "the value is missing";
 	return wrong ? fail(NVML_ERROR_INVALID_ARGUMENT, "%s: %s", key, wrong) : (int)state_commit();
 }
 
@@ -197,7 +197,7 @@ int gpusimLoad(int gpu_index, int gi, const char *text)
 	load_forget_unused_samples(host);
 	char reason[REASON_SIZE] = "";
 	nvmlReturn_t result = text ? load_read(text, host, room_mib, load, reason) : NVML_SUCCESS;
-	/* From the instant up to which the former load counts. */
+	/* From the instant up to which the previous load counts. */
 	if (text)
 		load->since_ns = gpu->energy_since_ns;
 	return result == NVML_SUCCESS ? (int)state_commit() : fail(result, "%s", reason);
@@ -232,7 +232,7 @@ static process_t *entry_for(host_t *host, const process_t *wanted)
 
 static int refuse_lost(int gpu_index)
 {
-	return fail(NVML_ERROR_GPU_IS_LOST, "GPU %d is lost; gpusim restore or a reboot brings it back", gpu_index);
+	return fail(NVML_ERROR_GPU_IS_LOST, "GPU %d is lost; run gpusim restore or reboot", gpu_index);
 }
 
 int gpusimAttach(int pid, int gpu_index, int gi, int ci, const char *type, uint64_t memory_bytes)
@@ -243,9 +243,9 @@ int gpusimAttach(int pid, int gpu_index, int gi, int ci, const char *type, uint6
 		.started_ticks = pid > 0 ? process_start_ticks(pid) : 0, .memory_bytes = memory_bytes,
 	};
 	if (newcomer.type < 0)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "the type of a process is compute, graphics or mps");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "the type of a process must be compute, graphics or mps");
 	if (!newcomer.started_ticks)
-		return fail(NVML_ERROR_NOT_FOUND, "no process %d lives", pid);
+		return fail(NVML_ERROR_NOT_FOUND, "process %d does not exist", pid);
 	if (gpu->lost)
 		return refuse_lost(gpu_index);
 	target_t on = { .gpu = gpu, .gpu_index = gpu_index };
@@ -266,11 +266,11 @@ int gpusimAttach(int pid, int gpu_index, int gi, int ci, const char *type, uint6
 		return fail(NVML_ERROR_IN_USE, "the compute mode of GPU %d refuses another process", gpu_index);
 	process_t *entry = entry_for(host, &newcomer);
 	if (!entry)
-		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d processes use GPUs of this host already", MAX_PROCESSES);
+		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d processes already use GPUs of this host", MAX_PROCESSES);
 	*entry = (process_t){ 0 };
 	uint64_t free_bytes = telemetry_framebuffer(host, &on).free;
 	if (memory_bytes > free_bytes)
-		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%llu bytes are asked for and %llu are free",
+		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%llu bytes were requested and %llu are free",
 		            (unsigned long long)memory_bytes, (unsigned long long)free_bytes);
 	*entry = newcomer;
 	return state_commit();
@@ -286,7 +286,7 @@ int gpusimDetach(int pid)
 			found = true;
 		}
 	}
-	return found ? (int)state_commit() : fail(NVML_ERROR_NOT_FOUND, "process %d uses no GPU", pid);
+	return found ? (int)state_commit() : fail(NVML_ERROR_NOT_FOUND, "process %d does not use a GPU", pid);
 }
 
 int gpusimXid(int gpu_index, int gi, int ci, unsigned number)
@@ -295,7 +295,7 @@ int gpusimXid(int gpu_index, int gi, int ci, unsigned number)
 	if (!number)
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "Xid numbers start at 1");
 	if ((gi == -1 && ci != -1) || gi < -1 || ci < -1)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "a compute instance is named with its GPU instance");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "a compute instance needs its GPU instance");
 	if (gi >= MAX_GIS || ci >= MAX_CIS || (gi >= 0 && !gpu->gis[gi].serial) || (ci >= 0 && !gpu->gis[gi].cis[ci].serial))
 		return fail(NVML_ERROR_NOT_FOUND, "GPU %d has no such instance; gpusim show lists them", gpu_index);
 	events_raise(host, (event_t){ .type = EVENT_XID, .data = number, .gpu = gpu_index, .gi = gi, .ci = ci });
@@ -330,9 +330,9 @@ int gpusimReset(int gpu_index)
 	if (process_uses(host, gpu_index, -1, -1))
 		return fail(NVML_ERROR_IN_USE, "a process uses GPU %d; end it (gpusim show names it) and try again", gpu_index);
 	if (gpu->held_by_kernel)
-		return fail(NVML_ERROR_IN_USE, "a module of the kernel holds GPU %d; a reboot of the host ends that", gpu_index);
+		return fail(NVML_ERROR_IN_USE, "a kernel module holds GPU %d; reboot the host", gpu_index);
 	if (gpu->reset_refused)
-		return fail(NVML_ERROR_NOT_SUPPORTED, "GPU %d cannot be reset here; a reboot of the host does it", gpu_index);
+		return fail(NVML_ERROR_NOT_SUPPORTED, "GPU %d cannot be reset here; reboot the host", gpu_index);
 	telemetry_settle_energy(host, gpu);
 	mig_drop_instances(gpu);
 	gpu->load = (load_t){ .pattern = LOAD_NONE };
@@ -369,15 +369,15 @@ static int arm(const char *function, int gpu_index, unsigned nth, bool lasts, co
 	if (result != NVML_SUCCESS)
 		return result;
 	if (number < 0)
-		return fail(NVML_ERROR_NOT_FOUND, "%s is no NVML function", function ? function : "nothing");
+		return fail(NVML_ERROR_NOT_FOUND, "%s is not an NVML function", function ? function : "nothing");
 	if (number == FAULT_ANY && gpu_index == UNKNOWN)
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "any call can fail on one GPU only: name the GPU");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "any needs a GPU: name the GPU");
 	if (nth < 1 || nth > INT32_MAX)
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "calls are counted from 1");
 	if (!action || !fault_action_by_name(action, &code))
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no NVML error, nor kill, kill-inside, kill-after or stop", action ? action : "nothing");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is not an NVML error, kill, kill-inside, kill-after or stop", action ? action : "nothing");
 	if (!fault_arm(state_traffic(), number, gpu_index, nth, lasts, code))
-		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d faults wait already", MAX_FAULTS);
+		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d faults are already pending", MAX_FAULTS);
 	return NVML_SUCCESS;
 }
 
@@ -394,7 +394,7 @@ int gpusimFailOn(const char *function, int gpu_index, unsigned nth, int lasting,
 		count = host ? host->gpu_count : 0;
 	}
 	if (result == NVML_SUCCESS && (gpu_index < UNKNOWN || gpu_index >= count))
-		result = fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, count);
+		result = fail(NVML_ERROR_NOT_FOUND, "GPU %d does not exist; the host has %d", gpu_index, count);
 	return result == NVML_SUCCESS ? arm(function, gpu_index, nth, lasting != 0, action) : result;
 }
 

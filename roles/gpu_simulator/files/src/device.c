@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which GPUs there are, and what never changes about them.
+ * The GPUs and their constant properties.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +41,8 @@ static nvmlReturn_t give_gpu(nvmlDevice_t *out, const host_t *host, int index)
 	return fault == NVML_SUCCESS ? give_handle(out, handle_of_gpu(index)) : fault;
 }
 
-/* A search by UUID or serial number that found nothing. nvml.h: GPU_IS_LOST "if any GPU has fallen off the bus", which may be
- * the one that is sought. Whether the driver says so also where a living GPU is sought is not documented: here it is found. */
+/* A search by UUID or serial number without a result. nvml.h: GPU_IS_LOST "if any GPU has fallen off the bus", which may be
+ * the requested one. Whether the driver returns it for another GPU is undocumented. Here other GPUs are found. */
 static nvmlReturn_t not_found(const host_t *host)
 {
 	for (int i = 0; i < host->gpu_count; i++)
@@ -129,7 +129,7 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
 	return not_found(host);
 }
 
-/* nvtop and nvitop ask a MIG device for its index among its GPU's and find none without an answer. */
+/* nvtop and nvitop query the index of a MIG device, and omit the device without it. */
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
 	QUERY(nvmlDeviceGetIndex);
@@ -197,7 +197,7 @@ nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
 	return give(cores, known ? on.gpu->cores_per_multiprocessor * on.gpu->multiprocessors : UNKNOWN);
 }
 
-/* A question whose answer is a member of the GPU, for the GPU alone or for its MIG devices too. */
+/* A query of a member of the GPU, for the GPU only or also for its MIG devices. */
 #define GPU_NUMBER(name, member) \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned *out) { QUERY_GPU(name); return give(out, on.gpu->member); }
 #define GPU_TEXT(name, member) \
@@ -282,8 +282,8 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled
 }
 
 /*
- * Functions that came with a branch, by the nvml.h and nvidia-ml-py of that branch and the one before. A driver before it has
- * no such symbol.
+ * Functions by driver branch, from the nvml.h and nvidia-ml-py of that branch and the previous one. Older drivers lack the
+ * symbol.
  */
 enum { FIRST_DRIVER_WITH_CAPABILITIES = 555, FIRST_DRIVER_WITH_ADDRESSING_MODE = 580, FIRST_DRIVER_WITH_REPAIR_STATUS = 580,
        FIRST_DRIVER_WITH_PDI = 580 };
@@ -327,7 +327,7 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressi
 	return give(&out->value, device_addressing_mode(on.gpu));
 }
 
-/* Nothing is to be repaired: so on L40S, H100, B200 and GB200. A T4 has no such status; no Ampere board was read. */
+/* No repair needed, as on L40S, H100, B200 and GB200. A T4 has no such status. No Ampere board was checked. */
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetRepairStatus);
@@ -370,7 +370,7 @@ nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, n
 	return NVML_SUCCESS;
 }
 
-/* A link that never errs. */
+/* A link without errors. */
 nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU(nvmlDeviceGetPcieReplayCounter);
@@ -384,7 +384,7 @@ nvmlReturn_t nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->pcie_generation);
 }
 
-/* In P8 the link rests at the first generation (nvidia-smi -q of an idle L4); its width stays. */
+/* In P8 the link has generation 1 (nvidia-smi -q of an idle L4) and its full width. */
 static int64_t current_generation(const host_t *host, const target_t *on)
 {
 	return telemetry_of(host, on->gpu_index).performance_state == 0 ? on->gpu->pcie_generation : 1;

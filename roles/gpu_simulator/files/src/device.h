@@ -7,7 +7,7 @@
 
 #include "host.h"
 
-/* How a GPU reaches memory of the system: ADDRESSING_*, or UNKNOWN where it has no such mode. */
+/* How a GPU reaches memory of the system: ADDRESSING_*, or UNKNOWN without such a mode. */
 int64_t device_addressing_mode(const gpu_t *gpu);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The NVML calls about errors of the memory. All errors that are simulated are in device memory.
+ * NVML calls for memory errors. All simulated errors are in device memory.
  */
 #include "call.h"
 #include "health.h"
@@ -38,7 +38,7 @@ static nvmlReturn_t check(const target_t *on, unsigned error, unsigned counter, 
 	return on->gpu->ecc ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* What is in device memory cannot be told to be an instance's: a MIG device counts none. */
+/* Errors in device memory cannot be attributed to an instance, so a MIG device counts none. */
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
 {
 	QUERY(nvmlDeviceGetTotalEccErrors);
@@ -55,7 +55,7 @@ static bool has_sram_in_one(const gpu_t *gpu)
 }
 
 /*
- * nvml.h on MIG-enabled GPUs: a MIG device is told of uncorrected volatile errors outside of DRAM alone, and
+ * nvml.h on MIG-enabled GPUs: a MIG device reports only uncorrected volatile errors outside DRAM, and
  * "querying volatile errors using device handles is currently not supported".
  */
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error, unsigned counter, unsigned location,
@@ -109,7 +109,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correctabl
 	return NVML_SUCCESS;
 }
 
-/* How many banks have all, many, some, few or none of their spare rows left: each remapped row here is another bank's first. */
+/* Number of banks with all, many, some, few or no spare rows left. Each remapped row is the first one of its bank. */
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetRowRemapperHistogram);
@@ -126,8 +126,8 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemap
 }
 
 /*
- * No error is in SRAM here. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (above); whether it gives
- * the aggregate ones alone is not documented.
+ * SRAM errors are not simulated. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (above). Whether it
+ * reports only aggregate ones is undocumented.
  */
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *out)
 {
@@ -143,7 +143,7 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
 }
 
 /*
- * GPUs that do not remap rows retire pages, those that do have no retired pages (nvidia-smi -q -x of T4, A100 and H100,
+ * GPUs without row remapping retire pages, others have no retired pages (nvidia-smi -q -x of T4, A100 and H100,
  * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). No page is retired here.
  */
 static bool retires_pages(const gpu_t *gpu)

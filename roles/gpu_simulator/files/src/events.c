@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Event sets. Events lie in the host's state and a set only remembers how far it has read, so that
- * every set of every process gets each event, and a client that dies leaves nothing behind. Xid
- * errors are the only events that are raised; the other types may be registered, as on hardware.
+ * Event sets. Events are in the host's state, and a set only stores its read position. So every set of
+ * every process receives each event, and a dead client leaves nothing behind. Only Xid errors are
+ * raised. Other types may be registered, as on hardware.
  */
 #include "events.h"
 
@@ -15,15 +15,15 @@
 
 #include "call.h"
 
-/* How often a waiting client looks: a look costs two system calls. */
+/* Polling interval of a waiting client. A poll costs two system calls. */
 enum { LOOK_EVERY_MS = 25 };
 
 static const uint64_t NEVER = UINT64_MAX;
 
-/* Threads may wait on one set at once; each event then goes to one of them. */
+/* Several threads may wait on one set. Each event goes to one of them. */
 struct event_set {
 	_Atomic uint64_t since[MAX_GPUS];	/* first number that the registration of a GPU covers */
-	_Atomic uint64_t next;			/* number of the first event that was not looked at */
+	_Atomic uint64_t next;			/* number of the first unread event */
 };
 
 void events_raise(host_t *host, event_t event)
@@ -58,7 +58,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
 	return NVML_SUCCESS;
 }
 
-/* Covers what is raised from now on (nvml.h). There are no events by MIG device: the GPU's say which instance. */
+/* Covers later events (nvml.h). MIG devices have no events. The GPU's events contain the instance. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
 	QUERY(nvmlDeviceRegisterEvents);
@@ -73,13 +73,13 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 }
 
 /* Events of an instance are for privileged clients (nvml.h, nvmlEventSetWait_v2: "only if the caller has
- * appropriate privileges"); what concerns the whole GPU is everybody's. */
+ * appropriate privileges"); events of the whole GPU are for all clients. */
 static bool is_for(const struct event_set *set, uint64_t number, const event_t *event, bool privileged)
 {
 	return event->gpu >= 0 && number >= atomic_load(&set->since[event->gpu]) && (privileged || event->gi == UNKNOWN);
 }
 
-/* The oldest event that the set has not seen. */
+/* The oldest unread event of the set. */
 static bool take(struct event_set *set, const host_t *host, bool privileged, event_t *event)
 {
 	uint64_t from = atomic_load(&set->next), end = host->event_count;
@@ -89,7 +89,7 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 			n++;
 		if (n >= end)
 			return false;
-		/* Another thread may have taken it meanwhile; `from` is then where that one is. */
+		/* Another thread may have read it meanwhile; `from` is then its position. */
 		if (atomic_compare_exchange_strong(&set->next, &from, n + 1)) {
 			*event = host->events[n % MAX_EVENTS];
 			return true;
@@ -97,7 +97,7 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 	}
 }
 
-/* nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST "if a GPU has fallen off the bus". What waits is delivered first. */
+/* nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST "if a GPU has fallen off the bus". Queued events are delivered first. */
 static bool watches_lost(const struct event_set *set, const host_t *host)
 {
 	for (int i = 0; i < host->gpu_count; i++)
@@ -141,13 +141,13 @@ static nvmlReturn_t wait_for_event(function_t function, nvmlEventSet_t set, void
 		if (result != NVML_ERROR_TIMEOUT || left <= 0)
 			return result;
 		struct timespec pause = { 0, (left < LOOK_EVERY_MS ? left : LOOK_EVERY_MS) * 1000000 };
-		/* A signal ends the wait, as nvml.h says of it. */
+		/* A signal ends the wait, as documented in nvml.h. */
 		if (nanosleep(&pause, NULL) != 0)
 			return NVML_ERROR_TIMEOUT;
 	}
 }
 
-/* Programs that were built before MIG have no room for the instances. */
+/* The structure of programs built before MIG has no instances. */
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, void *data, unsigned timeout_ms)
 {
 	return wait_for_event(F_nvmlEventSetWait, set, data, offsetof(nvmlEventData_t, gpu_instance), timeout_ms);

@@ -9,7 +9,7 @@
 
 #include "host.h"
 
-/* Puts an event behind those there are; of too many the oldest goes. Part of the caller's transaction. */
+/* Appends an event, and drops the oldest of too many. Part of the caller's transaction. */
 void events_raise(host_t *host, event_t event);
 
 #endif

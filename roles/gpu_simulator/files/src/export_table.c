@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The private door of nvidia-smi: a table of functions, found by a GUID. Word 0 is its size in bytes, word n is function
- * n. What the functions are for nobody documents; those below were found by watching Debian's nvidia-smi 450 to 555,
- * and all others answer NOT_SUPPORTED and write nothing, which nvidia-smi shows as N/A.
+ * The private interface of nvidia-smi: a table of functions, found by a GUID. Word 0 is its size in bytes, word n is function
+ * n. The functions are undocumented. Those below were found by observing Debian's nvidia-smi 450 to 555. All others return
+ * NOT_SUPPORTED and write nothing, which nvidia-smi shows as N/A.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +27,15 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 
 enum {
 	ENTRIES = 320,
-	/* Asked ahead of all others; nothing hangs on what they do. */
+	/* Called before all others, without any effect on the output. */
 	DEBUG_LOG = 26, SILENT = 72,
 	COMMON_ANCESTOR = 23,
 	HANDLE_BY_INDEX = 81,
 	ENFORCED_POWER_LIMIT = 108,
 	PRIVATE_FIELDS = 165,
-	/* The same as public functions, which later releases ask instead (470: module and firmware). */
+	/* Equal to public functions, which later releases call instead (470: module and firmware). */
 	MODULE_ID = 207, GSP_FIRMWARE_VERSION = 211, NEAREST_CPU_NODES = 223, GPU_PART_NUMBER = 231, MARGIN_TEMPERATURE = 240,
-	/* Asked by 525; of later releases it is the part number of a replacement, which no board has. */
+	/* Called by 525. In later releases it is the part number of a replacement, which no board has. */
 	MARGIN_TEMPERATURE_OF_525 = 237,
 	HOST_LINK_GENERATION = 230,
 	/* 535 and later; the sparse mode has another number from 550 on. */
@@ -74,8 +74,8 @@ static nvmlReturn_t nothing(void)
 }
 
 /*
- * `topo -m` names GPUs by PCI bus id and takes its own numbers for levels: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS; what is
- * beyond it shows as that many NVLinks.
+ * `topo -m` identifies GPUs by PCI bus id and has its own numbers for levels: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS. Higher
+ * numbers appear as that many NVLinks.
  */
 static _Thread_local bool in_topology;
 
@@ -103,9 +103,9 @@ static nvmlReturn_t common_ancestor(const char *one, const char *other, unsigned
 }
 
 /*
- * Values by numbers that are not those of nvml.h and differ between releases. `topo -m` of 450 asks for the links to switches
- * by 1, always right after a common ancestor; 470 and later ask by 1 for something else, outside of it. 550.54 and 555 ask for
- * the reset status by 4 and 5, together.
+ * Values by numbers that differ from nvml.h and between releases. In `topo -m`, 450 queries links to switches with 1, always
+ * right after a common ancestor. 470 and later use 1 for something else, outside `topo -m`. 550.54 and 555 query the reset
+ * status with 4 and 5 together.
  */
 enum { PRIVATE_SWITCH_LINKS = 1, PRIVATE_RESET_STATUS = 4, PRIVATE_DRAIN_STATUS = 5 };
 enum { FIELD_SWITCH_LINKS = 147, FIELD_RESET_STATUS = 226, FIELD_DRAIN_STATUS = 227 };
@@ -167,7 +167,7 @@ static nvmlReturn_t margin_temperature_of_525(nvmlDevice_t device, int *celsius)
 	return driver_is(525) ? margin_temperature(device, celsius) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The host's slots are taken to be of the GPU's generation. A GH200 has none, beside its Grace CPU. */
+/* The host's slots are assumed to have the GPU's generation. A GH200 with its Grace CPU has none. */
 static nvmlReturn_t host_link_generation(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
@@ -187,7 +187,7 @@ static nvmlReturn_t sparse_mode(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->architecture == ARCHITECTURE_HOPPER ? 0 : UNKNOWN);
 }
 
-/* Errors that were corrected on the lanes of a link that never errs. The third argument, 4 too, is NVML_NVLINK_ERROR_DL_ECC_DATA. */
+/* Corrected errors on the lanes of a link, always 0. The third argument, 4 too, is NVML_NVLINK_ERROR_DL_ECC_DATA. */
 typedef struct { uint32_t corrected; uint8_t overflow; } lane_errors_t;
 
 static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned counter, unsigned lanes, lane_errors_t *out)
@@ -200,7 +200,7 @@ static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned cou
 	return NVML_SUCCESS;
 }
 
-/* The driver takes any value, and nvidia-smi calls those above 3 unknown. */
+/* The driver accepts any value, and nvidia-smi shows values above 3 as unknown. */
 static nvmlReturn_t set_compute_policy(nvmlDevice_t device, const policy_t *asked)
 {
 	CHANGE_AS(F_nvmlInternalGetExportTable);
@@ -223,7 +223,7 @@ static nvmlReturn_t list_compute_policies(nvmlDevice_t device, policies_t *out)
 	return NVML_SUCCESS;
 }
 
-/* nvidia-smi shows a process of both the compute list and that of MPS as M+C, and one of the latter alone not at all. */
+/* nvidia-smi shows a process in both the compute list and the MPS list as M+C, and one in the MPS list only not at all. */
 static nvmlReturn_t list_processes(nvmlDevice_t device, int type, unsigned *count, listed_process_t *out)
 {
 	QUERY_AS(F_nvmlInternalGetExportTable);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * No lock: a process may die between any two of these steps and only its own call is affected.
+ * No lock: if a process dies between any two of these steps, only its own call is affected.
  */
 #include "fault.h"
 
@@ -67,8 +67,8 @@ const char *fault_action_name(int32_t action, char words[32])
 	return words;
 }
 
-/* A fault that lasts and names a function without its version (nvmlDeviceGetCount) strikes its versions too: clients
- * choose one. Versions end in _v2, or in V where the version is in a structure. */
+/* A lasting fault for a function without a version (nvmlDeviceGetCount) strikes all its versions, because clients
+ * choose one. Versions end in _v2, or in V if the version is in a structure. */
 static bool is_version_of(const char *plain, const char *name)
 {
 	size_t length = strlen(plain);
@@ -95,7 +95,7 @@ action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool wr
 		fault_t *fault = &traffic->faults[i];
 		if (!concerns(fault, atomic_load(&fault->function), function, gpu))
 			continue;
-		/* Exactly one of all callers sees it fall from 1 to 0. One that lasts strikes from there on. */
+		/* Exactly one caller sees it fall from 1 to 0. A lasting fault strikes from then on. */
 		int32_t left = atomic_load(&fault->remaining);
 		if (writable && !(fault->lasts && left <= 0))
 			left = atomic_fetch_sub(&fault->remaining, 1);

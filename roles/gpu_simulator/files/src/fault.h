@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Faults that wait for the nth call of a function by any process of the host.
+ * Faults for the nth call of a function by any process of the host.
  */
 #ifndef FAULT_H
 #define FAULT_H
 
 #include "state.h"
 
-/* How a fault acts. Non-negative numbers in fault_t.action are return codes. */
+/* Actions of faults. Non-negative numbers in fault_t.action are return codes. */
 typedef enum {
 	ACTION_RESULT = 0,
 	ACTION_NONE = -1,
@@ -24,15 +24,15 @@ int function_by_name(const char *name);
 const char *function_name(int function);
 
 /* The words of the control interface: "kill", "kill-inside", "kill-after", "stop", an NVML error's name
- * with or without its prefix, or its number. False: none of them. */
+ * with or without its prefix, or its number. False if unknown. */
 bool fault_action_by_name(const char *name, int32_t *action);
 const char *fault_action_name(int32_t action, char words[32]);
 
-/* Counts a call of `function` down, on this GPU or (UNKNOWN) whatever it is about; ACTION_RESULT sets *result. In a file
- * that may only be read nothing is counted: there faults strike that last and have begun, and no others. */
+/* Counts down for a call of `function`, on this GPU or (UNKNOWN) any. ACTION_RESULT sets *result. In a read-only file
+ * nothing is counted, and only lasting faults that have started strike. */
 action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool writable, nvmlReturn_t *result);
 
-/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `lasts`: the nth call and each after it. */
+/* False if all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `lasts`: the nth call and all later ones. */
 bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action);
 void fault_clear(traffic_t *traffic);
 

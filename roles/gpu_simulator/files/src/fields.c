@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Field values: many figures by number in one call (numbers: nvml.h, NVML_FI_DEV_*).
+ * Field values: several values by number in one call (numbers: nvml.h, NVML_FI_DEV_*).
  */
 #include <string.h>
 #include <time.h>
@@ -54,12 +54,12 @@ static int64_t switch_links(const gpu_t *gpu)
 	return gpu->nvlink_links > 0 ? count : UNKNOWN;
 }
 
-/* Distances from the highest operating temperature, which the thresholds beyond have below 0 (nvidia-smi: "T.Limit"). */
+/* Distances from the maximum operating temperature, negative for higher thresholds (nvidia-smi: "T.Limit"). */
 static bool margin(const gpu_t *gpu, unsigned field, int64_t *out)
 {
 	if (!gpu->temperature_margins || (field == FIELD_MARGIN_MEMORY && gpu->temperature_memory_idle_c == UNKNOWN))
 		return false;
-	/* The memory's own limit is what its distance is counted from. */
+	/* The memory's distance is relative to its own limit. */
 	*out = field == FIELD_MARGIN_SHUTDOWN ? gpu->temperature_max_c - gpu->temperature_shutdown_c
 	     : field == FIELD_MARGIN_SLOWDOWN ? gpu->temperature_max_c - gpu->temperature_slowdown_c : 0;
 	return true;
@@ -72,7 +72,7 @@ static bool has_average_power(const gpu_t *gpu)
 	return gpu->architecture >= ARCHITECTURE_AMPERE && !ga100;
 }
 
-/* A module is a GPU with its Grace CPU, whose draw stays as it is idle. */
+/* A module is a GPU with its Grace CPU, whose power stays idle. */
 static int64_t module_power(const gpu_t *gpu, unsigned field, int64_t power_mw)
 {
 	switch (field) {
@@ -155,8 +155,7 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 	case FIELD_MEMORY_TEMPERATURE:
 		*out = telemetry_of(host, on->gpu_index).temperature_memory_c;
 		break;
-	/* Nothing is to be done about a healthy GPU (recovery action of T4, A100 and H100). What is to be done about one with
-	 * rows to remap is not documented. */
+	/* A healthy GPU needs no recovery action (T4, A100 and H100). The action for pending remappings is undocumented. */
 	case FIELD_RESET_STATUS:
 	case FIELD_DRAIN_AND_RESET_STATUS:
 	case FIELD_RECOVERY_ACTION:

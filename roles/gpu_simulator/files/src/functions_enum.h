@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A number for every exported NVML function (functions.h is made from functions.txt).
+ * A number for every exported NVML function (functions.h is generated from functions.txt).
  */
 #ifndef FUNCTIONS_ENUM_H
 #define FUNCTIONS_ENUM_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * GPM: what a GPU or a GPU instance did between two samples. A sample holds the activity since the GPU was laid
- * out, so that the average of any two is exact, however a load moves or changes between them.
+ * GPM: activity of a GPU or a GPU instance between two samples. A sample contains the activity since the GPU's
+ * creation, so that the average between any two is exact for any load.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "call.h"
 #include "telemetry.h"
 
-/* nvml.h, nvmlGpmMetricId_t. The greatest number of metrics is that of the longest list seen (nvidia-ml-py 13.615). */
+/* nvml.h, nvmlGpmMetricId_t. The maximum number of metrics is the longest known list (nvidia-ml-py 13.615). */
 enum { METRIC_GRAPHICS = 1, METRIC_SM = 2, METRIC_OCCUPANCY = 3, METRIC_TENSOR = 5, METRIC_BANDWIDTH = 10, METRICS_MAX = 477 };
 enum { GPM_VERSION = 1 };
 
@@ -106,7 +106,7 @@ static void fill(nvmlGpmMetric_t *metric, const activity_t *from, const activity
 	}
 }
 
-/* The driver refreshes its counters every 100 ms, so nvml.h wants samples further apart; here any distance will do. */
+/* The driver updates its counters every 100 ms, so nvml.h requires that distance. Here any distance is valid. */
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *request)
 {
 	CALL(nvmlGpmMetricsGet);

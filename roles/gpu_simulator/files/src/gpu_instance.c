@@ -11,7 +11,7 @@
 #include "process.h"
 #include "telemetry.h"
 
-/* Profiles and placements can be asked for with MIG mode off, unless the driver is too old (field 199). */
+/* Profiles and placements can be queried with MIG mode off, unless the driver is too old (field 199). */
 static nvmlReturn_t profiles_are_known(const gpu_t *gpu)
 {
 	return gpu->mig_capable && (gpu->mig_current || gpu->profiles_without_mig) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
@@ -111,7 +111,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
 }
 
 /*
- * nvml.h: a NULL buffer asks for the number of placements, any other one "must be large enough"; the count is only
+ * nvml.h: a NULL buffer queries the number of placements, any other buffer "must be large enough". The count is only
  * returned. nvidia-smi 450 and 460 pass a count that they did not set.
  */
 static nvmlReturn_t possible_placements(function_t function, nvmlDevice_t device, unsigned id, nvmlPlacement_t *out, unsigned *count)
@@ -141,9 +141,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 }
 
 /*
- * With MIG mode off this is NOT_SUPPORTED where profiles cannot be asked for either: so nvml.h has it.
- * Where they can, nvidia-smi 550 goes on to ask and gives up on an error. An H200 with driver 580.159.04 has room for all
- * instances of each profile then.
+ * With MIG mode off this is NOT_SUPPORTED if profiles cannot be queried either, as in nvml.h. If they can, nvidia-smi 550
+ * queries this and gives up on an error. An H200 with driver 580.159.04 then reports the maximum of each profile.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
@@ -219,8 +218,8 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 }
 
 /*
- * The caller's buffer has room for all instances of the profile (its instance count), as nvml.h demands.
- * With MIG mode off there are none, which is no error: H200, driver 580.159.04.
+ * The caller's buffer must hold all instances of the profile (its instance count), according to nvml.h.
+ * With MIG mode off there are none, which is not an error: H200, driver 580.159.04.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out, unsigned *count)
 {

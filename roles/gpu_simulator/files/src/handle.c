@@ -64,7 +64,7 @@ static struct handle *intern(struct handle wanted)
 	return found;
 }
 
-/* Clients pass stray pointers too: only a record of ours is looked into. */
+/* Clients also pass invalid pointers, so only read our own records. */
 static bool is_handle(const struct handle *handle)
 {
 	bool ours = false;
@@ -83,7 +83,7 @@ static nvmlReturn_t resolve(host_t *host, const struct handle *handle, target_t 
 		return NVML_ERROR_UNKNOWN;
 	if (handle->gpu >= host->gpu_count)
 		return NVML_ERROR_GPU_IS_LOST;
-	/* nvml.h has GPU_IS_LOST among the results of every question about a device, its name included. */
+	/* nvml.h lists GPU_IS_LOST as a result of every query of a device, including its name. */
 	if (host->gpus[handle->gpu].lost)
 		return NVML_ERROR_GPU_IS_LOST;
 	nvmlReturn_t fault = call_concerns(handle->gpu);

@@ -10,7 +10,7 @@
 
 #include "keys.h"
 
-/* A hardware slowdown always shows with its cause: the one is the other's "indicator" (nvml.h). */
+/* A hardware slowdown always appears with its cause, its "indicator" (nvml.h). */
 static const struct { const char *name; int64_t reasons; bool shown; } REASONS[] = {
 	{ "sw_power_cap", REASON_SW_POWER_CAP, true },
 	{ "hw_slowdown", REASON_HW_SLOWDOWN, true },
@@ -42,8 +42,8 @@ static const char *set_throttle(health_t *health, const char *text)
 		while (i < REASON_COUNT && (strlen(REASONS[i].name) != length || strncmp(REASONS[i].name, text, length) != 0))
 			i++;
 		if (i == REASON_COUNT)
-			return "one or more of sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, thermal "
-			       "and power are needed, with commas between them; or off";
+			return "use one or more of sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, thermal "
+			       "and power, separated by commas, or off";
 		reasons |= REASONS[i].reasons;
 		text += length + (text[length] == ',');
 	}
@@ -88,19 +88,19 @@ nvmlReturn_t health_set(gpu_t *gpu, const char *key, const char *value, const ch
 		return NVML_ERROR_NOT_SUPPORTED;
 	}
 	if (NUMBERS[i].needs == NEEDS_ROW_REMAPPING && !health_has_row_remapping(gpu)) {
-		*wrong = "this GPU does not remap rows; Ampere and later do";
+		*wrong = "this GPU does not remap rows, only Ampere and later do";
 		return NVML_ERROR_NOT_SUPPORTED;
 	}
 	if (!key_parse_integer(value, &number) || number < 0 || number > NUMBERS[i].most) {
-		*wrong = NUMBERS[i].most == 1 ? "on or off is needed" : "a whole number from 0 is needed, 255 at most for a temperature";
+		*wrong = NUMBERS[i].most == 1 ? "use on or off" : "use a whole number from 0, at most 255 for a temperature";
 		return NVML_ERROR_INVALID_ARGUMENT;
 	}
 	*(int64_t *)((char *)&gpu->health + NUMBERS[i].offset) = number;
 	return NVML_SUCCESS;
 }
 
-/* "Volatile counts are reset each time the driver loads", aggregate ones live as long as the board (nvml.h,
- * nvmlEccCounterType_t). A pending remapping is made by a reset (nvml.h, nvmlDeviceGetRemappedRows). */
+/* "Volatile counts are reset each time the driver loads", aggregate counts last as long as the board (nvml.h,
+ * nvmlEccCounterType_t). A reset applies pending remappings (nvml.h, nvmlDeviceGetRemappedRows). */
 void health_reload(health_t *health)
 {
 	for (int error = 0; error < 2; error++) {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What is wrong with a GPU: throttling, ECC errors, remapped rows. Set from outside (gpusimSet).
+ * Faults of a GPU: throttling, ECC errors, remapped rows. Set with gpusimSet.
  */
 #ifndef HEALTH_H
 #define HEALTH_H
@@ -16,19 +16,19 @@ enum {
 	REASON_APPLICATIONS_CLOCKS = 0x2, REASON_DISPLAY_CLOCKS = 0x100, REASON_HW_THERMAL = 0x40, REASON_HW_POWER_BRAKE = 0x80,
 };
 
-/* The names of the reasons that are engaged, joined by commas; "" without any. */
+/* Names of the active reasons, joined by commas, or "". */
 void health_throttle_names(int64_t reasons, char names[128]);
 
-/* What a load of the driver, so a reset too, does: volatile counts begin anew, and pending rows are remapped. */
+/* Effects of loading the driver, also by a reset: clears volatile counts and remaps pending rows. */
 void health_reload(health_t *health);
 
-/* And what a reboot ends besides: throttling, and a temperature that was set. */
+/* Further effects of a reboot: ends throttling and a set temperature. */
 void health_reboot(health_t *health);
 
-/* Is `key` one of those that gpusim.h lists? */
+/* Whether `key` is listed in gpusim.h. */
 bool health_knows(const char *key);
 
-/* Sets it. On failure *wrong is the reason. */
+/* Sets a key. On failure *wrong is the reason. */
 nvmlReturn_t health_set(gpu_t *gpu, const char *key, const char *value, const char **wrong);
 
 bool health_has_row_remapping(const gpu_t *gpu);

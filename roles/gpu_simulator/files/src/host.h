@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a simulated host consists of. Plain data without pointers: it lives in the state file.
- * Any change of these types is a new STATE_SCHEMA (state.h).
+ * Data of a simulated host, without pointers, because it is in the state file.
+ * Any change of these types needs a new STATE_SCHEMA (state.h).
  */
 #ifndef HOST_H
 #define HOST_H
@@ -22,10 +22,10 @@ enum {
 	MAX_MEMORY_CLOCKS = 8,
 	MAX_PROCESSES = 512,
 	MAX_SAMPLES = 65536,
-	MAX_EVENTS = 128,	/* that a client may be behind before the oldest are gone */
+	MAX_EVENTS = 128,	/* events that a client may lag before the oldest are lost */
 };
 
-/* Figures that a configuration leaves out: the queries they would answer are NOT_SUPPORTED. */
+/* Value missing in the configuration: its queries return NOT_SUPPORTED. */
 #define UNKNOWN (-1)
 
 /* An NVLink whose other end is a switch, and one that is not connected. */
@@ -34,7 +34,7 @@ enum { PEER_SWITCH = -2, PEER_NONE = -1 };
 typedef struct { int32_t start, size; } span_t;
 typedef struct { int32_t count; span_t at[MAX_PLACEMENTS]; } spans_t;
 
-/* Memory clocks, the highest first, each with the graphics clocks that go with it. */
+/* Memory clocks from the highest, each with its graphics clocks. */
 typedef struct { int32_t memory_mhz, lowest_mhz, highest_mhz; } clock_range_t;
 typedef struct { int32_t count; clock_range_t at[MAX_MEMORY_CLOCKS]; } clock_ranges_t;
 
@@ -52,7 +52,7 @@ typedef struct {
 
 typedef enum { LOAD_NONE, LOAD_CONSTANT, LOAD_SQUARE, LOAD_SINE, LOAD_SAMPLES } pattern_t;
 
-/* One instant of a load. power_mw UNKNOWN: it follows utilisation. */
+/* One instant of a load. power_mw UNKNOWN: follows utilization. */
 typedef struct { float utilization_percent; int32_t memory_mib, power_mw; } sample_t;
 
 typedef struct {
@@ -65,10 +65,10 @@ typedef struct {
 	int32_t first_sample, sample_count;	/* in host_t.samples */
 } load_t;
 
-/* What was done, in percent times seconds. */
+/* Work done, in percent times seconds. */
 typedef struct { double graphics, sm, occupancy, tensor, bandwidth; } activity_t;
 
-/* `serial` is 0 in a free slot; otherwise it tells an instance from all others ever made here. */
+/* `serial` is 0 in a free slot, otherwise unique among all instances ever created. */
 typedef struct {
 	uint64_t serial;
 	int32_t profile;			/* index in gpu_t.ci_profiles */
@@ -86,12 +86,12 @@ typedef struct {
 	ci_t cis[MAX_CIS];			/* indexed by id */
 } gi_t;
 
-/* Errors since the driver was loaded, and those of all loads before. */
+/* Errors since the driver was loaded, and before that. */
 typedef struct { int64_t volatile_count, before; } ecc_t;
 
-/* What is wrong with a GPU; all zero: nothing. */
+/* Faults of a GPU; all zero: healthy. */
 typedef struct {
-	int64_t throttle;			/* nvmlClocksEventReason* that are engaged */
+	int64_t throttle;			/* active nvmlClocksEventReason* */
 	int64_t temperature_c;			/* 0: follows power */
 	ecc_t ecc[2];				/* corrected, uncorrected */
 	int64_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failed;
@@ -127,7 +127,7 @@ typedef struct {
 	int64_t locked_graphics_min_mhz, locked_graphics_max_mhz;	/* UNKNOWN: not locked */
 	int64_t locked_memory_min_mhz, locked_memory_max_mhz;
 	int64_t application_graphics_mhz, application_memory_mhz;
-	int64_t lost;				/* fallen off the bus: nothing on it answers */
+	int64_t lost;				/* fallen off the bus */
 	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
 	activity_t activity;			/* likewise */
@@ -144,10 +144,10 @@ typedef struct {
 	int64_t memory_bytes;
 } process_t;
 
-/* The events of a host are numbered from 0; the one with number n stands in host_t.events[n % MAX_EVENTS]. */
+/* The events of a host are numbered from 0. Event n is in host_t.events[n % MAX_EVENTS]. */
 typedef struct {
-	uint64_t data;				/* of an Xid event its number */
-	int32_t type, gpu, gi, ci;		/* EVENT_XID; gi and ci UNKNOWN where none is concerned */
+	uint64_t data;				/* number of an Xid event */
+	int32_t type, gpu, gi, ci;		/* EVENT_XID; gi and ci may be UNKNOWN */
 } event_t;
 
 typedef struct {
@@ -156,7 +156,7 @@ typedef struct {
 	int64_t cuda_version;
 	uint64_t next_serial;
 	int32_t gpu_count, sample_count;
-	uint64_t event_count;			/* ever raised here */
+	uint64_t event_count;			/* total raised */
 	event_t events[MAX_EVENTS];
 	process_t processes[MAX_PROCESSES];
 	gpu_t gpus[MAX_GPUS];

@@ -215,8 +215,8 @@ const char *key_store(const config_key_t *key, void *object, const char *text)
 	char *member = (char *)object + key->offset;
 	switch (key->kind) {
 	case KEY_INTEGER:
-		/* Negative numbers mean nothing here, and -1 is how an unknown figure is stored. */
-		return key_parse_integer(text, (int64_t *)member) && *(int64_t *)member >= 0 ? NULL : "a whole number from 0 is needed";
+		/* Negative numbers are invalid, and -1 represents an unknown value. */
+		return key_parse_integer(text, (int64_t *)member) && *(int64_t *)member >= 0 ? NULL : "use a whole number from 0";
 	case KEY_TEXT:
 		if (strlen(text) >= key->size)
 			return "the text is too long";

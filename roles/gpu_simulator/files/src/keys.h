@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The keys of the configuration (gpusim.h describes them): one table per section, which the parser,
- * gpusimSet and gpusimDump all follow.
+ * The keys of the configuration (described in gpusim.h): one table per section, used by the parser,
+ * gpusimSet and gpusimDump.
  */
 #ifndef KEYS_H
 #define KEYS_H
@@ -40,7 +40,7 @@ const config_key_t *key_by_name(const section_t *section, const char *name);
 /* Gives every member its initial value. */
 void key_defaults(const section_t *section, void *object);
 
-/* Stores the text of a value; NULL when it went well, else what is wrong with it. */
+/* Stores the text of a value; Returns NULL or the error. */
 const char *key_store(const config_key_t *key, void *object, const char *text);
 
 /* Parses a whole decimal or 0x number. */

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Load patterns: what a GPU or a GPU instance does at a moment.
+ * Load patterns: activity of a GPU or a GPU instance at a time.
  */
 #ifndef LOAD_H
 #define LOAD_H

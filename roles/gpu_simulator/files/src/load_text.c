@@ -38,7 +38,7 @@ void load_forget_unused_samples(host_t *host)
 	host->sample_count = end;
 }
 
-/* The keys of a load and their values as far as they were given. */
+/* The keys of a load and their given values. */
 enum { PERIOD, INTERVAL, HIGH, LOW, MEMORY_HIGH, MEMORY_LOW, POWER_HIGH, POWER_LOW, MEMORY_UTILIZATION,
        SM, OCCUPANCY, TENSOR, BANDWIDTH, KEY_COUNT };
 static const char *const KEYS[KEY_COUNT] = {
@@ -73,7 +73,7 @@ static nvmlReturn_t add_sample(const char *text, host_t *host, load_t *load, int
 static nvmlReturn_t check(const double values[KEY_COUNT], const load_t *load, int64_t room_mib, char reason[REASON_SIZE])
 {
 	if (load->pattern == LOAD_NONE)
-		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "pattern", "constant, square, sine or samples is needed");
+		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "pattern", "use constant, square, sine or samples");
 	if ((load->pattern == LOAD_SAMPLES) != (load->sample_count > 0))
 		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "sample", "lines of samples belong to the pattern samples, and to it alone");
 	if (values[HIGH] > 100 || values[LOW] > 100 || values[MEMORY_UTILIZATION] > 100 || values[SM] > 100 || values[OCCUPANCY] > 100
@@ -112,7 +112,7 @@ nvmlReturn_t load_read(const char *text, host_t *host, int64_t room_mib, load_t 
 				return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, line, key, "no such key");
 			values[index] = strtod(value, &end);
 			if (end == value || *end || !(values[index] >= 0))
-				result = refuse(reason, NVML_ERROR_INVALID_ARGUMENT, line, key, "a number from 0 is needed");
+				result = refuse(reason, NVML_ERROR_INVALID_ARGUMENT, line, key, "use a number from 0");
 		}
 		if (result != NVML_SUCCESS)
 			return result;

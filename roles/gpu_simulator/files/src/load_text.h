@@ -11,10 +11,10 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* Fills a load that starts now; its samples go to the host. On failure `reason` says what is wrong. */
+/* Fills a load that starts now; its samples go to the host. On failure `reason` is set. */
 nvmlReturn_t load_read(const char *text, host_t *host, int64_t room_mib, load_t *load, char reason[REASON_SIZE]);
 
-/* Closes the gaps that loads which are gone have left among the samples. */
+/* Closes gaps of removed loads among the samples. */
 void load_forget_unused_samples(host_t *host);
 
 #endif

@@ -30,9 +30,9 @@ int64_t mig_gi_slices(const gpu_t *gpu, const gi_t *gi)
 }
 
 /*
- * A compute instance that is the whole GPU instance has all its SMs. A part has as many per slice as
- * the smallest GPU instance has: so on A100 (MIG User Guide: 14 in 1c.3g.20gb); elsewhere unconfirmed,
- * which is why a configuration may state the number.
+ * A compute instance that spans the GPU instance has all its SMs. A part has per slice as many as the
+ * smallest GPU instance, as on A100 (MIG User Guide: 14 in 1c.3g.20gb). This is unconfirmed for other
+ * models, so a configuration may set the number.
  */
 int64_t mig_ci_multiprocessors(const gpu_t *gpu, const gi_t *gi, const ci_profile_t *profile)
 {
@@ -50,14 +50,14 @@ static uint64_t units(span_t at)
 	return ((UINT64_C(1) << at.size) - 1) << at.start;
 }
 
-/* What the instances of a GPU take together. */
+/* Resources of all instances of a GPU. */
 typedef struct {
 	uint64_t units;
 	int64_t slices, engines[4];
 	int instances[MAX_GI_PROFILES];
 } usage_t;
 
-/* Media engines; copy engines are shared when there are not enough and so never run out. */
+/* Media engines. Copy engines are shared if there are too few, so they never run out. */
 static int64_t media_engines(const gi_profile_t *profile, int kind)
 {
 	const int64_t counts[] = { profile->decoders, profile->encoders, profile->jpeg, profile->ofa };
@@ -112,7 +112,7 @@ bool mig_gi_fits(const gpu_t *gpu, int profile, span_t at)
 	return fits(gpu, &usage, profile, at);
 }
 
-/* Placements of all profiles that are free and would no longer be with `at` taken. */
+/* Number of free placements of all profiles that taking `at` would block. */
 static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 {
 	int lost = 0;
@@ -125,9 +125,9 @@ static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 }
 
 /*
- * The driver takes the placement that spoils the fewest others, the first of equals. This rule was
- * inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 come at 6, 4, 5, 0, 1,
- * 2, 3; the first 3g comes at 4; and creating 1g 1g 2g 3g (19,19,14,9) fails where 3g 1g 1g 2g succeeds.
+ * The driver chooses the placement that blocks the fewest others, the first of equals. This rule was
+ * inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed at 6, 4, 5, 0,
+ * 1, 2, 3; the first 3g at 4; and creating 1g 1g 2g 3g (19,19,14,9) fails where 3g 1g 1g 2g succeeds.
  */
 int mig_gi_best_placement(const gpu_t *gpu, int profile)
 {
@@ -146,8 +146,8 @@ int mig_gi_best_placement(const gpu_t *gpu, int profile)
 	return best;
 }
 
-/* Placements of one profile are of one size and listed by ascending start, so taking the first
- * that fits leaves room for the most. */
+/* Placements of one profile have one size and ascending starts, so taking the first that fits leaves
+ * room for the most. */
 int mig_gi_remaining(const gpu_t *gpu, int profile)
 {
 	usage_t usage = usage_of(gpu);
@@ -163,9 +163,9 @@ int mig_gi_remaining(const gpu_t *gpu, int profile)
 }
 
 /*
- * Ids number the halves, quarters and eighths of a GPU one after another: the whole is 0, halves are 1
- * and 2, quarters 3 to 6, eighths 7 to 14 (so in the outputs of the MIG User Guide). A placement that is no such
- * part, or whose number an instance of another size bears, gets the lowest free id.
+ * Ids number the halves, quarters and eighths of a GPU in order: the whole is 0, halves are 1 and 2,
+ * quarters 3 to 6, eighths 7 to 14 (outputs of the MIG User Guide). Other placements, and those whose
+ * number is taken by an instance of another size, get the lowest free id.
  */
 static int free_gi_id(const gpu_t *gpu, span_t at)
 {

@@ -2,12 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * MIG devices: a compute instance seen as a device of its own.
+ * MIG devices: compute instances as devices.
  */
 #include "call.h"
 #include "mig.h"
 
-/* On a GPU that is no MIG device at all this answers SUCCESS and 0 (nvml.h). */
+/* Returns SUCCESS and 0 on a GPU that is not a MIG device (nvml.h). */
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetMaxMigDeviceCount);

@@ -22,9 +22,9 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsign
 }
 
 /*
- * What stands in the way of a pending mode. nvml.h knows IN_USE (the GPU is not idle) and RESET_REQUIRED
- * (the driver cannot reset it itself: passthrough). That instances count as use is the cautious
- * reading: no source says that the driver would drop them.
+ * Reason that blocks a pending mode. nvml.h has IN_USE (the GPU is not idle) and RESET_REQUIRED (the
+ * driver cannot reset it: passthrough). Instances count as use, because no source documents that the
+ * driver drops them.
  */
 static nvmlReturn_t activation_obstacle(const host_t *host, const target_t *on)
 {

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The binary interface of NVML as far as this library speaks it: own declarations of the layouts
- * and numbers that the NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h publish.
+ * The implemented part of NVML's binary interface: own declarations of layouts and numbers published
+ * in the NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h.
  */
 #ifndef NVML_ABI_H
 #define NVML_ABI_H
@@ -80,7 +80,7 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned version, sensor; int temperature; } nvmlTemperature_v1_t;
 typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_v1_t;
-/* The scope is one byte (nvmlPowerScopeType_t); nvidia-smi leaves what it finds in those behind it. */
+/* The scope is one byte (nvmlPowerScopeType_t). nvidia-smi does not clear the following bytes. */
 typedef struct { unsigned version; unsigned char scope; unsigned milliwatts; } nvmlPowerValue_v2_t;
 typedef struct { unsigned sessions, fps, latency_us; } nvmlFBCStats_t;
 typedef struct { unsigned enabled; } nvmlC2cModeInfo_v1_t;
@@ -179,7 +179,7 @@ typedef struct {
 } nvmlFieldValue_t;
 
 enum { EVENT_XID = 8, EVENTS_SUPPORTED = 0x1f };	/* nvmlEventType*: ECC errors, performance state, Xid, clock */
-#define NO_INSTANCE 0xffffffffu				/* of an event that concerns none */
+#define NO_INSTANCE 0xffffffffu				/* for an event without an instance */
 
 typedef struct {
 	nvmlDevice_t device;
@@ -196,14 +196,14 @@ typedef struct {
 	double value;
 	nvmlGpmMetricInfo_t info;
 } nvmlGpmMetric_t;
-/* How many metrics there is room for depends on the nvml.h that a client was built with: `count` says how many are asked for. */
+/* The capacity for metrics depends on the client's nvml.h. `count` is the number requested. */
 typedef struct {
 	unsigned version, count;
 	nvmlGpmSample_t sample1, sample2;
 	nvmlGpmMetric_t metrics[];
 } nvmlGpmMetricsGet_t;
 
-/* The version words that clients were seen to send (nvidia-ml-py 13.615). */
+/* Version words observed from clients (nvidia-ml-py 13.615). */
 static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
 static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
 static_assert(STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u) == 0x02000024, "nvmlGpuFabricInfo_v2");

@@ -30,11 +30,11 @@ uint64_t process_start_ticks(int pid)
 	if (!rest || sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
 	                    &state, &ticks) != 2)
 		return 0;
-	/* A zombie has released its GPUs already. One is added because PID 1 of a machine starts at tick 0. */
+	/* A zombie has released its GPUs. Add one, because a machine's PID 1 starts at tick 0. */
 	return state == 'Z' || state == 'X' ? 0 : ticks + 1;
 }
 
-/* /proc may hide other users' processes (hidepid, ProtectProc=); signals still tell that they exist. */
+/* /proc may hide other users' processes (hidepid, ProtectProc=); signals still show that they exist. */
 static bool is_hidden(int pid)
 {
 	char name[32];
@@ -100,7 +100,7 @@ const char *process_type_name(int type)
 	return TYPES[type];
 }
 
-/* Clients of MPS are in the list of compute processes too, as on an H200 with driver 580. */
+/* MPS clients are also in the list of compute processes, as on an H200 with driver 580. */
 bool process_is_listed(const process_t *process, int type)
 {
 	return process->type == type || (type == PROCESS_COMPUTE && process->type == PROCESS_MPS);
@@ -142,7 +142,7 @@ PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, PROCESS_GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS)
 
-/* The processes of a GPU share its utilisation evenly: nothing says which of them a load stands for. */
+/* The processes of a GPU share its utilization evenly, because a load belongs to no process. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned *count,
                                              unsigned long long last_seen_us)
 {
@@ -179,7 +179,7 @@ bool process_name(int pid, char *out, size_t length)
 	snprintf(path, sizeof path, "/proc/%d/exe", pid);
 	ssize_t size = readlink(path, name, sizeof name - 1);
 	if (size < 0) {
-		/* Another user's process: its name is all that may be seen. */
+		/* Only the name of another user's process is visible. */
 		snprintf(path, sizeof path, "/proc/%d/comm", pid);
 		FILE *file = fopen(path, "re");
 		if (!file)
@@ -190,7 +190,7 @@ bool process_name(int pid, char *out, size_t length)
 			size--;
 	}
 	name[size] = 0;
-	/* As the driver does, a long name is cut short and not refused. */
+	/* Like the driver, truncate a long name. */
 	snprintf(out, length, "%s", name);
 	return true;
 }

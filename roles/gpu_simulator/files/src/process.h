@@ -10,29 +10,29 @@
 #include "handle.h"
 #include "host.h"
 
-/* Start time of a process in clock ticks since the kernel's start; 0: no such process, or a dead one. */
+/* Start time of a process in clock ticks since boot, or 0 if it does not exist or is dead. */
 uint64_t process_start_ticks(int pid);
 
 bool process_is_alive(const process_t *process);
 
-/* Is a live process on the GPU; in its GPU instance; in that one's compute instance? (-1: any.) */
+/* Whether a live process is on the GPU, in its GPU instance, in its compute instance (-1: any). */
 bool process_uses(const host_t *host, int gpu, int gi, int ci);
 
-/* Memory of live processes, of a GPU (gi -1) or a GPU instance. */
+/* Memory of live processes on a GPU (gi -1) or in a GPU instance. */
 int64_t process_memory_bytes(const host_t *host, int gpu, int gi);
 
 /* Frees the entries of dead processes. */
 void process_forget_dead(host_t *host);
 
-/* Its program, or where that may not be seen its name; false: no such process. */
+/* Its program, or its name if the program is hidden. False: no such process. */
 bool process_name(int pid, char *out, size_t length);
 
-/* Which places a list of processes is asked for: all of a GPU, or one compute instance. */
+/* Scope of a process list: a whole GPU, or one compute instance. */
 bool process_is_on(const process_t *process, const target_t *target);
 /* Whether the list of a type, process_type_t, has the process. */
 bool process_is_listed(const process_t *process, int type);
 
-/* The words of the control interface; -1: none of them. */
+/* Number of a word of the control interface, or -1. */
 int process_type_by_name(const char *name);
 const char *process_type_name(int type);
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The NVML questions about what happens on a GPU now.
+ * NVML queries of a GPU's current activity.
  */
 #include <math.h>
 
@@ -23,7 +23,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	return NVML_SUCCESS;
 }
 
-/* Loads do not use the media engines: their utilisation is a true zero. */
+/* Loads do not use media engines, so their utilization is 0. */
 static nvmlReturn_t media_utilization(function_t function, nvmlDevice_t device, unsigned *percent, unsigned *period_us)
 {
 	QUERY_AS(function);
@@ -56,7 +56,7 @@ nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent,
 	return media_utilization(F_nvmlDeviceGetOfaUtilization, device, percent, period_us);
 }
 
-/* Nor are there sessions that encode or capture. */
+/* There are no encoding or capturing sessions. */
 static nvmlReturn_t no_sessions(function_t function, nvmlDevice_t device, unsigned *count, unsigned *fps, unsigned *latency_us)
 {
 	QUERY_GPU_AS(function);
@@ -97,7 +97,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!on.gpu->memory_info)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* The first version has no word for what is reserved and counts it as used (nvml.h). */
+	/* The first version has no field for reserved memory and counts it as used (nvml.h). */
 	framebuffer_t memory = telemetry_framebuffer(host, &on);
 	*out = (nvmlMemory_t){ memory.total, memory.free, memory.used + memory.reserved };
 	return NVML_SUCCESS;
@@ -202,7 +202,7 @@ nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTempe
 	return NVML_SUCCESS;
 }
 
-/* A fan turns faster with the temperature. A10, A16 and A40, which have none, say 0 %. */
+/* Fan speed rises with the temperature. A10, A16 and A40 have no fan and report 0 %. */
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
 {
 	QUERY_GPU(nvmlDeviceGetFanSpeed);
@@ -267,7 +267,7 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, un
 	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
-/* Nothing moves over the link here. Boards at rest say 0 (A100 80 GB, L4, GB200) to 869 KB/s (B200), which reading them causes. */
+/* No traffic is simulated. Idle boards report 0 (A100 80 GB, L4, GB200) to 869 KB/s (B200), caused by the query. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
 {
 	QUERY_GPU(nvmlDeviceGetPcieThroughput);

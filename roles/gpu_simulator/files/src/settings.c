@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What an administrator sets on a GPU: persistence mode, compute mode, power limit.
+ * Settings of an administrator: persistence mode, compute mode, power limit.
  */
 #include "call.h"
 #include "telemetry.h"
@@ -34,10 +34,10 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	CHANGE(nvmlDeviceSetComputeMode);
 	if (mode > COMPUTE_EXCLUSIVE_PROCESS)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* A guest of vGPU has compute mode Default alone. Which of its results nvml.h means for it, no source says. */
+	/* A vGPU guest has only compute mode Default. The documented result for it is unknown. */
 	if (on.gpu->compute_mode_fixed || on.gpu->virtualization_mode == VIRTUALIZATION_VGPU)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* EXCLUSIVE_THREAD went away with CUDA 8. */
+	/* EXCLUSIVE_THREAD was removed in CUDA 8. */
 	if (mode == COMPUTE_EXCLUSIVE_THREAD || (!on.ci && on.gpu->mig_current))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (on.ci)
@@ -95,6 +95,6 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, const nvm
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (value->version != STRUCT_VERSION(nvmlPowerValue_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	/* Scope 0 is the GPU; 1 and 2 are a module and memory, which these GPUs do not tell apart. */
+	/* Scope 0 is the GPU. 1 and 2 are module and memory, which these GPUs do not distinguish. */
 	return value->scope == 0 ? set_power_limit(host, &on, value->milliwatts) : NVML_ERROR_NOT_SUPPORTED;
 }

@@ -24,8 +24,8 @@
 
 static const char MAGIC[8] = "GPUSIM\r\n";
 
-/* The library that made a file knows its layout by the schema and, against a forgotten increment
- * of it, by the size of a copy and the number of functions. */
+/* A library recognizes the layout of a file by the schema and, in case its increment was forgotten,
+ * by the size of a copy and the number of functions. */
 typedef struct {
 	char magic[8];
 	uint32_t schema, functions;
@@ -45,15 +45,15 @@ static struct {
 	int descriptor;
 	bool writable;
 	file_t *file;
-	_Atomic(traffic_t *) traffic;	/* of the file, NULL when it may only be read; calls count without the mutex */
+	_Atomic(traffic_t *) traffic;	/* of the file, NULL if read-only; calls are counted without the mutex */
 	dev_t device;
 	ino_t inode;
 } map = { .descriptor = -1 };
 
-/* flock belongs to the open file, which threads share: within the process a mutex does its work. */
+/* flock belongs to the open file, which threads share, so a mutex protects within the process. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* The mapping itself stays: another thread may be counting a call in it. Files are replaced rarely. */
+/* Keep the mapping, because another thread may be counting a call in it. Files are replaced rarely. */
 static void forget_file(void)
 {
 	if (map.descriptor >= 0)
@@ -63,8 +63,8 @@ static void forget_file(void)
 	map.descriptor = -1;
 }
 
-/* A child of fork shares its parent's open file and so its locks, until it opens its own. Where it
- * cannot, it has none: its next nvmlInit tries again. */
+/* A forked child shares its parent's open file and locks, until it opens its own. If that fails, it has
+ * none, and its next nvmlInit tries again. */
 static void fork_prepare(void) { pthread_mutex_lock(&mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&mutex); }
 static void fork_child(void)
@@ -118,7 +118,7 @@ static nvmlReturn_t open_locked(void)
 	if (map.file && status.st_dev == map.device && status.st_ino == map.inode)
 		return NVML_SUCCESS;
 	forget_file();
-	/* A service in a read-only system (ProtectSystem=strict) can still look, as it could at a real GPU. */
+	/* A service in a read-only system (ProtectSystem=strict) can still read, as with a real GPU. */
 	int descriptor = open(state_path(), O_RDWR | O_CLOEXEC);
 	bool writable = descriptor >= 0;
 	if (!writable)
@@ -157,7 +157,7 @@ nvmlReturn_t state_open(void)
 	return result;
 }
 
-/* An empty host is all zeros, so the file is a hole but for its head. */
+/* An empty host is all zeros, so the file is sparse except for its head. */
 static bool write_empty_file(const char *name)
 {
 	int descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -165,7 +165,7 @@ static bool write_empty_file(const char *name)
 		return false;
 	head_t head = { .schema = STATE_SCHEMA, .functions = F_COUNT, .host_bytes = sizeof(host_t) };
 	memcpy(head.magic, MAGIC, sizeof MAGIC);
-	/* Clients of every user change it, as they do through the driver's device files. */
+	/* Clients of all users change it, as through the driver's device files. */
 	bool done = fchmod(descriptor, 0666) == 0 && pwrite(descriptor, &head, sizeof head, 0) == (ssize_t)sizeof head
 	         && ftruncate(descriptor, sizeof(file_t)) == 0;
 	close(descriptor);
@@ -180,9 +180,9 @@ static bool has_the_name(int descriptor)
 }
 
 /*
- * Sees to it that the file of that name is ours. A complete file gets the name, and of several
- * processes one: where there is no file, by link; where one of another schema is, under its lock.
- * The others take what that one made, or its GPUs would be laid out in a file that nobody sees.
+ * Ensures that the named file is ours. Only a complete file gets the name, from exactly one of several
+ * processes: by link if there is no file, under its lock if one of another schema exists. The other
+ * processes use that file, otherwise they would create GPUs in an invisible file.
  */
 static bool provide_file(const char *complete)
 {
@@ -269,7 +269,7 @@ void state_read_end(host_t **host)
 		leave();
 }
 
-/* Only what is in use is copied: a host with two GPUs pays for two. */
+/* Copy only the used part: a host with two GPUs copies two. */
 static void copy_host(host_t *to, const host_t *from)
 {
 	memcpy(to, from, offsetof(host_t, gpus) + from->gpu_count * sizeof(gpu_t));
@@ -299,7 +299,7 @@ nvmlReturn_t state_commit(void)
 	if (state_die_inside)
 		state_die();
 	atomic_fetch_add(&map.file->generation, 1);
-	/* Processes that wait have mapped the same page, so this is no private futex. */
+	/* Not a private futex, because waiting processes map the same page. */
 	syscall(SYS_futex, &map.file->generation, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	return NVML_SUCCESS;
 }

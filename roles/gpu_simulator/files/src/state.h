@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The state file: two copies of host_t, of which one word says which is valid.
+ * The state file: two copies of host_t, and a word that selects the valid one.
  *
- * A change copies the valid one to the other, works there, and flips the word: whoever is killed
- * at any instruction leaves the old state or the new one. Readers hold the file lock shared,
- * writers exclusively; the kernel drops a lock with its holder.
+ * A change copies the valid copy to the other, modifies that and flips the word, so that a kill at any
+ * instruction leaves either the old or the new state. Readers hold a shared file lock, writers an
+ * exclusive one. The kernel releases the lock of a dead process.
  */
 #ifndef STATE_H
 #define STATE_H
@@ -19,17 +19,17 @@
 
 enum { STATE_SCHEMA = 9, MAX_FAULTS = 16 };
 
-/* Faults and counts change with every call and must not cost a transaction: they live beside the
- * two copies and are touched by single atomic operations only. */
+/* Faults and counts change with every call and must not cost a transaction: they are outside the
+ * two copies and change only by single atomic operations. */
 typedef struct {
 	_Atomic int32_t function;	/* 0: free; else function + 1 (FAULT_ANY + 1: all), written last when arming */
 	_Atomic int32_t remaining;	/* calls until it strikes */
-	int32_t lasts;			/* it strikes in each call after that too, until it is cleared */
+	int32_t lasts;			/* it also strikes all later calls, until it is cleared */
 	int32_t action;			/* action_t, or a return code */
-	int32_t gpu;			/* whose calls count; UNKNOWN: all calls of the function */
+	int32_t gpu;			/* GPU whose calls count; UNKNOWN: all calls of the function */
 } fault_t;
 
-/* In place of a function: every call on the GPU. */
+/* Instead of a function: every call on the GPU. */
 enum { FAULT_ANY = F_COUNT };
 
 typedef struct {
@@ -38,32 +38,32 @@ typedef struct {
 	_Atomic uint32_t calls[F_COUNT];
 } traffic_t;
 
-/* Maps the state file, again if another file has taken its name since. DRIVER_NOT_LOADED without one. */
+/* Maps the state file, again if another file replaced it. DRIVER_NOT_LOADED without one. */
 nvmlReturn_t state_open(void);
 
-/* Makes the file if there is none (or one of another schema), with no GPU in it, and maps it. */
+/* Creates the file without GPUs if it is missing or has another schema, and maps it. */
 nvmlReturn_t state_create(void);
 
 const char *state_path(void);
 
-/* Faults and counts of the mapped file; NULL when none is mapped, or it may only be read. */
+/* Faults and counts of the mapped file; NULL if none is mapped or it is read-only. */
 traffic_t *state_traffic(void);
 
-/* The same also where the file may only be read, for faults that last. Only between state_read or state_begin and their end. */
+/* The same also for a read-only file, for lasting faults. Only between state_read or state_begin and their end. */
 traffic_t *state_faults(void);
 bool state_is_writable(void);
 
-/* Between these, the calling thread sees one consistent state. NULL when no file is mapped. */
+/* Between these, the calling thread sees one consistent state. NULL if no file is mapped. */
 host_t *state_read(void);
 void state_read_end(host_t **host);
 
-/* A transaction; NULL when no file is mapped, or it may only be read. What is done to the returned copy
- * happens when state_commit is called, or never. */
+/* A transaction; NULL if no file is mapped or it is read-only. Changes of the returned copy take effect
+ * with state_commit, or never. */
 host_t *state_begin(void);
 nvmlReturn_t state_commit(void);
-void state_end(host_t **host);		/* gives an uncommitted change up */
+void state_end(host_t **host);		/* discards an uncommitted change */
 
-/* Waits until the number of commits is another than *seen, at most timeout_ms, and puts it there; true if it is. */
+/* Waits at most timeout_ms until the number of commits differs from *seen, and stores it there. True if it differs. */
 bool state_wait(uint32_t *seen, unsigned timeout_ms);
 
 #define READING __attribute__((cleanup(state_read_end)))
@@ -72,7 +72,7 @@ bool state_wait(uint32_t *seen, unsigned timeout_ms);
 /* Set by a fault: the next commit of this thread dies before it becomes visible. */
 extern _Thread_local bool state_die_inside;
 
-/* Ends this process by SIGKILL, with its parent if this one asked to be killed with it: then it is a part of the parent's run. */
+/* Kills this process, and its parent if this one asked to be killed with it and so is part of the parent's run. */
 void state_die(void);
 
 #endif

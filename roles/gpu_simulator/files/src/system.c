@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Start, end, versions and words for return codes.
+ * Start, end, versions and texts of return codes.
  */
 #include "boot.h"
 #include "call.h"
 
 static nvmlReturn_t init(function_t function)
 {
-	/* Another file may have the name by now; and without a file there is no fault to strike. */
+	/* Another file may have the name by now, and without a file there are no faults. */
 	nvmlReturn_t result = state_open();
 	call_t call __attribute__((cleanup(call_leave))) = call_enter_uninitialized(function);
 	if (result == NVML_SUCCESS)

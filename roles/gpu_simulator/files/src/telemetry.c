@@ -3,9 +3,9 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  *
- * The model, chosen for plausibility and not measured: power rises linearly with utilisation from
- * idle to the default limit; a lower limit caps it and the graphics clock with it; temperature
- * follows power; clocks rest while nothing runs.
+ * A plausible model, not measured: power rises linearly with utilization from idle to the default
+ * limit. A lower limit caps power and the graphics clock. Temperature follows power. Clocks are idle
+ * while nothing runs.
  */
 #include "telemetry.h"
 
@@ -20,7 +20,7 @@ static int64_t memory_total_mib(const target_t *on)
 	return on->gi ? on->gpu->gi_profiles[on->gi->profile].memory_mib : on->gpu->memory_total_mib;
 }
 
-/* Of a GPU instance, or of a GPU with all its instances. */
+/* Memory of a GPU instance, or of a GPU with all its instances. */
 static int64_t memory_used_bytes(const host_t *host, const target_t *on)
 {
 	int64_t now = load_now_ns(), mib = 0;
@@ -42,14 +42,14 @@ framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *on)
 		.reserved = on->gi ? 0 : (uint64_t)on->gpu->memory_reserved_mib << 20,
 		.used = memory_used_bytes(host, on),
 	};
-	/* A load may ask for more than processes leave; the hardware has no more than it has. */
+	/* A load may request more memory than processes leave free. */
 	if (memory.used > memory.total - memory.reserved)
 		memory.used = memory.total - memory.reserved;
 	memory.free = memory.total - memory.reserved - memory.used;
 	return memory;
 }
 
-/* A load that acts on a GPU, and the part of the GPU that it acts on. */
+/* A load of a GPU, and the part of the GPU that it covers. */
 typedef struct { const load_t *load; double share; } acting_t;
 
 /* The GPU's own load or, with MIG on, those of its instances. Returns their number. */
@@ -97,7 +97,7 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	                          + fmin(fmax(warmth, 0), 1) * (gpu->temperature_max_c - 5 - gpu->temperature_idle_c));
 	if (gpu->health.temperature_c)
 		t.temperature_c = gpu->health.temperature_c;
-	/* nvml.h: a hardware slowdown reduces clocks "by a factor of 2 or more"; the others are taken for one too. */
+	/* nvml.h: a hardware slowdown reduces clocks "by a factor of 2 or more"; other reasons are treated the same. */
 	if (gpu->health.throttle & ~REASON_SYNC_BOOST)
 		cap *= 0.5;
 	bool busy = t.utilization_percent > 0 || process_uses(host, gpu_index, -1, -1);
@@ -108,13 +108,13 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	t.clock_video_mhz = busy ? gpu->clock_video_max_mhz : gpu->clock_video_idle_mhz;
 	if (t.performance_state == 0)
 		clocks_limit(gpu, &t.clock_graphics_mhz, &t.clock_memory_mhz);
-	/* The memory is taken to warm up as the GPU does. */
+	/* The memory is assumed to warm up like the GPU. */
 	t.temperature_memory_c = gpu->temperature_memory_idle_c == UNKNOWN ? UNKNOWN
 	                       : gpu->temperature_memory_idle_c + t.temperature_c - gpu->temperature_idle_c;
 	return t;
 }
 
-/* Idle energy is left out: callers subtract two of these. */
+/* Without idle energy, because callers subtract two of these. */
 static double dynamic_energy_mj(const host_t *host, const gpu_t *gpu, int64_t now_ns)
 {
 	double energy = 0;

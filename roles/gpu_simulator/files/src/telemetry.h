@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a GPU measures of itself, derived from the loads and processes on it.
+ * Sensors of a GPU, derived from its loads and processes.
  */
 #ifndef TELEMETRY_H
 #define TELEMETRY_H
@@ -25,10 +25,10 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index);
 /* Since the energy count began. */
 int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu);
 
-/* What a GPU, or a GPU instance, has done since it was made. An instance's is in percent of the instance. */
+/* Work of a GPU or a GPU instance since its creation. An instance's work is in percent of the instance. */
 activity_t telemetry_activity(const host_t *host, const target_t *target, int64_t now_ns);
 
-/* To be called before anything changes that power depends on: what was used and done so far stays counted. */
+/* Call before any change that affects power, so that energy and work so far are counted. */
 void telemetry_settle_energy(host_t *host, gpu_t *gpu);
 
 #endif

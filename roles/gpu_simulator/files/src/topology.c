@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How GPUs are connected: NVLinks, NUMA nodes, peer to peer.
+ * Connections of GPUs: NVLinks, NUMA nodes, peer to peer.
  */
 #include <string.h>
 
@@ -14,7 +14,7 @@ static nvmlReturn_t link_of(const target_t *on, unsigned link, int *peer)
 {
 	if (on->gpu->nvlink_links <= 0)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* Links that another GPU has, and this one has not, do not exist on it; nvidia-smi asks for all of them. */
+	/* Links beyond this GPU's number do not exist. nvidia-smi queries the maximum of all GPUs. */
 	if (link >= on->gpu->nvlink_links)
 		return link < MAX_LINKS ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 	*peer = on->gpu->nvlink_peers[link];
@@ -40,7 +40,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned link, unsi
 }
 
 /* The links to a Grace CPU. nvidia-smi -q shows them enabled on a GB200, disabled on H100 and B200, and N/A on T4 and A100
- * (captures, see device.c): GPUs of these generations have them wherever they have NVLink, and another CPU does not use them. */
+ * (captures, see device.c): GPUs of these generations have them if they have NVLink, and other CPUs do not use them. */
 nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetC2cModeInfoV);
@@ -58,7 +58,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, u
 	return capability > 5 ? NVML_ERROR_INVALID_ARGUMENT : give(out, capability == 0 || capability == 5);
 }
 
-/* Links do not err. */
+/* Links have no errors. */
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter, unsigned long long *out)
 {
 	QUERY_GPU(nvmlDeviceGetNvLinkErrorCounter);
@@ -79,7 +79,7 @@ static nvmlReturn_t remote_pci(function_t function, nvmlDevice_t device, unsigne
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if ((call.result = link_of(&on, link, &peer)) != NVML_SUCCESS)
 		return call.result;
-	/* A switch has an address of its own, which nothing here tells; nobody may take it for a GPU's. */
+	/* The address of a switch is unknown here and must differ from a GPU's. */
 	if (peer < 0 || peer >= host->gpu_count)
 		return NVML_ERROR_NOT_SUPPORTED;
 	pci_fill(&host->gpus[peer], out);
@@ -122,11 +122,11 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice
 	return between == TOPOLOGY_UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : give(level, between);
 }
 
-/* nvml.h: the GPUs that are at this level from a GPU, itself left out. `count` holds the room in; a NULL list asks for the number. */
+/* nvml.h: the other GPUs at this level from a GPU. `count` is the capacity on input. A NULL list queries the number. */
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetTopologyNearestGpus);
-	/* A GPU without others is told nothing, also with count 0 and no buffer: H200, driver 580.159.04. */
+	/* Without other GPUs, count 0 and no buffer is valid too: H200, driver 580.159.04. */
 	if (!count || level > TOPOLOGY_SYSTEM || level % 10 || host->gpu_count == 1)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	unsigned found = 0, room = out ? *count : 0;
@@ -146,7 +146,7 @@ static int64_t numa_nodes(const host_t *host)
 	return last + 1;
 }
 
-/* The CPUs of the machine, shared out evenly between the nodes of the simulated host; each node has one at least. */
+/* The CPUs of the machine, divided evenly between the nodes of the simulated host, at least one per node. */
 typedef struct { int64_t first, end; } cpus_t;
 
 static cpus_t cpus_of_node(const host_t *host, int64_t node)
@@ -175,7 +175,7 @@ nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevi
 	return NVML_SUCCESS;
 }
 
-/* Sets bits in a bitmap of `words` longs; INSUFFICIENT_SIZE when they are too few. */
+/* Sets bits in a bitmap of `words` longs; INSUFFICIENT_SIZE if they are too few. */
 static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first, int64_t end)
 {
 	const int64_t width = 8 * sizeof *out;
@@ -237,8 +237,8 @@ static bool nvlink_connects(const gpu_t *one, const gpu_t *other, int other_inde
 }
 
 /*
- * What one GPU can do with the memory of another. Over NVLink it reads, writes and has atomics. Whether it can over PCIe
- * depends on chipset and driver, which nothing here knows. The MIG User Guide: no peer to peer in MIG mode, over PCIe nor NVLink.
+ * Access of one GPU to the memory of another. Over NVLink: read, write and atomics. Over PCIe it depends on chipset and
+ * driver, which are unknown here. MIG User Guide: no peer to peer in MIG mode, neither over PCIe nor NVLink.
  */
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned index, unsigned *status)
 {
@@ -259,11 +259,11 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, uns
 /*
  * Hopper and later join the fabric of their switches. nvidia-smi of boards with 8 GPUs (github.com/NVIDIA/k8s-test-infra
  * tests/e2e/go/assertions/nvidiasmi/testdata/hardware, H100, B200) has: completed, success, clique 0, a cluster UUID of zeros;
- * the health of a B200 is a summary alone, an H100 tells none.
+ * a B200 reports only a summary of the health, an H100 none.
  */
 enum { FABRIC_NOT_SUPPORTED = 0, FABRIC_COMPLETED = 3, FABRIC_HEALTHY = 1 };
 
-/* A Hopper that joins none is told so in the state: H200 with its NVLinks off, driver 580.159.04. */
+/* A Hopper GPU without a fabric reports that in its state: H200 with its NVLinks off, driver 580.159.04. */
 static bool knows_fabric(const gpu_t *gpu)
 {
 	return gpu->architecture >= ARCHITECTURE_HOPPER;

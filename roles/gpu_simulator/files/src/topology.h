@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How far apart two GPUs are.
+ * Distance between two GPUs.
  */
 #ifndef TOPOLOGY_H
 #define TOPOLOGY_H
 
 #include "host.h"
 
-/* nvmlGpuTopologyLevel_t; TOPOLOGY_UNKNOWN where the NUMA node of one is not known. */
+/* nvmlGpuTopologyLevel_t; TOPOLOGY_UNKNOWN if a NUMA node is unknown. */
 unsigned topology_between(const gpu_t *one, const gpu_t *other);
 
 #endif

@@ -230,7 +230,7 @@ def test_a_mode_that_no_reset_brings_about_comes_with_the_reboot(a100, as_root):
     a100.gpusim("set", 0, "passthrough", "on")
     a100.gpusim("set", 0, "reset_refused", "on")
     a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 1)")
-    assert "a reboot of the host does it" in a100.refused("reset", 0)
+    assert "cannot be reset here; reboot the host" in a100.refused("reset", 0)
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [0, 1]
     a100.gpusim("reboot")
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]

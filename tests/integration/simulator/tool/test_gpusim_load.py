@@ -106,7 +106,7 @@ def test_a_recording_that_cannot_be_read_names_the_line(h100, tmp_path, text, pr
     recording.write_text(text)
     assert problem in h100.refused("load", 0, "--pattern", recording)
     assert "cannot be read" in h100.refused("load", 0, "--pattern", tmp_path / "none.csv")
-    assert "brings its own values" in h100.refused("load", 0, "--pattern", recording, "--power", 100)
+    assert "has its own values" in h100.refused("load", 0, "--pattern", recording, "--power", 100)
 
 
 def test_a_gpu_instance_has_its_own_load(h100, as_root):
