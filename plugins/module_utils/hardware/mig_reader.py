@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read MIG: profiles, instances, compute instances and MIG devices of a GPU, with every function that only reads."""
+"""Read MIG profiles, instances, compute instances and MIG devices with every read-only function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .asking import Asking, Reading, plain
 
 
 class MigReader(Asking):
-    """The part of a session that reads MIG."""
+    """NVML session that reads MIG."""
 
     def _profile_infos(self, handle: Any) -> list[tuple[int, Any]]:
         found = []
@@ -28,7 +28,7 @@ class MigReader(Asking):
         return found
 
     def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
-        """Return each GPU instance with its profile id; none where they cannot be listed."""
+        """Return each GPU instance with its profile id; empty if they cannot be listed."""
         found = []
         for _number, info in self._profile_infos(handle):
             try:
@@ -50,7 +50,7 @@ class MigReader(Asking):
                 lambda number=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number),
             )
             if info.get("code") == INVALID_ARGUMENT:
-                # NVML's way to end the list: it does not know the profile.
+                # NVML ends the list with an unknown profile.
                 break
             yield info
             if "value" not in info:
@@ -59,7 +59,7 @@ class MigReader(Asking):
             for call in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfoByIdV"):
                 argument = number if call.endswith("InfoV") else identity
                 yield self._reading(getters.Getter(call, (argument,), words), handle)
-            # pynvml calls the later version of the function for its name, unless it is told otherwise.
+            # By default pynvml calls the latest version of the function.
             first = getters.Getter("nvmlDeviceGetGpuInstanceProfileInfo", (number, 1), "version 1, %s" % words)
             yield self._reading(first, handle)
             yield self._custom(
@@ -170,7 +170,7 @@ class MigReader(Asking):
                 ),
             )
             if reading.get("code") == NOT_FOUND:
-                # An empty place in the list.
+                # A gap in the list.
                 continue
             yield reading
             if not found:
