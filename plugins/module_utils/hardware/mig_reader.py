@@ -17,19 +17,19 @@ class MigReader(Asking):
     """NVML session that reads MIG."""
 
     def _profile_infos(self, handle: Any) -> list[tuple[int, Any]]:
-        found = []
+        infos = []
         for number in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:
                 info = self._optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, also=(INVALID_ARGUMENT,))
             except NvmlError:
                 continue
             if info is not None:
-                found.append((number, info))
-        return found
+                infos.append((number, info))
+        return infos
 
     def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
         """Return each GPU instance with its profile id; empty if they cannot be listed."""
-        found = []
+        instances = []
         for _number, info in self._profile_infos(handle):
             try:
                 listed = self._list(
@@ -37,8 +37,8 @@ class MigReader(Asking):
                 )
             except NvmlError:
                 continue
-            found += [(instance, info.id) for instance in listed]
-        return found
+            instances += [(instance, info.id) for instance in listed]
+        return instances
 
     def _mig_readings(self, handle: Any) -> Iterator[Reading]:
         nvml = self._nvml
@@ -97,19 +97,19 @@ class MigReader(Asking):
         shared = nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         for profile in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             of = "%s profile %d" % (words, profile)
-            found = self._reading(
+            profile_info = self._reading(
                 getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfo", (profile, shared), of), instance
             )
-            if found.get("code") == INVALID_ARGUMENT:
+            if profile_info.get("code") == INVALID_ARGUMENT:
                 break
-            yield found
+            yield profile_info
             yield self._reading(
                 getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfoV", (profile, shared), of), instance
             )
             call, of_first = "nvmlGpuInstanceGetComputeInstanceProfileInfo", "version 1, %s" % of
             yield self._reading(getters.Getter(call, (profile, shared, 1), of_first), instance)
-            if "value" in found:
-                yield from self._compute_readings(instance, found["value"]["id"], of)
+            if "value" in profile_info:
+                yield from self._compute_readings(instance, profile_info["value"]["id"], of)
 
     def _compute_readings(self, instance: Any, profile: int, of: str) -> Iterator[Reading]:
         nvml = self._nvml

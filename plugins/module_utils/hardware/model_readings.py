@@ -115,7 +115,7 @@ def is_idle(readings: Readings) -> Field:
 def fields_of(readings: Readings) -> dict[str, Field]:
     """Return each field of the GPU's model file, including profiles."""
     read = readings.field
-    found = {
+    fields = {
         "name": read("nvmlDeviceGetName"),
         "pci_device_id": read("nvmlDeviceGetPciInfo", part=lambda pci: "%04x" % (pci["pciDeviceId"] >> 16)),
         "pci_subsystem_id": read("nvmlDeviceGetPciInfo", part=_subsystem),
@@ -161,13 +161,13 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "mig_needs_reset": read("nvmlDeviceGetFieldValues", "resetless mig", lambda resetless: not resetless),
     }
     for kind in ("graphics", "sm", "memory", "video"):
-        found["clocks_mhz.%s" % kind] = read("nvmlDeviceGetMaxClockInfo", kind)
-    found.update(_idle(readings))
-    if found["mig_capable"].value:
-        found.update(_mig(readings))
-    elif found["mig_needs_reset"].known:
-        found["mig_needs_reset"] = Field(False, call="nvmlDeviceGetMigMode")
-    return found
+        fields["clocks_mhz.%s" % kind] = read("nvmlDeviceGetMaxClockInfo", kind)
+    fields.update(_idle(readings))
+    if fields["mig_capable"].value:
+        fields.update(_mig(readings))
+    elif fields["mig_needs_reset"].known:
+        fields["mig_needs_reset"] = Field(False, call="nvmlDeviceGetMigMode")
+    return fields
 
 
 def profile_names(fields: Mapping[str, Field]) -> list[str]:
@@ -201,7 +201,7 @@ def _idle(readings: Readings) -> dict[str, Field]:
 
 
 def _mig(readings: Readings) -> dict[str, Field]:
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     slices, units = [], []
     for of, info in readings.all("nvmlDeviceGetGpuInstanceProfileInfo"):
         if not of.startswith("profile "):
@@ -224,14 +224,14 @@ def _mig(readings: Readings) -> dict[str, Field]:
             "max_instances": info["instanceCount"],
         }
         call = "nvmlDeviceGetGpuInstanceProfileInfo (%s)" % of
-        found.update({"profiles.%s.%s" % (name, field): Field(value, call=call) for field, value in values.items()})
+        fields.update({"profiles.%s.%s" % (name, field): Field(value, call=call) for field, value in values.items()})
         for field, value in (
             ("placement_size", sorted({place["size"] for place in places.value or ()})),
             ("placement_starts", sorted(place["start"] for place in places.value or ())),
         ):
             single = (value[0] if value else None) if field == "placement_size" else value
             path = "profiles.%s.%s" % (name, field)
-            found[path] = (
+            fields[path] = (
                 Field(single, call=places.call)
                 if value
                 else Field(None, False, places.reason or "none are listed", places.call)
@@ -239,10 +239,12 @@ def _mig(readings: Readings) -> dict[str, Field]:
         slices.append(info["sliceCount"])
         units += [place["start"] + place["size"] for place in places.value or ()]
     unread = Field(None, False, "no profile was read")
-    found["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
-    found["placement_units"] = Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
-    found["max_gpu_instances"] = _max_gpu_instances(readings)
-    return found
+    fields["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
+    fields["placement_units"] = (
+        Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
+    )
+    fields["max_gpu_instances"] = _max_gpu_instances(readings)
+    return fields
 
 
 def _max_gpu_instances(readings: Readings) -> Field:
@@ -274,13 +276,13 @@ def _supported_clocks(readings: Readings) -> Field:
     memory = readings.field("nvmlDeviceGetSupportedMemoryClocks")
     if memory.value is None:
         return memory
-    found = []
+    clocks = []
     for mhz in memory.value:
         graphics = readings.field("nvmlDeviceGetSupportedGraphicsClocks", "memory %d MHz" % mhz)
         if not graphics.value:
             return Field(None, False, graphics.reason or "no graphics clock is listed", graphics.call)
-        found.append({"memory": mhz, "graphics": [min(graphics.value), max(graphics.value)]})
-    return Field(found, call=memory.call)
+        clocks.append({"memory": mhz, "graphics": [min(graphics.value), max(graphics.value)]})
+    return Field(clocks, call=memory.call)
 
 
 def _banks(readings: Readings) -> Field:

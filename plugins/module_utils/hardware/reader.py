@@ -65,10 +65,10 @@ class HardwareReader(MigReader):
         """Return the facts of gpu_info with process counts; failing GPUs are under `problems`."""
         self.denied_is_lost = True
         try:
-            seen = self.observe(telemetry=True)
+            host = self.observe(telemetry=True)
         except NvmlError as error:
             return {"gpus": [], "lost": [], "problems": [_problem(error)]}
-        data = to_data(seen)
+        data = to_data(host)
         for gpu in data["gpus"]:
             gpu["processes"] = len(gpu["processes"])
             gpu["mig"]["profiles"] = [profile["name"] for profile in gpu["mig"]["profiles"]]
@@ -81,8 +81,8 @@ class HardwareReader(MigReader):
                 }
                 for instance in gpu["mig"]["instances"]
             ]
-        off_the_bus = [gpu for gpu in seen.lost if gpu.state == "is lost"]
-        others = [gpu for gpu in seen.lost if gpu not in off_the_bus]
+        off_the_bus = [gpu for gpu in host.lost if gpu.state == "is lost"]
+        others = [gpu for gpu in host.lost if gpu not in off_the_bus]
         problems = [{"text": str(gpu), "code_name": gpu.code_name} for gpu in others]
         return dict(data, lost=to_data(off_the_bus), problems=problems)
 
@@ -173,10 +173,10 @@ class HardwareReader(MigReader):
         return capabilities.capMask
 
     def _supported_clocks(self, handle: Any) -> Iterator[Reading]:
-        found: list[int] = []
+        clocks: list[int] = []
         with contextlib.suppress(self._nvml.NVMLError):
-            found = self._nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
-        for mhz in found:
+            clocks = self._nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
+        for mhz in clocks:
             words = "memory %d MHz" % mhz
             yield self._reading(getters.Getter("nvmlDeviceGetSupportedGraphicsClocks", (mhz,), words), handle)
 

@@ -53,25 +53,25 @@ class Verdict:
 def verdicts(reading: Mapping[str, Any], limits: Limits) -> list[Verdict]:
     """Return the verdicts of all rules, first for the host, then per GPU."""
     gpus = reading["nvml"]["gpus"]
-    found = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
+    result = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
     for gpu in sorted(gpus, key=lambda gpu: gpu["index"]):
         index = gpu["index"]
         if gpu["problem"]:
             cure = "Look for Xid errors in the kernel log. If a cold start does not help, reseat or replace the GPU."
-            found.append(Verdict("answers", index, FAIL, gpu["problem"].rstrip("."), cure))
+            result.append(Verdict("answers", index, FAIL, gpu["problem"].rstrip("."), cure))
             continue
         readings = Readings(gpu["calls"])
-        found.append(Verdict("answers", index, PASS, "NVML gives a handle"))
+        result.append(Verdict("answers", index, PASS, "NVML gives a handle"))
         for rule in (_ecc, _rows, _links, _pcie, _slowdowns, _power, _temperature, _mig):
-            found += rule(index, readings, limits)
+            result += rule(index, readings, limits)
     if len(gpus) > 1:
-        found += _missing_links(gpus)
-    return found
+        result += _missing_links(gpus)
+    return result
 
 
-def accepted(found: list[Verdict]) -> bool:
+def accepted(results: list[Verdict]) -> bool:
     """Return whether no rule failed."""
-    return all(verdict.outcome != FAIL for verdict in found)
+    return all(verdict.outcome != FAIL for verdict in results)
 
 
 def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict:
@@ -208,9 +208,9 @@ def _slowdowns(index: int, readings: Readings, limits: Limits) -> Iterator[Verdi
     if reasons.value is None:
         yield _unknown("clocks", index, reasons)
         return
-    found = [name for bit, name in _SLOWDOWNS.items() if reasons.value & bit]
+    active = [name for bit, name in _SLOWDOWNS.items() if reasons.value & bit]
     cure = "For a thermal reason check fans, airflow and heat sink, otherwise power cables and supplies."
-    yield _judged("clocks", index, not found, "throttled: %s" % ", ".join(found) if found else "not throttled", cure)
+    yield _judged("clocks", index, not active, "throttled: %s" % ", ".join(active) if active else "not throttled", cure)
 
 
 def _power(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:

@@ -139,11 +139,11 @@ def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
     index = readings.value("nvmlDeviceGetIndex")
     for name in _HANDLES:
         call = "nvmlDeviceGetHandle%s" % name
-        found = readings.field(call)
+        handle = readings.field(call)
         yield (
-            compared(area, gpu, call, index, found.value)
-            if found.value is not None
-            else not_run(area, gpu, call, found.reason)
+            compared(area, gpu, call, index, handle.value)
+            if handle.value is not None
+            else not_run(area, gpu, call, handle.reason)
         )
     total = readings.field("nvmlDeviceGetMemoryInfo", "", lambda value: value["total"])
     second = readings.field("nvmlDeviceGetMemoryInfo", "version 2", lambda value: value["total"])

@@ -49,8 +49,8 @@ class ModelFile:
 
     def variant(self, board: int, subsystem_id: Any) -> dict[str, Any]:
         """Return the values by path of the variant with this subsystem id, or an empty dict."""
-        found = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
-        return {"pci_subsystem_id": found[0].pci_subsystem_id, **found[0].differences} if found else {}
+        matching = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
+        return {"pci_subsystem_id": matching[0].pci_subsystem_id, **matching[0].differences} if matching else {}
 
     def where_in_variant(self, subsystem_id: str, path: str) -> str:
         """Return file and line of a value of a variant."""
@@ -124,12 +124,12 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
     device = fields["pci_device_id"]
     if device.value is None:
         return [not_run(AREA, index, "which model it is", device.reason or "its PCI device id is unknown")]
-    found = file_of(device.value, files)
-    if found is None:
+    match = file_of(device.value, files)
+    if match is None:
         what = "%s (PCI device id %s)" % (shown(fields["name"].value), device.value)
         cure = "no model file has this PCI device id (create one with gpusim record)"
         return [Check(AREA, index, "which model it is", DIFFERS, "a model of the catalogue", what, cure, _SHOWN % "")]
-    file, board = found
+    file, board = match
     result = [
         Check(
             AREA,

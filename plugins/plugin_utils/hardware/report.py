@@ -55,18 +55,18 @@ def make(
         "readings": reading,
     }
     if limits is not None:
-        found = verdicts(reading, limits)
+        results = verdicts(reading, limits)
         report["acceptance"] = {
-            "accepted": accepted(found),
-            "verdicts": [dict(verdict.to_data(), line=str(verdict)) for verdict in found],
+            "accepted": accepted(results),
+            "verdicts": [dict(verdict.to_data(), line=str(verdict)) for verdict in results],
         }
     return report if identify else masked(report, identities(reading))
 
 
 def counts(checks: Sequence[Check]) -> dict[str, int]:
     """Count the checks by outcome."""
-    found = Counter(check.outcome for check in checks)
-    return {outcome: found[outcome] for outcome in OUTCOMES}
+    counter = Counter(check.outcome for check in checks)
+    return {outcome: counter[outcome] for outcome in OUTCOMES}
 
 
 def to_text(report: Mapping[str, Any]) -> str:
@@ -107,19 +107,19 @@ def identities(reading: Mapping[str, Any]) -> dict[str, str]:
     Hosts choose these texts. Those without the form of a UUID or serial number are ignored, because they might occur in other
     words of the report.
     """
-    found = {}
+    names = {}
     for gpu in reading["nvml"]["gpus"]:
         readings = Readings(gpu["calls"])
         uuid, serial = readings.value("nvmlDeviceGetUUID"), str(readings.value("nvmlDeviceGetSerial") or "")
         if is_a("gpu_uuid", uuid):
-            found[uuid] = "(UUID of GPU %d)" % gpu["index"]
+            names[uuid] = "(UUID of GPU %d)" % gpu["index"]
         if _SERIAL.fullmatch(serial):
-            found[serial] = "(serial number of GPU %d)" % gpu["index"]
+            names[serial] = "(serial number of GPU %d)" % gpu["index"]
     for other in reading["nvidia_smi"].get("gpus") or ():
         serial = other.get("serial")
         if isinstance(serial, str) and _SERIAL.fullmatch(serial):
-            found.setdefault(serial, "(serial number)")
-    return found
+            names.setdefault(serial, "(serial number)")
+    return names
 
 
 def _gpu(gpu: Mapping[str, Any], checks: Sequence[Check]) -> dict[str, Any]:

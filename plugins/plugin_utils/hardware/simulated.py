@@ -34,12 +34,12 @@ def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[l
             return [], "GPU %d does not answer" % gpu["index"]
         readings = Readings(gpu["calls"])
         device = fields_of(readings)["pci_device_id"].value
-        found = file_of(device, files) if device else None
-        if found is None:
+        match = file_of(device, files) if device else None
+        if match is None:
             return [], "no model file has GPU %d" % gpu["index"]
         if any(readings.value("nvmlDeviceGetMigMode") or ()):
             return [], "GPU %d is in MIG mode, but simulated GPUs start without it" % gpu["index"]
-        keys.append(found[0].model.key)
+        keys.append(match[0].model.key)
     return keys, "" if keys else "the host has no GPUs"
 
 
@@ -47,13 +47,13 @@ def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: 
     """Return the checks against readings of simulated GPUs, or one check that was not run with the reason."""
     if other is None:
         return [not_run(AREA, None, "all functions", reason)]
-    found = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
+    result = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
     links_off = why_links_are_off(Readings(with_parameters((), reading["files"])))
     simulated = {gpu["index"]: gpu["calls"] for gpu in other["nvml"]["gpus"]}
     for gpu in reading["nvml"]["gpus"]:
         if gpu["index"] in simulated:
-            found += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]], links_off)
-    return found
+            result += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]], links_off)
+    return result
 
 
 def _compared(
