@@ -234,7 +234,7 @@ def figure(prometheus, name, title):
         ("Held, idle", 3),
         ("Free", 3),
         ("Held, quiet for 48 h", 2),
-        ("They cost, per hour", pytest.approx(2.4 + 0.2)),
+        ("Their cost per hour", pytest.approx(2.4 + 0.2)),
         ("Contradicting metrics", 1),
         ("Alerts", 2),
         ("Exporters down", 2),
@@ -272,23 +272,23 @@ def test_jobs_and_pods_have_each_device_once(prometheus):
     assert {of: used / dashboard_fleet.GIB for of, used in fleet[2].items()} == pytest.approx(USED_ON)
     tenants = "openfleet-gpu-4-tenant"
     assert table(prometheus, tenants, "Busy", "workload") == pytest.approx(BUSY_OF)
-    used = table(prometheus, tenants, "Memory of the GPUs of jobs and pods", "workload")
+    used = table(prometheus, tenants, "Memory on GPUs of jobs and pods", "workload")
     assert used == fleet[2]
 
 
 def test_those_who_share_a_gpu_share_its_price(prometheus):
     """Two H100s at 2.40; 10 of 40 GB of an A100 at 1.00; half an H100 each."""
-    found = table(prometheus, "openfleet-gpu-5-cost", "Jobs and pods, per hour", "workload")
+    found = table(prometheus, "openfleet-gpu-5-cost", "Cost of jobs and pods per hour", "workload")
     assert found == pytest.approx({"train": 4.8, "serve": 0.25, "web-1": 1.2, "web-2": 1.2})
 
 
 def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
     board = "openfleet-gpu-4-tenant"
     assert figure(prometheus, board, "Tenants") == 2
-    assert figure(prometheus, board, "Memory given") == 2 * 8 * dashboard_fleet.GIB
+    assert figure(prometheus, board, "Memory quota") == 2 * 8 * dashboard_fleet.GIB
     assert figure(prometheus, board, "Memory used") == (7 + 1) * dashboard_fleet.GIB
     # One in five minutes of the hour, for each of the two.
-    assert figure(prometheus, board, "Refused") == pytest.approx(2 * 12, abs=2.5)
+    assert figure(prometheus, board, "Denied") == pytest.approx(2 * 12, abs=2.5)
     holders = {("0", "process"): 1, ("1", "container"): 1, ("4", "slurm"): 1, ("4", "process"): 1}
     holders |= {("5", "process"): 2, ("6", "process"): 2, ("7", "container"): 1}
     for board in ("openfleet-gpu-1-fleet", "openfleet-gpu-2-host"):
@@ -304,11 +304,13 @@ def test_idle_money_is_what_idle_devices_cost(prometheus):
     Of the A100-SXM4-80GB at 1.60 its one instance, 10 of 80 GB.
     """
     board = "openfleet-gpu-5-cost"
-    assert figure(prometheus, board, "Idle, per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2)
-    assert figure(prometheus, board, "Held and idle, per hour") == pytest.approx(2.4 + 0.5 + 0.2)
-    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(7 * 2.4 + 1.0 + 1.6)
+    assert figure(prometheus, board, "Idle cost per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2)
+    assert figure(prometheus, board, "Held idle cost per hour") == pytest.approx(2.4 + 0.5 + 0.2)
+    assert figure(prometheus, board, "Fleet cost per hour") == pytest.approx(7 * 2.4 + 1.0 + 1.6)
     # It was the same the whole hour.
-    assert figure(prometheus, board, "Idle, in the time shown") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2, rel=0.3)
+    assert figure(prometheus, board, "Idle cost in the time range") == pytest.approx(
+        3 * 2.4 + 0.5 + 0.25 + 0.2, rel=0.3
+    )
 
 
 def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
@@ -321,18 +323,18 @@ def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
             "busy": 3 * 2.4 + 0.25,
             "held, idle": 2.4 + 0.5 + 0.2,
             "free": 2.4 + 0.25,
-            "idle, holder not known": 2.4,
+            "idle, holder unknown": 2.4,
             "not carved": 1.4,
         }
     )
     # All of the fleet's price, but that of the lost H100.
-    assert sum(lines.values()) == pytest.approx(figure(prometheus, board, "The fleet costs, per hour") - 2.4)
-    hosts = table(prometheus, board, "Idle by host, in the time shown", "host", 2)
+    assert sum(lines.values()) == pytest.approx(figure(prometheus, board, "Fleet cost per hour") - 2.4)
+    hosts = table(prometheus, board, "Idle cost by host in the time range", "host", 2)
     assert hosts == pytest.approx({"node-1": 1.4}, rel=0.3)
 
 
 def test_alerts_of_a_host_that_is_not_chosen_are_left_out(prometheus):
-    (panel,) = (each for each in panels(BOARDS["openfleet-gpu-2-host"]) if each["title"] == "Alerts that fire")
+    (panel,) = (each for each in panels(BOARDS["openfleet-gpu-2-host"]) if each["title"] == "Firing alerts")
     found = prometheus.now(panel["targets"][0]["expr"].replace("$host", "node-2"))
     assert {one["metric"]["alertname"] for one in found} == {"GpuLost"}
 

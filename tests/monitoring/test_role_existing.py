@@ -52,7 +52,7 @@ def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
     """Its configuration has the rules, where they are to be, and not yet the targets."""
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
-    assert f"Prometheus at {site.url} has not got the targets of gpu-1, gpu-2." in said
+    assert f"Prometheus at {site.url} has not loaded the targets of gpu-1, gpu-2." in said
     assert f"{site.directory}/openfleet-gpu-scrape.yml under scrape_config_files" in said
     written = yaml.safe_load((site.directory / "openfleet-gpu-scrape.yml").read_text())
     site.config.write_text(yaml.safe_dump({**yaml.safe_load(site.config.read_text()), **written}))
@@ -120,7 +120,7 @@ def test_rules_in_a_directory_that_prometheus_does_not_read_are_told_of(site):
     elsewhere = site.place / "elsewhere"
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30, gpu_monitoring_rules_directory=str(elsewhere))
     said = " ".join(output.split())
-    assert re.search(f"Prometheus at {site.url} has not got the rule groups (gpu_[a-z_]+, )+gpu_[a-z_]+", said)
+    assert re.search(f"Prometheus at {site.url} has not loaded the rule groups (gpu_[a-z_]+, )+gpu_[a-z_]+", said)
     assert f"{elsewhere}/openfleet-gpu-*.yml under rule_files" in said
     shutil.rmtree(elsewhere)
 
@@ -164,13 +164,13 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     )
     assert price(site) == ["6"]
     output, changed = site.run(**asked)
-    assert "has not taken its files yet" in output
+    assert "has not loaded its files yet" in output
     # That, and what the other run wrote for Grafana, with the note of where.
     assert changed == 3
     assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
     assert price(site) == ["7"]
     output, changed = site.run(**asked)
-    assert "has not taken its files yet" not in output
+    assert "has not loaded its files yet" not in output
     assert changed == 0
 
 
@@ -184,7 +184,7 @@ def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
             *options, fails=True, gpu_monitoring_source="packages", gpu_monitoring_prometheus_packages=["base-files"]
         )
         said = " ".join(output.split())
-        assert "base-files is there already, and not from this role" in said
+        assert "base-files is already installed, but not by this role" in said
         assert "gpu_monitoring_source: existing" in said and "gpu_monitoring_take_over: true" in said
         assert changed == 0
     assert site.files() == before
@@ -230,7 +230,7 @@ def failing(site):
 def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, failing_rule):
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
-    assert f"Prometheus at {site.url} has the rules, and cannot evaluate 1 of them" in said
+    assert f"Prometheus at {site.url} has loaded the rules, but cannot evaluate 1 of them" in said
     assert "gpu:failing: found duplicate series for the match group {}" in said
 
 

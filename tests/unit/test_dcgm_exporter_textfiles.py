@@ -73,7 +73,7 @@ def test_a_file_that_is_not_in_the_format_is_left_out_and_named(text, tmp_path, 
     assert readable(tmp_path) == {"bad.prom": False, "good.prom": True}
     assert served(tmp_path)['good{of="a b"}'] == "1.0"
     assert not [name for name in served(tmp_path) if name.startswith(("a", "before"))]
-    assert "bad.prom is left out: " in capsys.readouterr().out
+    assert "bad.prom is skipped: " in capsys.readouterr().out
 
 
 def test_what_is_no_text_or_no_file_is_left_out(tmp_path):
@@ -88,13 +88,13 @@ def test_one_that_has_no_end_is_left_out(tmp_path, capsys):
     with (tmp_path / "huge.prom").open("wb") as file:
         file.truncate(1 << 40)
     assert readable(tmp_path) == {"huge.prom": False}
-    assert "huge.prom is left out: it has more than 4194304 bytes" in capsys.readouterr().out
+    assert "huge.prom is skipped: more than 4194304 bytes" in capsys.readouterr().out
 
 
 def test_of_jobs_no_more_is_read_than_a_scheduler_writes(tmp_path):
     for name, write in (("pipe", os.mkfifo), ("folder", os.mkdir)):
         write(tmp_path / name)
-        with pytest.raises(ValueError, match="it is no file"):
+        with pytest.raises(ValueError, match="not a regular file"):
             textfiles.content(tmp_path / name, 10)
     (tmp_path / "jobs").write_text("17\n18\n")
     assert textfiles.content(tmp_path / "jobs", 6) == "17\n18\n"

@@ -423,4 +423,4 @@ def test_what_may_have_secrets_is_not_for_all_to_read_nor_shown():
 
 def test_old_passwords_go_once_prometheus_does_without_them():
     names = [task["name"] for task in tasks("present.yml")]
-    assert names.index("Remove passwords of no further use") > names.index("Let Prometheus take what has changed")
+    assert names.index("Remove stale passwords") > names.index("Apply the changes to Prometheus")

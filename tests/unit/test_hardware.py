@@ -194,9 +194,9 @@ def read(root):
 def test_files_of_the_kernel_that_agree(kernel):
     checks = list(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
     # A node with the minor 255 is beyond what a test may make.
-    assert differing(checks) == {"/dev/nvidiactl": ("a character device", "not there")}
+    assert differing(checks) == {"/dev/nvidiactl": ("a character device", "missing")}
     assert {check.what: check.reason for check in checks if check.outcome == "not run"} == {
-        "nodes of GPU instance 1": "not made so far: nvidia-cap687, nvidia-cap688"
+        "nodes of GPU instance 1": "not created yet: nvidia-cap687, nvidia-cap688"
     }
     held = {check.what for check in checks if check.outcome == "held"}
     assert {
@@ -250,7 +250,7 @@ def test_files_of_the_kernel_that_say_otherwise(kernel, path, old, new, what):
 
 
 def test_a_host_without_the_files_is_no_difference(tmp_path):
-    for is_simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia is not there")):
+    for is_simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia does not exist")):
         checks = list(host_checks.kernel_checks(nvml_of_one(is_simulated), read(tmp_path)))
         assert {check.outcome for check in checks} == {"not run"}
         assert all(word in check.reason for check in checks)
@@ -550,7 +550,7 @@ def test_words_that_were_put_in_are_not_looked_at_again():
 def test_a_host_has_few_gpus_and_each_an_index_of_its_own(change):
     reading = whole_reading()
     change(reading["nvml"]["gpus"])
-    with pytest.raises(FleetError, match="another form"):
+    with pytest.raises(FleetError, match="invalid format"):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())
 
 
@@ -564,7 +564,7 @@ def test_nvidia_smi_has_no_more_gpus_than_a_host(place):
     gpu["mig_devices"] = [["%d" % n, "0"] for n in range(64)]
     host_reading.judged("gpu-7", reading, False, acceptance.Limits())
     (reading["nvidia_smi"]["gpus"] if place == "gpus" else gpu["mig_devices"]).append(rows[place])
-    with pytest.raises(FleetError, match="another form"):
+    with pytest.raises(FleetError, match="invalid format"):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())
 
 
@@ -575,5 +575,5 @@ def test_a_report_has_a_bound(monkeypatch):
     assert host_reading.judged("gpu-7", reading, False, acceptance.Limits())
     # Of 64 MiB: so many take as long as all other tests of the file.
     monkeypatch.setattr(host_reading, "_MOST_LETTERS", 900_000)
-    with pytest.raises(FleetError, match="another form"):
+    with pytest.raises(FleetError, match="invalid format"):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import KINDS
-from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.drift import Standing
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.drift import GpuDrift
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.text import (
     Family,
     Sample,
@@ -43,7 +43,7 @@ def told(**seen):
     """{name: {labels without the empty ones, as a sorted tuple: value}}, as Prometheus reads the text."""
     daemons, tenants, deaths = seen.pop("daemons", ()), seen.pop("tenants", ()), seen.pop("deaths", {})
     gpus = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}
-    seen["beside"] = (*mps_metrics.families(daemons, gpus, deaths), *vgpu_metrics.families(tenants, gpus))
+    seen["service_families"] = (*mps_metrics.families(daemons, gpus, deaths), *vgpu_metrics.families(tenants, gpus))
     found = {}
     for family in text_string_to_metric_families(render(families(Snapshot(1795000000.25, **seen)))):
         assert family.documentation and family.type in ("gauge", "counter"), family
@@ -72,7 +72,7 @@ def test_while_a_run_changes_the_host_the_look_is_no_success():
 
 
 def test_a_gpu_that_differs_has_drifted():
-    found = told(gpus=GPUS, standing=(Standing(WHOLE.uuid, "mps"), Standing(SPLIT.uuid, "mig", ("create", "destroy"))))
+    found = told(gpus=GPUS, standing=(GpuDrift(WHOLE.uuid, "mps"), GpuDrift(SPLIT.uuid, "mig", ("create", "destroy"))))
     assert found["openfleet_layout_drift"] == {labels(WHOLE): 0, labels(SPLIT): 1}
     assert found["openfleet_layout_differences"] == {labels(WHOLE): 0, labels(SPLIT): 2}
     assert found["openfleet_layout_sharing_info"] == {labels(WHOLE, sharing="mps"): 1, labels(SPLIT, sharing="mig"): 1}

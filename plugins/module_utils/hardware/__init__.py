@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a host's GPUs for the check of the hardware: NVML, files of the kernel, nvidia-smi. Nothing is changed."""
+"""Read a host's GPUs for the hardware check: NVML, kernel files, nvidia-smi. Changes nothing."""

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make one call of NVML and note its answer or its failure.
+"""Make one NVML call and record its answer or failure.
 
-A reading is ``{"call", "of", "value"}``, ``{"call", "of", "error", "code"}`` where NVML answers with a return code, or
-``{"call", "of", "missing"}`` where the call could not be made.
+A reading is ``{"call", "of", "value"}``, ``{"call", "of", "error", "code"}`` if NVML returns an error code, or
+``{"call", "of", "missing"}`` if the call could not be made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..nvml.session import Session
 from . import getters
 
 Reading = dict
-#: Room for lists that NVML fills.
+#: Length of the buffers for lists that NVML fills.
 _LIST_LENGTH = 64
 
 
@@ -29,7 +29,7 @@ class Asking(Session):
         )
 
     def _custom(self, call: str, of: str, ask: Callable[[], Any]) -> Reading:
-        """Return the reading of one call, whatever comes of it."""
+        """Return the reading of one call, including errors."""
         reading: Reading = {"call": call, "of": of}
         if not hasattr(self._nvml, call):
             return dict(reading, missing="this pynvml has no such function")
@@ -38,24 +38,24 @@ class Asking(Session):
         except self._nvml.NVMLError as error:
             return dict(reading, error=type(error).__name__.replace("NVMLError_", ""), code=error.value)
         except UnicodeDecodeError:
-            return dict(reading, missing="the answer is no text")
+            return dict(reading, missing="the answer is not UTF-8 text")
         except (AttributeError, TypeError, ctypes.ArgumentError) as error:
-            # A pynvml of another version than the one that this is written for.
+            # Another version of pynvml has another signature.
             return dict(reading, missing="this pynvml cannot make the call: %s" % error)
 
     def _index(self, handle: Any) -> int:
         return int(self._nvml.nvmlDeviceGetIndex(handle))
 
     def _listed(self, item: Any, call: str, owner: Any, number: int, keep: bool = False) -> list[Any]:
-        """Return what a list function fills in. Raises pynvml's own errors, so that their codes are noted."""
+        """Return the items of a list function. Raises pynvml's errors, so that their codes are recorded."""
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
         getattr(self._nvml, call)(owner, number, buffer, ctypes.byref(count))
-        found = [buffer[place] for place in range(count.value)]
-        return found if keep else [plain(each) for each in found]
+        items = [buffer[place] for place in range(count.value)]
+        return items if keep else [plain(item) for item in items]
 
 
 def plain(value: Any) -> Any:
-    """Return a value of pynvml as JSON can hold it."""
+    """Convert a pynvml value to JSON data."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, bytes):
@@ -69,5 +69,5 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, ctypes._SimpleCData):
         return plain(value.value)
-    # Handles and pointers mean nothing outside of this process.
+    # Handles and pointers are meaningless outside this process.
     return None

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read all of a host that the check of the hardware looks at. Needs no root for most of it, and changes nothing."""
+"""Read all data for the hardware check. Most of it needs no root. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .nvidia_smi import read_nvidia_smi
 from .reader import HardwareReader
 
 SCHEMA = 1
-#: A driver that hangs never answers: the reading ends then.
+#: Limit for a driver that hangs.
 TIMEOUT_SECONDS = 300.0
 _MOST_BYTES = 1 << 26
 
@@ -25,8 +25,8 @@ _MOST_BYTES = 1 << 26
 def collect(
     progress: Callable[[str], None] = lambda text: None, seconds: float = TIMEOUT_SECONDS, root: str = "/"
 ) -> dict[str, Any]:
-    """Return the readings of this host. Raises FleetError: no driver, no pynvml, no answer within so many seconds."""
-    # Here, so that a missing pynvml keeps its own error; the driver is loaded in the child alone.
+    """Return the readings of this host. Raises FleetError without a driver or pynvml, or after `seconds`."""
+    # Here, so that a missing pynvml keeps its own error. Only the child loads the driver.
     _binding()
     return json.loads(
         bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES, keep=(1, 2))

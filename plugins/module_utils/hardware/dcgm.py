@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run DCGM's diagnostic and read its JSON: ``dcgmi diag -r LEVEL -j``.
 
-DCGM 4 has the tests under "DCGM Diagnostic" with one result for each entity; DCGM 3 under "DCGM GPU Diagnostic" with lists of
-GPUs (github.com/NVIDIA/DCGM: the tests of nvvs' JSON, and those of dcgmi diag). Both may print lines of text before it.
+DCGM 4 lists tests under "DCGM Diagnostic" with one result per entity, DCGM 3 under "DCGM GPU Diagnostic" with lists of GPUs
+(github.com/NVIDIA/DCGM: tests of nvvs' JSON and of dcgmi diag). Both may print text before the JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEVELS = (1, 2, 3, 4)
 
 
 def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]:
-    """Return the tests of a diagnostic; under `missing` why none was run, under `problem` why it gave no results."""
+    """Return the tests of a diagnostic; `missing` says why it was not run, `problem` why it has no results."""
     command = ["dcgmi", "diag", "-r", str(level), "-j"]
     try:
         done = run(command, timeout_seconds=seconds)
@@ -33,9 +33,9 @@ def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]
 
 
 def parse(text: str, status: int = 0) -> dict[str, Any]:
-    """Return the tests that the JSON has. The exit status counts where there are none."""
+    """Parse the tests from the JSON. Without tests, the exit status decides."""
     try:
-        # What comes before is a warning in words.
+        # Skip warnings before the JSON.
         data, _end = json.JSONDecoder().raw_decode(text, text.index("{"))
         root = next(data[name] for name in _ROOTS if name in data)
         tests = [_test(category, test) for category, test in _tests(root)]
@@ -70,8 +70,8 @@ def _result(result: dict[str, Any]) -> dict[str, Any]:
     warnings = result.get("warnings") or []
     if not isinstance(warnings, list):
         warnings = [warnings]
-    said = [str(each.get("warning") if isinstance(each, dict) else each) for each in warnings]
-    return {"of": _entity(result), "status": str(result.get("status")), "warnings": said}
+    messages = [str(each.get("warning") if isinstance(each, dict) else each) for each in warnings]
+    return {"of": _entity(result), "status": str(result.get("status")), "warnings": messages}
 
 
 def _entity(result: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The NVML functions that only read, as they are called for a host and for each of its GPUs.
+"""List read-only NVML functions for a host and for each GPU.
 
-Those that need more than numbers as arguments are called in reader.py. Numbers are those of nvml.h.
+reader.py calls those whose arguments are not numbers. Numbers are those of nvml.h.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RETIREMENT_CAUSES = ("single bit errors", "double bit error")
 #: NVML_TOPOLOGY_*.
 LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 _SCOPES = ("node", "socket")
-#: Longs of a bitmap of CPUs, and of NUMA nodes: more than Linux has by default.
+#: Length in longs of bitmaps of CPUs and NUMA nodes: more than Linux supports by default.
 _CPU_WORDS, _NODE_WORDS = 64, 16
 
-#: NVML_FI_DEV_*: the fields that are read, by number.
+#: Fields to read by number (NVML_FI_DEV_*).
 FIELDS = {
     1: "ecc current", 2: "ecc pending",
     3: "ecc corrected volatile", 4: "ecc uncorrected volatile", 5: "ecc corrected aggregate", 6: "ecc uncorrected aggregate",
@@ -42,21 +42,21 @@ FIELDS = {
     190: "power current limit", 191: "energy", 192: "power requested limit",
     193: "margin shutdown", 194: "margin slowdown", 195: "margin memory", 196: "margin gpu max", 199: "profiles without mig",
 }  # fmt: skip
-#: Those of parts of a board: by number and NVML_POWER_SCOPE_*.
+#: Fields of parts of a board, by number and NVML_POWER_SCOPE_*.
 POWER_FIELDS = {
     (185, 1): "module power average", (186, 1): "module power instant", (187, 1): "module power min limit",
     (188, 1): "module power max limit", (189, 1): "module power default limit", (190, 1): "module power current limit",
     (192, 1): "module power requested limit", (185, 2): "memory power average",
 }  # fmt: skip
-#: Those whose scope is a link.
+#: Fields of a link.
 LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc errors", 164: "speed", 165: "state", 166: "version"}
 
-#: Of NVML's GPM metrics, those that the collection uses.
+#: GPM metrics that the collection uses.
 GPM_METRICS = {1: "graphics util", 2: "sm util", 3: "sm occupancy", 5: "any tensor util", 10: "dram bw util"}
 
 
 class Getter(NamedTuple):
-    """A call of pynvml: its name, the arguments behind the handle, and what they stand for in words."""
+    """A pynvml call: name, arguments after the handle, and a description of the arguments."""
 
     call: str
     arguments: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ def of_host() -> Iterator[Getter]:
     yield Getter("nvmlDeviceGetCount")
 
 
-#: What takes a GPU's handle and nothing more.
+#: Functions whose only argument is a GPU's handle.
 _PLAIN = (
     "GetIndex", "GetName", "GetUUID", "GetSerial", "GetMinorNumber", "GetBrand", "GetArchitecture",
     "GetCudaComputeCapability", "GetNumGpuCores", "GetPciInfo", "GetVbiosVersion", "GetBoardId", "GetBoardPartNumber",
@@ -94,7 +94,7 @@ _PLAIN = (
 
 
 def of_gpu() -> Iterator[Getter]:
-    """Return the calls for a GPU whose arguments are numbers."""
+    """Return the calls for a GPU that take only numbers."""
     for name in _PLAIN:
         yield Getter("nvmlDevice" + name)
     yield Getter("nvmlDeviceIsMigDeviceHandle")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read what the kernel and its driver show of the GPUs in files: /proc, /dev, /sys. Every file may be missing."""
+"""Read the GPUs' files of kernel and driver: /proc, /dev, /sys. Every file may be missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PCI_FILES = (
 
 
 def read_host(pci_addresses: Iterable[str], root: str = "/") -> dict[str, Any]:
-    """Return what the files say. `root` is where the host's file system is mounted."""
+    """Return the data of the files. `root` is the mount point of the host's file system."""
     at = Path(root)
     return {
         "kernel": os.uname().release,
@@ -43,8 +43,8 @@ def read_host(pci_addresses: Iterable[str], root: str = "/") -> dict[str, Any]:
 
 def _driver_version(root: Path) -> str | None:
     """Return the version of the loaded kernel module."""
-    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", read(str(root / "proc/driver/nvidia/version"), _MOST))
-    return found.group(1) if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", read(str(root / "proc/driver/nvidia/version"), _MOST))
+    return match.group(1) if match else None
 
 
 def _modules(root: Path) -> list[str]:
@@ -53,7 +53,7 @@ def _modules(root: Path) -> list[str]:
 
 
 def _parameters(root: Path) -> dict[str, str]:
-    """Return the parameters of the loaded module that decide what a GPU has."""
+    """Return parameters of the loaded module that affect GPU features."""
     lines = read(str(root / "proc/driver/nvidia/params"), _MOST).splitlines()
     pairs = (line.partition(":") for line in lines)
     return {name: value.strip() for name, _colon, value in pairs if name in _PARAMETERS}
@@ -66,14 +66,14 @@ def _majors(root: Path) -> dict[str, int]:
 
 
 def _gpus(root: Path) -> dict[str, dict[str, str]]:
-    """Return /proc/driver/nvidia/gpus by PCI address: the lines of `information` as a mapping."""
-    found = {}
+    """Return the lines of `information` in /proc/driver/nvidia/gpus as mappings by PCI address."""
+    gpus = {}
     for folder in _listed(root / "proc/driver/nvidia/gpus"):
         lines = read(str(folder / "information"), _MOST).splitlines()
-        found[folder.name] = {
+        gpus[folder.name] = {
             key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon
         }
-    return found
+    return gpus
 
 
 def _mig_minors(root: Path) -> Iterable[tuple[str, int]]:
@@ -84,10 +84,10 @@ def _mig_minors(root: Path) -> Iterable[tuple[str, int]]:
 
 
 def _devices(root: Path) -> list[dict[str, Any]]:
-    """Return the device nodes of the driver, with major, minor and mode; those of capabilities too."""
+    """Return the driver's device nodes with major, minor and mode, including capabilities."""
     nodes = [path for path in _listed(root / "dev") if _NODES.fullmatch(path.name)]
     nodes += _listed(root / "dev/nvidia-caps")
-    found = []
+    devices = []
     for path in nodes:
         try:
             info = path.stat()
@@ -96,17 +96,19 @@ def _devices(root: Path) -> list[dict[str, Any]]:
         if stat.S_ISCHR(info.st_mode):
             name = str(path.relative_to(root / "dev"))
             mode = "%04o" % stat.S_IMODE(info.st_mode)
-            found.append({"name": name, "major": os.major(info.st_rdev), "minor": os.minor(info.st_rdev), "mode": mode})
-    return found
+            devices.append(
+                {"name": name, "major": os.major(info.st_rdev), "minor": os.minor(info.st_rdev), "mode": mode}
+            )
+    return devices
 
 
 def _pci(root: Path, address: str) -> dict[str, str] | None:
     folder = root / "sys/bus/pci/devices" / address
     if not folder.is_dir():
         return None
-    found = {name: read(str(folder / name), _MOST).strip() for name in _PCI_FILES}
-    found["driver"] = (link(str(folder / "driver")) or "").rpartition("/")[2]
-    return found
+    values = {name: read(str(folder / name), _MOST).strip() for name in _PCI_FILES}
+    values["driver"] = (link(str(folder / "driver")) or "").rpartition("/")[2]
+    return values
 
 
 def _listed(folder: Path) -> list[Path]:

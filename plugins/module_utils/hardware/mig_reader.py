@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read MIG: profiles, instances, compute instances and MIG devices of a GPU, with every function that only reads."""
+"""Read MIG profiles, instances, compute instances and MIG devices with every read-only function."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .asking import Asking, Reading, plain
 
 
 class MigReader(Asking):
-    """The part of a session that reads MIG."""
+    """NVML session that reads MIG."""
 
     def _profile_infos(self, handle: Any) -> list[tuple[int, Any]]:
-        found = []
+        infos = []
         for number in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:
                 info = self._optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, also=(INVALID_ARGUMENT,))
             except NvmlError:
                 continue
             if info is not None:
-                found.append((number, info))
-        return found
+                infos.append((number, info))
+        return infos
 
     def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
-        """Return each GPU instance with its profile id; none where they cannot be listed."""
-        found = []
+        """Return each GPU instance with its profile id; empty if they cannot be listed."""
+        instances = []
         for _number, info in self._profile_infos(handle):
             try:
                 listed = self._list(
@@ -37,8 +37,8 @@ class MigReader(Asking):
                 )
             except NvmlError:
                 continue
-            found += [(instance, info.id) for instance in listed]
-        return found
+            instances += [(instance, info.id) for instance in listed]
+        return instances
 
     def _mig_readings(self, handle: Any) -> Iterator[Reading]:
         nvml = self._nvml
@@ -50,7 +50,7 @@ class MigReader(Asking):
                 lambda number=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number),
             )
             if info.get("code") == INVALID_ARGUMENT:
-                # NVML's way to end the list: it does not know the profile.
+                # NVML ends the list with an unknown profile.
                 break
             yield info
             if "value" not in info:
@@ -59,7 +59,7 @@ class MigReader(Asking):
             for call in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfoByIdV"):
                 argument = number if call.endswith("InfoV") else identity
                 yield self._reading(getters.Getter(call, (argument,), words), handle)
-            # pynvml calls the later version of the function for its name, unless it is told otherwise.
+            # By default pynvml calls the latest version of the function.
             first = getters.Getter("nvmlDeviceGetGpuInstanceProfileInfo", (number, 1), "version 1, %s" % words)
             yield self._reading(first, handle)
             yield self._custom(
@@ -97,19 +97,19 @@ class MigReader(Asking):
         shared = nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         for profile in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             of = "%s profile %d" % (words, profile)
-            found = self._reading(
+            profile_info = self._reading(
                 getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfo", (profile, shared), of), instance
             )
-            if found.get("code") == INVALID_ARGUMENT:
+            if profile_info.get("code") == INVALID_ARGUMENT:
                 break
-            yield found
+            yield profile_info
             yield self._reading(
                 getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfoV", (profile, shared), of), instance
             )
             call, of_first = "nvmlGpuInstanceGetComputeInstanceProfileInfo", "version 1, %s" % of
             yield self._reading(getters.Getter(call, (profile, shared, 1), of_first), instance)
-            if "value" in found:
-                yield from self._compute_readings(instance, found["value"]["id"], of)
+            if "value" in profile_info:
+                yield from self._compute_readings(instance, profile_info["value"]["id"], of)
 
     def _compute_readings(self, instance: Any, profile: int, of: str) -> Iterator[Reading]:
         nvml = self._nvml
@@ -170,7 +170,7 @@ class MigReader(Asking):
                 ),
             )
             if reading.get("code") == NOT_FOUND:
-                # An empty place in the list.
+                # A gap in the list.
                 continue
             yield reading
             if not found:

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the readings of a GPU say about its model, field by field of a model file. Pure.
+"""Derive the fields of a model file from the readings of a GPU. Pure.
 
-Readings are those of hardware/asking.py, as plain data: they may come from a report. A field is named by its path in the
-file: ``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
+Readings are plain data in the format of hardware/asking.py and may come from a report. A field is named by its path in the file:
+``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, Callable, Iterable, Mapping
 #: nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
 _BRANDS = {14: "NVIDIA", 12: "NVIDIA RTX"}
 _ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
-#: CUDA programming guide, "Compute Capabilities": FP32 cores of a multiprocessor.
+#: FP32 cores per multiprocessor (CUDA programming guide, "Compute Capabilities").
 CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "10.3": 128, "12.0": 128}
-#: Return codes of nvml.h by which a GPU says that it does not have something.
+#: NVML errors of features that a GPU does not have.
 _LACKS = ("NotSupported", "FunctionNotFound")
-#: Of the driver's module: what a reading of it is named, and the parameter that turns NVLinks off.
+#: Name of the readings of module parameters, and the parameter that disables NVLinks.
 PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
-#: All fields that are read are whole numbers. A driver that fills none in leaves the zeros of the caller, which are a double.
+#: Reason if the driver leaves a field unset. All fields are integers, so an unset one is the caller's zero of type double.
 _NOT_FILLED = "the driver says success and fills no value in"
-#: Of a GPU that runs no clocks up: performance state and figures are those of an idle one.
+#: Maximum utilization of an idle GPU, which does not raise its clocks.
 _BUSY_PERCENT = 1
 
 
 @dataclass(frozen=True)
 class Field:
-    """What was read of a field. `known` is whether the GPU answered, also that it has no such thing (`value` None then)."""
+    """Value of a field. `known`: the GPU answered, with `value` None if it lacks the feature."""
 
     value: Any
     known: bool = True
@@ -38,14 +38,14 @@ class Field:
 
 
 class Readings:
-    """The readings of one GPU, by call and what it is of."""
+    """The readings of one GPU, by call and subject."""
 
     def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
         self.calls = [_as_filled(reading) for reading in calls]
         self._by_name = {(reading["call"], reading.get("of", "")): reading for reading in self.calls}
 
     def field(self, call: str, of: str = "", part: Callable[[Any], Any] | None = None) -> Field:
-        """Return what a call said, or the part of it; unknown where it failed."""
+        """Return the value of a call or a part of it; unknown if the call failed."""
         words = "%s (%s)" % (call, of) if of else call
         reading = self._by_name.get((call, of))
         if reading is None:
@@ -54,22 +54,22 @@ class Readings:
             try:
                 return Field(part(reading["value"]) if part else reading["value"], call=words)
             except (KeyError, TypeError, ValueError, IndexError):
-                return Field(None, False, "%s gave an answer of another form" % words, words)
+                return Field(None, False, "%s returned an unexpected format" % words, words)
         if reading.get("error") in _LACKS:
             return Field(None, True, "%s: %s" % (words, reading["error"]), words)
         return Field(None, False, "%s: %s" % (words, reading.get("error") or reading.get("missing")), words)
 
     def value(self, call: str, of: str = "") -> Any:
-        """Return what a call said, None where it failed."""
+        """Return the value of a call, or None if it failed."""
         return self.field(call, of).value
 
     def all(self, call: str) -> list[tuple[str, Any]]:
-        """Return (what it is of, value) of every reading of a call that has a value."""
+        """Return (subject, value) of every successful reading of a call."""
         return [(r.get("of", ""), r["value"]) for r in self.calls if r["call"] == call and "value" in r]
 
 
 def is_filled(reading: Mapping[str, Any]) -> bool:
-    """Return whether a reading is not one that the driver left as it was."""
+    """Return whether the driver filled in the value of a reading."""
     return reading.get("missing") != _NOT_FILLED
 
 
@@ -81,19 +81,19 @@ def _as_filled(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return calls with the parameters of the driver's module, which reports of earlier versions do not have."""
+    """Return the calls with module parameters, which old reports lack, as readings."""
     parameters = (files.get("parameters") or {}).items()
     return [*calls, *({"call": PARAMETERS, "of": name, "value": value} for name, value in parameters)]
 
 
 def why_links_are_off(readings: Readings) -> str:
-    """Return why no NVLink is there to be read, whatever the GPU has; empty where nothing turned them off."""
+    """Return why NVLinks cannot be read although the GPU may have them; empty if they are not disabled."""
     value = readings.value(PARAMETERS, _NVLINK_DISABLE)
     return "" if value in (None, "0") else "the driver's module runs with %s=%s" % (_NVLINK_DISABLE, value)
 
 
 def is_idle(readings: Readings) -> Field:
-    """Return whether nothing used the GPU while it was read."""
+    """Return whether the GPU was idle while it was read."""
     counts = [
         readings.value("nvmlDeviceGet%sRunningProcesses" % name, "count")
         for name in ("Compute", "Graphics", "MPSCompute")
@@ -102,20 +102,20 @@ def is_idle(readings: Readings) -> Field:
         return Field(False, reason="processes use the GPU")
     rates = readings.field("nvmlDeviceGetUtilizationRates", part=lambda value: int(value["gpu"]))
     if rates.value is None:
-        return Field(None, False, rates.reason or "no utilization is known")
+        return Field(None, False, rates.reason or "the utilization is unknown")
     if rates.value > _BUSY_PERCENT:
         return Field(False, reason="the GPU is %d %% busy" % rates.value)
-    # Seen on an H200: for some seconds after the last process has ended.
+    # An H200 keeps its highest clock for some seconds after the last process.
     clock, most = (readings.value("nvmlDeviceGet%sClockInfo" % word, "graphics") for word in ("", "Max"))
     if clock is not None and clock == most:
-        return Field(False, reason="its clock is the highest, as after work or where clocks are locked")
+        return Field(False, reason="its clock is the highest, as after work or if clocks are locked")
     return Field(True)
 
 
 def fields_of(readings: Readings) -> dict[str, Field]:
-    """Return what is known of each field of the GPU's model file, profiles included."""
+    """Return each field of the GPU's model file, including profiles."""
     read = readings.field
-    found = {
+    fields = {
         "name": read("nvmlDeviceGetName"),
         "pci_device_id": read("nvmlDeviceGetPciInfo", part=lambda pci: "%04x" % (pci["pciDeviceId"] >> 16)),
         "pci_subsystem_id": read("nvmlDeviceGetPciInfo", part=_subsystem),
@@ -161,22 +161,22 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "mig_needs_reset": read("nvmlDeviceGetFieldValues", "resetless mig", lambda resetless: not resetless),
     }
     for kind in ("graphics", "sm", "memory", "video"):
-        found["clocks_mhz.%s" % kind] = read("nvmlDeviceGetMaxClockInfo", kind)
-    found.update(_idle(readings))
-    if found["mig_capable"].value:
-        found.update(_mig(readings))
-    elif found["mig_needs_reset"].known:
-        found["mig_needs_reset"] = Field(False, call="nvmlDeviceGetMigMode")
-    return found
+        fields["clocks_mhz.%s" % kind] = read("nvmlDeviceGetMaxClockInfo", kind)
+    fields.update(_idle(readings))
+    if fields["mig_capable"].value:
+        fields.update(_mig(readings))
+    elif fields["mig_needs_reset"].known:
+        fields["mig_needs_reset"] = Field(False, call="nvmlDeviceGetMigMode")
+    return fields
 
 
 def profile_names(fields: Mapping[str, Field]) -> list[str]:
-    """Return the GPU instance profiles in the order of NVML."""
+    """Return the names of GPU instance profiles in NVML's order."""
     return [path[len("profiles.") : -len(".profile_id")] for path in fields if path.endswith(".profile_id")]
 
 
 def _idle(readings: Readings) -> dict[str, Field]:
-    """Return the fields that only an idle GPU tells."""
+    """Return the fields that are valid only for an idle GPU."""
     read = readings.field
     found = {
         "power_watts.idle": read("nvmlDeviceGetPowerUsage", part=_watts),
@@ -201,11 +201,11 @@ def _idle(readings: Readings) -> dict[str, Field]:
 
 
 def _mig(readings: Readings) -> dict[str, Field]:
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     slices, units = [], []
     for of, info in readings.all("nvmlDeviceGetGpuInstanceProfileInfo"):
         if not of.startswith("profile "):
-            # The first version of the structure, which has no names.
+            # Version 1 of the structure has no names.
             continue
         name = str(info["name"]).replace("MIG ", "")
         number = int(of.rpartition(" ")[2])
@@ -224,14 +224,14 @@ def _mig(readings: Readings) -> dict[str, Field]:
             "max_instances": info["instanceCount"],
         }
         call = "nvmlDeviceGetGpuInstanceProfileInfo (%s)" % of
-        found.update({"profiles.%s.%s" % (name, field): Field(value, call=call) for field, value in values.items()})
+        fields.update({"profiles.%s.%s" % (name, field): Field(value, call=call) for field, value in values.items()})
         for field, value in (
             ("placement_size", sorted({place["size"] for place in places.value or ()})),
             ("placement_starts", sorted(place["start"] for place in places.value or ())),
         ):
             single = (value[0] if value else None) if field == "placement_size" else value
             path = "profiles.%s.%s" % (name, field)
-            found[path] = (
+            fields[path] = (
                 Field(single, call=places.call)
                 if value
                 else Field(None, False, places.reason or "none are listed", places.call)
@@ -239,14 +239,16 @@ def _mig(readings: Readings) -> dict[str, Field]:
         slices.append(info["sliceCount"])
         units += [place["start"] + place["size"] for place in places.value or ()]
     unread = Field(None, False, "no profile was read")
-    found["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
-    found["placement_units"] = Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
-    found["max_gpu_instances"] = _max_gpu_instances(readings)
-    return found
+    fields["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
+    fields["placement_units"] = (
+        Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
+    )
+    fields["max_gpu_instances"] = _max_gpu_instances(readings)
+    return fields
 
 
 def _max_gpu_instances(readings: Readings) -> Field:
-    """Return how many instances fit. With MIG mode off NVML has 0 for it, and the profiles have their most all the same."""
+    """Return the maximum number of instances. With MIG mode off NVML reports 0, so use the profiles."""
     if any(readings.value("nvmlDeviceGetMigMode") or ()):
         return readings.field("nvmlDeviceGetMaxMigDeviceCount")
     call = "nvmlDeviceGetGpuInstanceProfileInfo"
@@ -263,31 +265,31 @@ def _multiprocessors(readings: Readings) -> Field:
         return Field(
             None,
             False,
-            "the cores of a multiprocessor of compute capability %s are not known" % capability.value,
+            "the cores per multiprocessor of compute capability %s are unknown" % capability.value,
             cores.call,
         )
     return Field(cores.value // CORES[capability.value], call=cores.call)
 
 
 def _supported_clocks(readings: Readings) -> Field:
-    """Return each memory clock with the lowest and the highest graphics clock of its list."""
+    """Return each memory clock with its lowest and highest graphics clock."""
     memory = readings.field("nvmlDeviceGetSupportedMemoryClocks")
     if memory.value is None:
         return memory
-    found = []
+    clocks = []
     for mhz in memory.value:
         graphics = readings.field("nvmlDeviceGetSupportedGraphicsClocks", "memory %d MHz" % mhz)
         if not graphics.value:
             return Field(None, False, graphics.reason or "no graphics clock is listed", graphics.call)
-        found.append({"memory": mhz, "graphics": [min(graphics.value), max(graphics.value)]})
-    return Field(found, call=memory.call)
+        clocks.append({"memory": mhz, "graphics": [min(graphics.value), max(graphics.value)]})
+    return Field(clocks, call=memory.call)
 
 
 def _banks(readings: Readings) -> Field:
-    """How many banks of memory have spare rows. A GPU with instances does not tell, as it does not tell of remapped rows."""
+    """Return the number of memory banks with spare rows, which GPUs in MIG mode do not report."""
     banks = readings.field("nvmlDeviceGetRowRemapperHistogram", part=lambda found: sum(found.values()))
     if banks.known and banks.value is None and any(readings.value("nvmlDeviceGetMigMode") or ()):
-        return Field(None, False, "GPUs in MIG mode do not tell", banks.call)
+        return Field(None, False, "GPUs in MIG mode do not report it", banks.call)
     return banks
 
 
@@ -309,14 +311,14 @@ def _of_links(readings: Readings, field: Field) -> Field:
 
 
 def _on_module(readings: Readings) -> Field:
-    """Whether the GPU has a place on a baseboard. Cards answer with 0 or 1 too, so that 1 alone says nothing."""
+    """Return whether the GPU is on a baseboard. Module id 1 is ambiguous, because cards report 0 or 1 too."""
     module = readings.field("nvmlDeviceGetModuleId")
     name = str(readings.value("nvmlDeviceGetName") or "")
     if "SXM" in name or (module.value or 0) > 1:
         return Field(True, call=module.call)
     if "PCIe" in name or module.value == 0:
         return Field(False, call=module.call)
-    return Field(None, False, "a module id of 1 is that of a first module or of a card", module.call)
+    return Field(None, False, "module id 1 is either the first module or a card", module.call)
 
 
 def _has(field: Field) -> Field:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read nvidia-smi's own view of the GPUs, as a second opinion: ``nvidia-smi -q -x``."""
+"""Read the GPUs from nvidia-smi, to compare them with NVML: ``nvidia-smi -q -x``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from ..command import FAILURES, Run, run_tool
 
-#: By name in the report: where it is in the XML of a GPU.
+#: Path in the XML of a GPU, by name in the report.
 _OF_GPU = {
     "name": "product_name",
     "uuid": "uuid",
@@ -28,7 +28,7 @@ _COMMAND = ["nvidia-smi", "-q", "-x"]
 
 
 def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
-    """Return the versions and the GPUs that nvidia-smi shows, or under `problem` why there are none."""
+    """Return versions and GPUs from nvidia-smi, or the reason under `problem`."""
     try:
         done = run(_COMMAND)
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return what the XML says; texts as they are there, None where an element is missing."""
+    """Parse the XML; values are unchanged texts, None if an element is missing."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
@@ -57,9 +57,9 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def _gpu(gpu: ElementTree.Element) -> dict[str, Any]:
-    found: dict[str, Any] = {name: gpu.findtext(path) for name, path in _OF_GPU.items()}
-    found["mig_devices"] = [
+    values: dict[str, Any] = {name: gpu.findtext(path) for name, path in _OF_GPU.items()}
+    values["mig_devices"] = [
         [device.findtext("gpu_instance_id"), device.findtext("compute_instance_id")]
         for device in gpu.findall("mig_devices/mig_device")
     ]
-    return found
+    return values

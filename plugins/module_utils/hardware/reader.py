@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read every NVML function that only reads, in one session, and note each answer or failure by itself.
+"""Call every read-only NVML function in one session and record each answer or failure.
 
-Names of processes are not kept, only how many there are.
+Only the number of processes is kept, not their names.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from . import getters
 from .asking import Reading
 from .mig_reader import MigReader
 
-#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code of a wait in which nothing came.
+#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code of a wait without an event.
 _XID, _TIMEOUT = 8, 10
-#: Between two GPM samples.
+#: Seconds between two GPM samples.
 _GPM_SECONDS = 0.2
 
 
 class HardwareReader(MigReader):
-    """One NVML session that reads all there is."""
+    """NVML session that reads everything."""
 
     def read(self, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """Return the readings of the host and of each GPU. Raises NvmlError where not even the GPUs can be counted."""
+        """Return the readings of the host and of each GPU. Raises NvmlError if GPUs cannot be counted."""
         progress("NVML of the host")
         host = [self._reading(getter) for getter in getters.of_host()]
         host.append(self._custom("nvmlSystemGetProcessName", "this process", self._process_name))
@@ -62,13 +62,13 @@ class HardwareReader(MigReader):
         }
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the module gpu_info reports, without processes; a GPU that fails is named under problems."""
+        """Return the facts of gpu_info with process counts; failing GPUs are under `problems`."""
         self.denied_is_lost = True
         try:
-            seen = self.observe(telemetry=True)
+            host = self.observe(telemetry=True)
         except NvmlError as error:
             return {"gpus": [], "lost": [], "problems": [_problem(error)]}
-        data = to_data(seen)
+        data = to_data(host)
         for gpu in data["gpus"]:
             gpu["processes"] = len(gpu["processes"])
             gpu["mig"]["profiles"] = [profile["name"] for profile in gpu["mig"]["profiles"]]
@@ -81,8 +81,8 @@ class HardwareReader(MigReader):
                 }
                 for instance in gpu["mig"]["instances"]
             ]
-        off_the_bus = [gpu for gpu in seen.lost if gpu.state == "is lost"]
-        others = [gpu for gpu in seen.lost if gpu not in off_the_bus]
+        off_the_bus = [gpu for gpu in host.lost if gpu.state == "is lost"]
+        others = [gpu for gpu in host.lost if gpu not in off_the_bus]
         problems = [{"text": str(gpu), "code_name": gpu.code_name} for gpu in others]
         return dict(data, lost=to_data(off_the_bus), problems=problems)
 
@@ -93,12 +93,12 @@ class HardwareReader(MigReader):
         return self._indices_of(self._nvml.nvmlSystemGetTopologyGpuSet(cpu))
 
     def _indices_of(self, handles: list[Any]) -> list[int]:
-        """Return the indices of GPUs that another one knows of. One that is lost has none, and is named by its own readings."""
-        found = []
+        """Return the indices of handles. Lost GPUs have no index and are skipped."""
+        indices = []
         for handle in handles:
             with contextlib.suppress(self._nvml.NVMLError):
-                found.append(self._index(handle))
-        return sorted(found)
+                indices.append(self._index(handle))
+        return sorted(indices)
 
     # ------------------------------------------------------------------ a GPU
 
@@ -106,7 +106,7 @@ class HardwareReader(MigReader):
         nvml = self._nvml
         for getter in getters.of_gpu():
             yield self._reading(getter, handle)
-        yield from self._found_again(handle)
+        yield from self._lookup_readings(handle)
         yield self._custom(
             "nvmlDeviceGetMemoryInfo", "version 2", lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
         )
@@ -127,7 +127,7 @@ class HardwareReader(MigReader):
         )
         yield self._custom("nvmlDeviceGetSramEccErrorStatus", "", lambda: self._sram_errors(handle))
         yield self._custom("nvmlDeviceGetCapabilities", "", lambda: self._capabilities(handle))
-        # It names the board.
+        # The PDI identifies the board, so only its presence is recorded.
         yield self._custom("nvmlDeviceGetPdi", "", lambda: bool(nvml.nvmlDeviceGetPdi(handle)))
         yield from self._supported_clocks(handle)
         yield from self._fields(handle)
@@ -137,8 +137,8 @@ class HardwareReader(MigReader):
         yield from self._gpm(handle)
         yield from self._mig_readings(handle)
 
-    def _found_again(self, handle: Any) -> Iterator[Reading]:
-        """Read whether the GPU's names lead to it again: the value is the index that is found."""
+    def _lookup_readings(self, handle: Any) -> Iterator[Reading]:
+        """Look the GPU up by each of its identifiers; the value is the resulting index."""
         nvml = self._nvml
         for call, name in (
             ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"),
@@ -173,10 +173,10 @@ class HardwareReader(MigReader):
         return capabilities.capMask
 
     def _supported_clocks(self, handle: Any) -> Iterator[Reading]:
-        found: list[int] = []
+        clocks: list[int] = []
         with contextlib.suppress(self._nvml.NVMLError):
-            found = self._nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
-        for mhz in found:
+            clocks = self._nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
+        for mhz in clocks:
             words = "memory %d MHz" % mhz
             yield self._reading(getters.Getter("nvmlDeviceGetSupportedGraphicsClocks", (mhz,), words), handle)
 
@@ -185,7 +185,7 @@ class HardwareReader(MigReader):
         if hasattr(info, "version"):
             info.version = self._nvml.nvmlGpuFabricInfo_v2
         getattr(self._nvml, call)(handle, ctypes.byref(info))
-        # The cluster's id says where a GPU is, and nothing about it.
+        # Omits the cluster's id, which only identifies the location.
         return {"state": info.state, "status": info.status}
 
     def _fields(self, handle: Any) -> Iterator[Reading]:
@@ -215,7 +215,7 @@ class HardwareReader(MigReader):
             state = self._reading(getters.Getter("nvmlDeviceGetNvLinkState", (link,), words), handle)
             yield state
             if "value" not in state:
-                # All links from here on answer so.
+                # All further links fail too.
                 return
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkVersion", (link,), words), handle)
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkRemotePciInfo", (link,), words), handle)
@@ -255,7 +255,7 @@ class HardwareReader(MigReader):
             )
 
     def _events(self, handle: Any) -> Iterator[Reading]:
-        """Register for Xid errors and look once whether one waits."""
+        """Register for Xid errors and poll once for a pending one."""
         nvml = self._nvml
         made: list[Any] = []
         yield self._custom("nvmlEventSetCreate", "", lambda: made.append(nvml.nvmlEventSetCreate()))
@@ -264,10 +264,10 @@ class HardwareReader(MigReader):
         yield self._custom(
             "nvmlDeviceRegisterEvents", "xid", lambda: nvml.nvmlDeviceRegisterEvents(handle, _XID, made[0])
         )
-        yield self._custom("nvmlEventSetWait", "0 ms", lambda: self._waiting_xid(made[0]))
+        yield self._custom("nvmlEventSetWait", "0 ms", lambda: self._pending_xid(made[0]))
         yield self._custom("nvmlEventSetFree", "", lambda: nvml.nvmlEventSetFree(made[0]))
 
-    def _waiting_xid(self, events: Any) -> int | None:
+    def _pending_xid(self, events: Any) -> int | None:
         try:
             return int(self._nvml.nvmlEventSetWait(events, 0).eventData)
         except self._nvml.NVMLError as error:

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How far a host's GPUs are from its layout: pure, and as lenient as a look at a host with a broken GPU has to be.
+"""Compare a host's GPUs with its layout, even if some GPUs are broken. Pure.
 
-What a run would do is what differs. Unlike a run, this stops at nothing: what cannot be compared on one GPU is a problem,
-and the others are reported.
+Differences are the steps of a plan. Unlike a run, this continues after an error: GPUs that cannot be compared are reported as
+problems, and the rest are compared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..services import Service
 
 
 @frozen
-class Standing:
-    """A GPU that the layout names: how it shall be shared, and in what it differs from that, in the words of plans."""
+class GpuDrift:
+    """A GPU of the layout: its desired sharing, and its differences as the steps of a plan."""
 
     gpu_uuid: str
     sharing: str
@@ -35,16 +35,16 @@ class Standing:
 
 def compare(
     layout: Layout, host: Host, ownership: Ownership, services: Sequence[Service], lost: bool = False
-) -> tuple[tuple[Standing, ...], tuple[FleetError, ...]]:
-    """(the GPUs that the layout names, why others cannot be told of).
+) -> tuple[tuple[GpuDrift, ...], tuple[FleetError, ...]]:
+    """Return the drift of each GPU in the layout, and problems of GPUs that cannot be compared.
 
-    `lost`: some GPU does not answer, and is not in `host`. Then an entry that finds a GPU less is no problem of its own, and
-    what it shares out between its GPUs is not looked at.
+    `lost`: a GPU does not answer and is missing from `host`. Then an entry with a missing GPU is not reported as a problem, and
+    services across its GPUs are not compared.
     """
-    wanted, partial, problems = _targets(layout, host, lost)
+    desired, partial, problems = _targets(layout, host, lost)
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     plans = []
-    for target in wanted:
+    for target in desired:
         try:
             plans.append(_planned(by_uuid[target.gpu_uuid], target, ownership, lost))
         except PlanError as error:
@@ -52,51 +52,51 @@ def compare(
             partial.add(target.where)
     plan = Plan(tuple(sorted(plans, key=lambda each: each.gpu.index)))
     whole = Layout(tuple(entry for entry in layout.entries if entry.where not in partial))
-    found = {each.gpu.uuid: [str(step) for step in each.shown_steps] for each in plan.gpus}
-    # What is on the GPUs of an entry that is not whole is not known to be wrong.
-    counted = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
+    differences = {each.gpu.uuid: [str(step) for step in each.shown_steps] for each in plan.gpus}
+    # Services on the GPUs of an incomplete entry cannot be judged.
+    comparable = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
     for service in services:
         try:
             for text, uuids in service.drift(whole, plan, host):
-                for uuid in counted.intersection(uuids):
-                    found[uuid].append(text)
+                for uuid in comparable.intersection(uuids):
+                    differences[uuid].append(text)
         except PlanError as error:
             problems.append(error)
-    told = tuple(Standing(each.gpu.uuid, each.target.sharing, tuple(found[each.gpu.uuid])) for each in plan.gpus)
-    return told, tuple(problems)
+    drift = tuple(GpuDrift(each.gpu.uuid, each.target.sharing, tuple(differences[each.gpu.uuid])) for each in plan.gpus)
+    return drift, tuple(problems)
 
 
 def _targets(layout: Layout, host: Host, lost: bool) -> tuple[tuple[Target, ...], set[str], list[FleetError]]:
-    """(what each GPU shall be, the entries of which a GPU is missing, why)."""
+    """Return the target of each GPU, the entries with a missing GPU, and the problems."""
     entries, partial, problems = [], set(), []
     for entry in layout.entries:
-        there = tuple(selector for selector in entry.selectors if any(matches(selector, gpu) for gpu in host.gpus))
-        if lost and any(selector not in there or selector.kind in ("all", "model") for selector in entry.selectors):
+        present = tuple(selector for selector in entry.selectors if any(matches(selector, gpu) for gpu in host.gpus))
+        if lost and any(selector not in present or selector.kind in ("all", "model") for selector in entry.selectors):
             partial.add(entry.where)
-        elif len(there) < len(entry.selectors):
+        elif len(present) < len(entry.selectors):
             partial.add(entry.where)
-            problems += _misses(entry, host.gpus)
-        if there:
-            entries.append(dataclasses.replace(entry, selectors=there))
+            problems += _selector_errors(entry, host.gpus)
+        if present:
+            entries.append(dataclasses.replace(entry, selectors=present))
     try:
         return targets(Layout(tuple(entries)), host.gpus), partial, problems
     except SelectorError as error:
         return (), partial, [*problems, error]
 
 
-def _misses(entry: Entry, gpus: Sequence[Gpu]) -> list[FleetError]:
-    found: list[FleetError] = []
+def _selector_errors(entry: Entry, gpus: Sequence[Gpu]) -> list[FleetError]:
+    errors: list[FleetError] = []
     for position, selector in enumerate(entry.selectors):
         try:
             select(selector, gpus, "%s.gpus[%d]" % (entry.where, position))
         except SelectorError as error:
-            found.append(error)
-    return found
+            errors.append(error)
+    return errors
 
 
 def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuPlan:
     if lost:
-        # A GPU that is lost may keep observers from reading the settings of the others.
+        # A lost GPU may prevent observers from reading the settings of other GPUs.
         settings = {name: None if gpu.setting(name) is None else value for name, value in target.settings.items()}
         target = dataclasses.replace(target, settings=settings)
     try:
@@ -104,5 +104,5 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
     except PlanError:
         if ownership is planner.ALL_OURS:
             raise
-        # Other instances take the room: the GPU is not what the layout says.
+        # Instances of others occupy the space, so the GPU differs from the layout.
         return planner.plan_gpu(gpu, target)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at a host once and tell what there is to tell of its layout. Changes nothing, and waits for no run that does."""
+"""Read a host once and compare it with its layout. Changes nothing, and does not wait for a running change."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..ownership import Ownership, Record
 from ..services import Service, merged
 from ..techniques.registry import SERVING, observers_for
 from ..transaction import looking
-from .drift import Standing, compare
+from .drift import GpuDrift, compare
 from .text import Snapshot
 
 T = TypeVar("T")
 
 
 def look(read: Callable[[], Layout], directory: str, unlisted: str) -> Snapshot:
-    """What the host is, against the layout that `read` gives.
+    """Return a snapshot of the host, compared with the layout that `read` returns.
 
-    What cannot be told is a problem of the snapshot, and the rest is told. Raises NvmlError where NVML does not start.
+    Partial failures become problems of the snapshot. Raises NvmlError if NVML does not start.
     """
-    return _HostReading(directory, unlisted).at(read)
+    return _HostReading(directory, unlisted).snapshot(read)
 
 
 class _HostReading:
@@ -41,29 +41,29 @@ class _HostReading:
         self._directory, self._unlisted = directory, unlisted
         self._problems: list[FleetError] = []
 
-    def at(self, read: Callable[[], Layout]) -> Snapshot:
+    def snapshot(self, read: Callable[[], Layout]) -> Snapshot:
         layout = self._attempt(read)
         observers = self._attempt(lambda: observers_for(layout, self._directory))
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
             if busy is not None:
-                # It may be about to reset GPUs: this look must not have them open.
+                # The run may reset GPUs, so they must not be opened here.
                 return Snapshot(time.time(), changing=busy)
             hung = hung_children()
             if hung:
-                # Asked again each minute, a driver that hangs would hold one process more each time.
+                # This runs every minute. With a driver that hangs, each run would leave another process behind.
                 problem = "an earlier NVML call has not returned (pid %s)" % ", ".join(map(str, hung))
                 raise NvmlError("this host", problem, UnansweredCallError.ADVICE)
             session = held.enter_context(BoundedSession())
             session.observers = observers or ()
             host, private = session.observe(), session.private
-        # GPUs off the bus are no failure of this look: monitoring has an alert for them.
+        # GPUs off the bus are not a failure here, because GpuLost reports them.
         self._problems += [lost_error("this host", [gpu]) for gpu in host.lost if gpu.state != "is lost"]
         services = [each for each in (each.service(private) for each in SERVING) if self._succeeds(each.observe)]
         holders = _holders(host, services)
         services = [each for each in services if self._succeeds(functools.partial(each.observe_on, host.gpus))]
         busy = self._attempt(self._changing)
-        standing: tuple[Standing, ...] = ()
+        standing: tuple[GpuDrift, ...] = ()
         if layout is not None and busy is None:
             standing = self._standing(layout, mark(host, holders), services, bool(host.lost))
         return Snapshot(
@@ -80,7 +80,7 @@ class _HostReading:
         with looking(self._directory) as busy:
             return busy
 
-    def _standing(self, layout: Layout, host: Host, services: Sequence[Service], lost: bool) -> tuple[Standing, ...]:
+    def _standing(self, layout: Layout, host: Host, services: Sequence[Service], lost: bool) -> tuple[GpuDrift, ...]:
         ownership = planner.ALL_OURS
         if self._unlisted == "keep":
             owned = self._attempt(Record(self._directory).read)
@@ -91,20 +91,20 @@ class _HostReading:
         self._problems += problems
         return standing
 
-    def _attempt(self, what: Callable[[], T]) -> T | None:
+    def _attempt(self, function: Callable[[], T]) -> T | None:
         try:
-            return what()
+            return function()
         except FleetError as error:
             self._problems.append(error)
             return None
 
-    def _succeeds(self, what: Callable[[], Any]) -> bool:
+    def _succeeds(self, function: Callable[[], Any]) -> bool:
         before = len(self._problems)
-        self._attempt(what)
+        self._attempt(function)
         return len(self._problems) == before
 
 
 def _holders(host: Host, services: Sequence[Service]) -> tuple[Holder, ...]:
-    """Return those that run something. The processes of a service are its own; its clients hold."""
+    """Return holders that run work. A service's own processes are excluded; its clients are not."""
     own = merged(service.own(clients=False) for service in services)
     return tuple(h for h in find_holders(host) if not h.watches and h.pid not in own.get(h.gpu_uuid, ()))

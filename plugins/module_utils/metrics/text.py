@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host tells of its layout, as a text for Prometheus: pure.
+"""Render a host's snapshot in Prometheus' text format. Pure.
 
-The form is that of https://prometheus.io/docs/instrumenting/exposition_formats/, names and labels are in
-docs/gpu-layout-metrics.md. What is not known is left out, never 0.
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and labels: docs/gpu-layout-metrics.md. Unknown values
+are omitted, never 0.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from ..frozen import frozen
 from ..holders.model import DEVICE_HANDLE, MPS, PROCESS
 from ..metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ..model import Gpu, Holder
-from .drift import Standing
+from .drift import GpuDrift
 
 
 @frozen
 class Snapshot:
-    """What one look at a host saw. `gpus` are those that answered."""
+    """State of a host at one time. `gpus` are those that answered."""
 
     time_seconds: float
     gpus: tuple[Gpu, ...] = ()
-    standing: tuple[Standing, ...] = ()
+    #: GPUs in the layout.
+    standing: tuple[GpuDrift, ...] = ()
     holders: tuple[Holder, ...] = ()
-    #: The metrics of services beside the GPUs.
-    beside: tuple[Family, ...] = ()
-    #: What could not be looked at or told, and why.
+    #: Metrics of services.
+    service_families: tuple[Family, ...] = ()
+    #: Failed parts of the check.
     problems: tuple[FleetError, ...] = ()
-    #: The run that was changing the host meanwhile.
+    #: Set if a run was changing the host.
     changing: FleetError | None = None
 
     @property
@@ -40,7 +41,7 @@ class Snapshot:
 
 
 def render(families: Iterable[Family]) -> str:
-    """The text, each family with its help and type; one without samples is left out."""
+    """Return the text of the families with help and type, without empty families."""
     lines = []
     for family in families:
         if family.samples:
@@ -51,44 +52,44 @@ def render(families: Iterable[Family]) -> str:
 
 
 def families(seen: Snapshot) -> tuple[Family, ...]:
-    """All that there is to tell."""
+    """Return all metric families of a snapshot."""
     gpus = {gpu.uuid: gpu for gpu in seen.gpus}
     standing = [(labels_of(each.gpu_uuid, gpus), each) for each in seen.standing]
     return (
         Family(
             "openfleet_layout_check_success",
             GAUGE,
-            "Whether the last look at the host could tell all that it should.",
+            "Whether the last check of the host succeeded completely.",
             (Sample(int(seen.succeeded)),),
         ),
         Family(
             "openfleet_layout_check_timestamp_seconds",
             GAUGE,
-            "When the host was last looked at, in seconds since 1970.",
+            "When the host was last checked, in seconds since 1970.",
             (Sample(seen.time_seconds),),
         ),
         Family(
             "openfleet_layout_drift",
             GAUGE,
-            "Whether the GPU is another one than its gpu_layout says.",
+            "Whether the GPU differs from its gpu_layout.",
             tuple(Sample(int(bool(each.differences)), labels) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_differences",
             GAUGE,
-            "In how many things the GPU differs from its gpu_layout; gpu-layout plan names them.",
+            "Number of differences from gpu_layout; gpu-layout plan lists them.",
             tuple(Sample(len(each.differences), labels) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_sharing_info",
             GAUGE,
-            "How the GPU is to be shared.",
+            "Sharing of the GPU in its gpu_layout.",
             tuple(Sample(1, dict(labels, sharing=each.sharing)) for labels, each in standing),
         ),
         Family(
             "openfleet_holders",
             GAUGE,
-            "Who counts as using the GPU or GPU instance, by kind.",
+            "Number of holders of the GPU or GPU instance, by kind.",
             tuple(_holders(seen.gpus, seen.holders)),
         ),
         Family(
@@ -97,20 +98,20 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
             "CPU time so far of the processes that run on the GPU or GPU instance.",
             tuple(_cpu_seconds(seen.gpus, seen.holders)),
         ),
-        *seen.beside,
+        *seen.service_families,
     )
 
 
 def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
-    """Each GPU as a whole and each of its instances; processes also where there is none, so that it can be told."""
+    """Return samples of each GPU and instance by kind. The kind process is present even if it is 0."""
     samples = []
     for gpu in gpus:
         own = [holder for holder in holders if holder.gpu_uuid == gpu.uuid]
         places = {None: ("", ""), **{each.id: (each.profile, str(each.id)) for each in gpu.mig.instances}}
         for place, (profile, instance) in places.items():
-            # A holder of an instance that went between two looks holds what is left of the GPU.
-            here = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
-            for kind in (PROCESS, *sorted(set(here) - {PROCESS})):
+            # If its instance was destroyed meanwhile, the holder counts for the whole GPU.
+            kinds = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
+            for kind in (PROCESS, *sorted(set(kinds) - {PROCESS})):
                 labels = dict(
                     labels_of(gpu.uuid, {gpu.uuid: gpu}),
                     model=gpu.name,
@@ -118,20 +119,20 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
                     mig_instance=instance,
                     kind=kind,
                 )
-                samples.append(Sample(here.count(kind), labels))
+                samples.append(Sample(kinds.count(kind), labels))
     return samples
 
 
 def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sample]:
-    """Each device, a GPU without instances or an instance.
+    """Yield a sample for each device, which is an instance or a GPU without instances.
 
-    A process of which the instance is not known counts on each of them: it may be at work there.
+    A process with an unknown instance counts for every instance, because it may work there.
     """
     for gpu in gpus:
-        own = _at_work([holder for holder in holders if holder.gpu_uuid == gpu.uuid])
+        own = _with_work([holder for holder in holders if holder.gpu_uuid == gpu.uuid])
         instances = {each.id: each.profile for each in gpu.mig.instances}
         for place, profile in instances.items() or ((None, ""),):
-            here = {
+            seconds = {
                 h.pid: h.cpu_seconds for h in own if h.gpu_instance_id == place or h.gpu_instance_id not in instances
             }
             labels = dict(
@@ -140,18 +141,18 @@ def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sam
                 mig_profile=profile,
                 mig_instance="" if place is None else str(place),
             )
-            yield Sample(sum(here.values()), labels)
+            yield Sample(sum(seconds.values()), labels)
 
 
-def _at_work(holders: Sequence[Holder]) -> list[Holder]:
-    """Those with a context, and bare handles that belong to the same unit, container or job, as the loaders of a training have.
+def _with_work(holders: Sequence[Holder]) -> list[Holder]:
+    """Return holders with a context, and device handles of the same unit, container or job, such as data loaders.
 
-    Any other bare handle says nothing of the GPU: who may open its node could make it look busy.
+    Other device handles are excluded, because any user who may open the device node could make the GPU look busy.
     """
     running = [holder for holder in holders if holder.kind in (PROCESS, MPS)]
-    theirs = {origin for origin in map(_origin, running) if any(origin)}
-    found = running + [h for h in holders if h.kind == DEVICE_HANDLE and _origin(h) in theirs]
-    return [holder for holder in found if holder.cpu_seconds is not None]
+    origins = {origin for origin in map(_origin, running) if any(origin)}
+    working = running + [h for h in holders if h.kind == DEVICE_HANDLE and _origin(h) in origins]
+    return [holder for holder in working if holder.cpu_seconds is not None]
 
 
 def _origin(holder: Holder) -> tuple[str | None, str | None]:

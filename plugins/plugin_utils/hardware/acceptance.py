@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules by which a new or repaired host is accepted: readings to verdicts, each failure with what to do. Pure."""
+"""Acceptance rules for new and repaired hosts: derive verdicts from readings, with a remedy for each failure. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Iterator, Mapping
 from ...module_utils.hardware.model_readings import Field, Readings
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-#: nvml.h, nvmlClocksEventReason*: those that say that hardware or cooling slows the GPU down.
+#: Throttle reasons of hardware and cooling: nvmlClocksEventReason* in nvml.h.
 _SLOWDOWNS = {
     0x8: "hardware slowdown",
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "hardware power brake",
 }
-#: Words of dcgmi, in lower case. Any other is no pass.
+#: Status words of dcgmi in lower case. Any other word is a failure.
 _DCGM_PASS, _DCGM_SKIP = ("pass", "warn"), ("skip", "not run", "notrun")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a host may have. `gpus` is how many there must be, None for any number."""
+    """Limits for acceptance. `gpus` is the required number of GPUs, or None for any."""
 
     gpus: int | None = None
     ecc_errors: int = 0
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one rule. `gpu` is an index, or None for the host; `cure` what to do about a failure."""
+    """Verdict of one rule. `gpu` is an index, or None for the host; `cure` is the remedy for a failure."""
 
     rule: str
     gpu: int | None
@@ -51,29 +51,27 @@ class Verdict:
 
 
 def verdicts(reading: Mapping[str, Any], limits: Limits) -> list[Verdict]:
-    """Return the verdict of every rule, for the host and then GPU by GPU."""
+    """Return the verdicts of all rules, first for the host, then per GPU."""
     gpus = reading["nvml"]["gpus"]
-    found = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
+    result = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
     for gpu in sorted(gpus, key=lambda gpu: gpu["index"]):
         index = gpu["index"]
         if gpu["problem"]:
-            cure = (
-                "See the kernel log for Xid errors; if a cold start does not bring the GPU back, reseat or replace it."
-            )
-            found.append(Verdict("answers", index, FAIL, gpu["problem"].rstrip("."), cure))
+            cure = "Look for Xid errors in the kernel log. If a cold start does not help, reseat or replace the GPU."
+            result.append(Verdict("answers", index, FAIL, gpu["problem"].rstrip("."), cure))
             continue
         readings = Readings(gpu["calls"])
-        found.append(Verdict("answers", index, PASS, "NVML gives a handle"))
+        result.append(Verdict("answers", index, PASS, "NVML gives a handle"))
         for rule in (_ecc, _rows, _links, _pcie, _slowdowns, _power, _temperature, _mig):
-            found += rule(index, readings, limits)
+            result += rule(index, readings, limits)
     if len(gpus) > 1:
-        found += _missing_links(gpus)
-    return found
+        result += _missing_links(gpus)
+    return result
 
 
-def accepted(found: list[Verdict]) -> bool:
+def accepted(results: list[Verdict]) -> bool:
     """Return whether no rule failed."""
-    return all(verdict.outcome != FAIL for verdict in found)
+    return all(verdict.outcome != FAIL for verdict in results)
 
 
 def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict:
@@ -81,16 +79,16 @@ def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict
 
 
 def _unknown(rule: str, index: int, field: Field) -> Verdict:
-    """Return the verdict on what cannot be read: a GPU that lacks it is not blamed for it, one that errs is."""
+    """Return the verdict for an unreadable value: not run if the GPU lacks the feature, fail after an error."""
     if (
         field.known
         or "NoPermission" in field.reason
         or "was not read" in field.reason
         or "no such function" in field.reason
     ):
-        return Verdict(rule, index, NOT_RUN, field.reason or "the GPU does not have it")
+        return Verdict(rule, index, NOT_RUN, field.reason or "not supported by the GPU")
     return Verdict(
-        rule, index, FAIL, field.reason, "See the kernel log for Xid errors, and check again after a cold start."
+        rule, index, FAIL, field.reason, "Look for Xid errors in the kernel log, and check again after a cold start."
     )
 
 
@@ -102,9 +100,9 @@ def _count(gpus: Any, limits: Limits) -> Verdict:
             None,
             NOT_RUN if gpus else FAIL,
             words,
-            "" if gpus else "See whether lspci shows the GPUs.",
+            "" if gpus else "Check whether lspci shows the GPUs.",
         )
-    cure = "See whether lspci shows %d NVIDIA GPUs; reseat the missing one and check its power cables." % limits.gpus
+    cure = "Check whether lspci shows %d NVIDIA GPUs. Reseat missing GPUs and check their power cables." % limits.gpus
     good = len(gpus) == limits.gpus
     return Verdict(
         "number of GPUs", None, PASS if good else FAIL, "%s of %d" % (words, limits.gpus), "" if good else cure
@@ -122,16 +120,16 @@ def _ecc(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
         "ECC mode",
         index,
         now and pending,
-        "on" if now and pending else "off" if not pending else "waits for a reset",
+        "on" if now and pending else "off" if not pending else "pending until a reset",
         cure,
     )
-    for counter, what in (("volatile", "since the driver was loaded"), ("aggregate", "in the GPU's life")):
+    for counter, what in (("volatile", "since the driver was loaded"), ("aggregate", "in the GPU's lifetime")):
         rule = "uncorrected ECC errors, %s" % counter
         count = readings.field("nvmlDeviceGetTotalEccErrors", "uncorrected %s" % counter)
         if count.value is None:
             yield _unknown(rule, index, count)
             continue
-        cure = "Run dcgmi diag -r 3, and ask the vendor for a replacement if the count grows."
+        cure = "Run dcgmi diag -r 3. If the count grows, ask the vendor for a replacement."
         yield _judged(rule, index, count.value <= limits.ecc_errors, "%d %s" % (count.value, what), cure)
 
 
@@ -143,14 +141,14 @@ def _rows(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     _correctable, _uncorrectable, pending, failed = rows.value
     cure = "Reset the GPU (nvidia-smi --gpu-reset -i %d) or reboot, and check again." % index
     yield _judged("pending row remap", index, not pending, "pending" if pending else "none", cure)
-    cure = "Replace the GPU: its spare rows are used up."
+    cure = "Replace the GPU, because its spare rows are used up."
     yield _judged("failed row remap", index, not failed, "failed" if failed else "none", cure)
 
 
 def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     states = readings.all("nvmlDeviceGetNvLinkState")
     if not any(state for _of, state in states):
-        # Whether they should be active, the other GPUs of the host tell.
+        # _missing_links compares with the other GPUs of the host.
         return
     down = [of for of, state in states if not state]
     cure = "Reseat the module or the bridge, restart the fabric manager, and check nvidia-smi nvlink -s -i %d." % index
@@ -160,22 +158,22 @@ def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
         (of, value) for of, value in readings.all("nvmlDeviceGetNvLinkErrorCounter") if value > limits.nvlink_errors
     ]
     words = ", ".join("%s: %d" % pair for pair in errors[:5])
-    cure = "Reset the GPU and check again; if errors return, replace cable, bridge or module."
+    cure = "Reset the GPU and check again. If errors recur, replace cable, bridge or module."
     yield _judged("NVLink errors", index, not errors, words or "none", cure)
 
 
 def _missing_links(gpus: Any) -> Iterator[Verdict]:
-    """Find GPUs without any active link beside GPUs with links."""
+    """Find GPUs without active links on hosts where other GPUs have some."""
     read = {gpu["index"]: Readings(gpu["calls"]).all("nvmlDeviceGetNvLinkState") for gpu in gpus if not gpu["problem"]}
     linked = [index for index, states in read.items() if any(state for _of, state in states)]
     for index, states in read.items():
         if linked and states and index not in linked:
-            cure = "Reseat the module or the bridge, and see whether the fabric manager runs."
+            cure = "Reseat the module or the bridge, and check whether the fabric manager runs."
             yield Verdict(
-                "NVLinks", index, FAIL, "none of %d is active, while those of other GPUs are" % len(states), cure
+                "NVLinks", index, FAIL, "none of %d is active, but other GPUs have active links" % len(states), cure
             )
         elif states and not linked:
-            yield Verdict("NVLinks", index, NOT_RUN, "no GPU of the host has an active link: there may be no bridge")
+            yield Verdict("NVLinks", index, NOT_RUN, "no GPU of the host has an active link, perhaps without a bridge")
 
 
 def _pcie(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
@@ -183,7 +181,7 @@ def _pcie(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     if width.value is None or most.value is None:
         yield _unknown("PCIe width", index, width if width.value is None else most)
     else:
-        cure = "Reseat the card, look at its slot and riser, and at the slot's width in the firmware's settings."
+        cure = "Reseat the card. Check its slot and riser, and the slot's width in the firmware settings."
         yield _judged("PCIe width", index, width.value >= most.value, "x%d of x%d" % (width.value, most.value), cure)
     now, best = (
         readings.field("nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -192,12 +190,12 @@ def _pcie(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     if now.value is None or best.value is None:
         yield _unknown("PCIe generation", index, now if now.value is None else best)
     elif now.value < best.value:
-        # Nothing here makes a load, and the link of an idle GPU rests.
+        # Without load, an idle GPU lowers the speed of its link.
         yield Verdict(
             "PCIe generation",
             index,
             NOT_RUN,
-            "%d of %d on a GPU that may rest; DCGM measures it" % (now.value, best.value),
+            "%d of %d, perhaps because the GPU is idle (DCGM measures it under load)" % (now.value, best.value),
         )
     else:
         yield Verdict("PCIe generation", index, PASS, "%d of %d" % (now.value, best.value))
@@ -210,11 +208,9 @@ def _slowdowns(index: int, readings: Readings, limits: Limits) -> Iterator[Verdi
     if reasons.value is None:
         yield _unknown("clocks", index, reasons)
         return
-    found = [name for bit, name in _SLOWDOWNS.items() if reasons.value & bit]
-    cure = "Look at fans, airflow and heat sink for a thermal reason, at power cables and supplies for the others."
-    yield _judged(
-        "clocks", index, not found, "slowed down: %s" % ", ".join(found) if found else "not slowed down", cure
-    )
+    active = [name for bit, name in _SLOWDOWNS.items() if reasons.value & bit]
+    cure = "For a thermal reason check fans, airflow and heat sink, otherwise power cables and supplies."
+    yield _judged("clocks", index, not active, "throttled: %s" % ", ".join(active) if active else "not throttled", cure)
 
 
 def _power(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
@@ -223,7 +219,7 @@ def _power(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     if limit.value is None or usual.value is None:
         yield _unknown("power limit", index, limit if limit.value is None else usual)
         return
-    cure = "Set it back (nvidia-smi -i %d -pl %d), or look for what limits it." % (index, usual.value // 1000)
+    cure = "Reset it (nvidia-smi -i %d -pl %d), or find what limits it." % (index, usual.value // 1000)
     words = "%d W, default %d W" % (limit.value // 1000, usual.value // 1000)
     yield _judged("power limit", index, limit.value >= usual.value, words, cure)
 
@@ -237,9 +233,9 @@ def _temperature(index: int, readings: Readings, limits: Limits) -> Iterator[Ver
         yield _unknown("temperature", index, now if now.value is None else most)
     else:
         good = now.value <= most.value - limits.temperature_margin
-        cure = "Look at fans, airflow and heat sink."
-        yield _judged("temperature", index, good, "%d °C, highest %d °C" % (now.value, most.value), cure)
-    words = "no load is made; dcgmi diag at level 2 or higher makes one, with limits of its own"
+        cure = "Check fans, airflow and heat sink."
+        yield _judged("temperature", index, good, "%d °C, limit %d °C" % (now.value, most.value), cure)
+    words = "no load was generated (dcgmi diag from level 2 on does so, with its own limits)"
     yield Verdict("temperature under load", index, NOT_RUN, words)
 
 
@@ -251,13 +247,13 @@ def _mig(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
         return
     same = mode.value[0] == mode.value[1]
     yield _judged(
-        "MIG mode", index, same, "no change is pending" if same else "a change is pending", "Reset the GPU or reboot."
+        "MIG mode", index, same, "no change pending" if same else "a change is pending", "Reset the GPU or reboot."
     )
 
 
 def _dcgm(dcgm: Mapping[str, Any] | None) -> Iterator[Verdict]:
     if dcgm is None:
-        yield Verdict("DCGM", None, NOT_RUN, "it was not asked for")
+        yield Verdict("DCGM", None, NOT_RUN, "not requested")
         return
     rule = "dcgmi diag -r %d" % dcgm["level"]
     if dcgm["missing"]:
@@ -265,11 +261,11 @@ def _dcgm(dcgm: Mapping[str, Any] | None) -> Iterator[Verdict]:
         return
     if dcgm.get("used"):
         gpus = ", ".join("gpu %d" % index for index in dcgm["used"])
-        cure = "End the processes and judge the host again, or leave DCGM out (gpu_accept_dcgm_level: 0)."
+        cure = "End the processes and run the check again, or skip DCGM (gpu_accept_dcgm_level: 0)."
         yield Verdict(rule, None, FAIL, "not run, because processes use %s" % gpus, cure)
     if dcgm["problem"]:
         yield Verdict(
-            rule, None, FAIL, dcgm["problem"], "See whether nv-hostengine runs (systemctl status nvidia-dcgm)."
+            rule, None, FAIL, dcgm["problem"], "Check whether nv-hostengine runs (systemctl status nvidia-dcgm)."
         )
     for test in dcgm["tests"]:
         yield _dcgm_test(rule, test)
@@ -280,7 +276,7 @@ def _dcgm_test(rule: str, test: Mapping[str, Any]) -> Verdict:
     failed, passed = [], []
     for result in test["results"]:
         status = result["status"].lower()
-        words = "%s%s%s" % ("%s: " % result["of"] if result["of"] else "", result["status"], _said(result))
+        words = "%s%s%s" % ("%s: " % result["of"] if result["of"] else "", result["status"], _warnings(result))
         if status in _DCGM_PASS:
             passed.append(words)
         elif status not in _DCGM_SKIP:
@@ -291,7 +287,7 @@ def _dcgm_test(rule: str, test: Mapping[str, Any]) -> Verdict:
             None,
             FAIL,
             "; ".join(failed[:5]),
-            "Do what DCGM says; if it says nothing, ask the vendor with its report.",
+            "Follow DCGM's advice. Without advice, send its report to the vendor.",
         )
     if passed:
         return Verdict(
@@ -300,5 +296,5 @@ def _dcgm_test(rule: str, test: Mapping[str, Any]) -> Verdict:
     return Verdict(name, None, NOT_RUN, "DCGM skipped it")
 
 
-def _said(result: Mapping[str, Any]) -> str:
+def _warnings(result: Mapping[str, Any]) -> str:
     return " (%s)" % "; ".join(result["warnings"][:3]) if result["warnings"] else ""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the readings of a host: NVML by itself, against nvidia-smi, the kernel's files and the model files. Pure."""
+"""Check the readings of a host: NVML itself, and against nvidia-smi, kernel files and model files. Pure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from . import model_file
 from .host_checks import kernel_checks, smi_checks
 from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
 
-#: Errors by which NVML says that a GPU, or the caller, does not have something.
+#: NVML errors that count as answers.
 _ANSWERS = {
     "NotSupported": "not supported",
     "NotFound": "nothing found",
 }
-#: Errors that say that it could not be asked.
+#: NVML errors that mean that the call could not be made.
 _NOT_ASKED = {
     "NoPermission": "needs root",
     "FunctionNotFound": "the driver has no such function",
     "LibraryNotFound": "the library lacks it",
     "ArgumentVersionMismatch": "this driver has another version of the structure",
 }
-#: Of calls for which an error says that there are no more links.
+#: Errors that end the list of links.
 _PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
-#: Of a host's only GPU, whose driver has no others to name: H200, driver 580.159.04.
+#: Errors of a host's only GPU (H200, driver 580.159.04).
 _ALONE = {("nvmlDeviceGetTopologyNearestGpus", "InvalidArgument")}
 _HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
-#: Of temperatures that are read one after the other.
+#: Tolerance for temperatures that are read one after the other.
 _DEGREES = 3
 
 
 def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> list[Check]:
-    """Return all checks of a host, of the host first and then GPU by GPU."""
+    """Return all checks, first of the host, then per GPU."""
     nvml = reading["nvml"]
     by_index = {gpu["index"]: gpu for gpu in nvml["gpus"]}
     result = [*_answers(None, nvml["calls"]), *_of_the_facts(nvml["facts"])]
@@ -55,7 +55,7 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
                 )
             )
             result += [
-                not_run(area, index, "all checks", "NVML gives no handle of this GPU")
+                not_run(area, index, "all checks", "NVML returns no handle for this GPU")
                 for area in ("model file", "links")
             ]
             continue
@@ -69,7 +69,7 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
 
 
 def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Mapping[str, Any]) -> Readings:
-    """Return the readings of a GPU, with what only nvidia-smi and the driver's module know."""
+    """Return the readings of a GPU, with values from nvidia-smi and the driver's module."""
     calls = with_parameters(gpu["calls"], files)
     uuid = Readings(calls).value("nvmlDeviceGetUUID")
     for other in nvidia_smi.get("gpus") or ():
@@ -81,9 +81,9 @@ def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Ma
 
 
 def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]], alone: bool = False) -> Iterator[Check]:
-    """Return one check for each function: whether NVML answered, with a value or that there is none.
+    """Return one check per function: whether NVML answered with a value or "not supported".
 
-    `alone` is whether the host has no other GPU.
+    `alone`: the host has no other GPU.
     """
     answers = _PAST_THE_END | _ALONE if alone else _PAST_THE_END
     by_call = defaultdict(list)
@@ -134,16 +134,16 @@ def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
-    """Return checks that functions which say the same thing agree."""
+    """Check that redundant functions agree."""
     area = "NVML agrees"
     index = readings.value("nvmlDeviceGetIndex")
     for name in _HANDLES:
         call = "nvmlDeviceGetHandle%s" % name
-        found = readings.field(call)
+        handle = readings.field(call)
         yield (
-            compared(area, gpu, call, index, found.value)
-            if found.value is not None
-            else not_run(area, gpu, call, found.reason)
+            compared(area, gpu, call, index, handle.value)
+            if handle.value is not None
+            else not_run(area, gpu, call, handle.reason)
         )
     total = readings.field("nvmlDeviceGetMemoryInfo", "", lambda value: value["total"])
     second = readings.field("nvmlDeviceGetMemoryInfo", "version 2", lambda value: value["total"])
@@ -178,7 +178,7 @@ def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _both(area: str, gpu: int, what: str, first: Any, second: Any) -> Iterator[Check]:
-    """Compare two readings of one thing, where there are two."""
+    """Compare two readings of the same value."""
     if not first.known or not second.known:
         yield not_run(area, gpu, what, first.reason if not first.known else second.reason)
     elif first.value is None and second.value is None:
@@ -199,13 +199,13 @@ def _temperatures(area: str, gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _links(gpu: int, readings: Readings) -> Iterator[Check]:
-    """Return the checks of NVLinks and of the PCIe link."""
+    """Check the NVLinks and the PCIe link."""
     states = readings.all("nvmlDeviceGetNvLinkState")
     active = [of for of, state in states if state]
     if not states:
         yield not_run("links", gpu, "NVLinks", why_links_are_off(readings) or "the GPU has no NVLinks")
     elif not active:
-        yield not_run("links", gpu, "NVLinks", "none of its %d NVLinks is active" % len(states))
+        yield not_run("links", gpu, "NVLinks", "none of %d NVLinks is active" % len(states))
     else:
         yield compared("links", gpu, "active NVLinks", len(states), len(active))
         speeds = [
@@ -232,7 +232,7 @@ def _links(gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _generation(gpu: int, readings: Readings) -> Check:
-    """Return the check of the link's generation, which rests while a GPU idles."""
+    """Check the PCIe generation, which is lower while a GPU is idle."""
     now, most = (
         readings.field("nvmlDeviceGetCurrPcieLinkGeneration"),
         readings.field("nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -241,7 +241,7 @@ def _generation(gpu: int, readings: Readings) -> Check:
     if now.value is None or most.value is None:
         return not_run("links", gpu, what, now.reason or most.reason)
     if now.value < most.value and (readings.value("nvmlDeviceGetPerformanceState") or is_idle(readings).value):
-        return not_run("links", gpu, what, "the GPU idles, and its link rests at generation %d" % now.value)
+        return not_run("links", gpu, what, "the GPU is idle, with its link at generation %d" % now.value)
     return compared("links", gpu, what, most.value, now.value)
 
 

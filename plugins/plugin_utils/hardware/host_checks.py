@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge what nvidia-smi and the kernel's files say of the GPUs, against NVML. Pure."""
+"""Compare nvidia-smi and the kernel's files with NVML. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...module_utils.hardware.model_readings import Readings
 from .outcome import DIFFERS, HELD, Check, compared, not_run
 
 _SMI = "nvidia-smi"
-#: The driver's major number, and that of its capabilities, are in /proc/devices under one of these names.
+#: Names in /proc/devices of the major numbers of the driver and of its capabilities.
 _MAJORS, _CAP_MAJORS = ("nvidia", "nvidia-frontend"), ("nvidia-caps",)
-#: Capability minors of a GPU: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities
+#: Rule for the capability minors of a GPU: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities
 _GPU_STEP, _GI_STEP, _FIRST = 135, 9, 3
 
 
 def smi_checks(facts: Mapping[str, Any], smi: Mapping[str, Any]) -> Iterator[Check]:
-    """Hold the facts of gpu_info against nvidia-smi's."""
+    """Compare the facts of gpu_info with nvidia-smi."""
     if smi["problem"]:
         yield not_run(_SMI, None, "gpu_info against nvidia-smi", smi["problem"])
         return
@@ -50,7 +50,7 @@ def _smi_gpu(gpu: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Check
     )
     yield compared(_SMI, index, "persistence mode", gpu["persistence_mode"], _switch(other["persistence_mode"]))
     if gpu["compute_mode"] is None:
-        yield not_run(_SMI, index, "compute mode", "in MIG mode it is that of each instance")
+        yield not_run(_SMI, index, "compute mode", "in MIG mode each instance has its own")
     else:
         yield compared(_SMI, index, "compute mode", gpu["compute_mode"], (other["compute_mode"] or "").lower())
     devices = sorted(
@@ -63,11 +63,11 @@ def _smi_gpu(gpu: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Check
 
 
 def kernel_checks(nvml: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[Check]:
-    """Hold NVML against /proc, /dev and /sys."""
+    """Compare NVML with /proc, /dev and /sys."""
     if files["driver_version"] is None or (nvml["simulated"] and not files["gpus"]):
-        reason = "/proc/driver/nvidia is not there"
+        reason = "/proc/driver/nvidia does not exist"
         if nvml["simulated"]:
-            reason = "these are simulated GPUs: they have no kernel driver"
+            reason = "simulated GPUs have no kernel driver"
         for area in ("kernel", "devices", "capabilities", "PCI"):
             yield not_run(area, None, "all checks", reason)
         return
@@ -78,7 +78,7 @@ def kernel_checks(nvml: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator
     what = "module nvidia in /proc/modules"
     loaded = "nvidia" in files["modules"]
     if nvml["simulated"] and not loaded:
-        yield not_run("kernel", None, what, "this kernel lists none, and the simulator can add none")
+        yield not_run("kernel", None, what, "this kernel lists no modules, and the simulator cannot add one")
     else:
         found = ", ".join(files["modules"]) or "none"
         yield Check("kernel", None, what, HELD if loaded else DIFFERS, "loaded", found)
@@ -110,13 +110,13 @@ def _gpu_files(index: int, readings: Readings, nvml: Mapping[str, Any], files: M
             ("VBIOS", readings.value("nvmlDeviceGetVbiosVersion"), "Video BIOS"),
             ("device minor", None if minor is None else str(minor), "Device Minor"),
         ):
-            # Users without the right to it see question marks.
+            # Unprivileged users see question marks.
             found = information.get(key)
             if found is None or "??" in found:
                 yield not_run("kernel", index, "%s in /proc" % what, "the file does not show it")
             else:
                 check = compared("kernel", index, "%s in /proc" % what, expected, found)
-                # NVML has the VBIOS in capital letters, the open kernel module in small ones.
+                # NVML reports the VBIOS in upper case, the open kernel module in lower case.
                 same = what == "VBIOS" and found.upper() == str(expected).upper()
                 yield replace(check, outcome=HELD) if same else check
     if minor is not None:
@@ -131,9 +131,9 @@ def _device(name: str, gpu: int | None, minor: int, files: Mapping[str, Any], si
     if node is None and simulated:
         yield not_run("devices", gpu, "/dev/%s" % name, "simulated GPUs have no device nodes")
     elif node is None:
-        yield Check("devices", gpu, "/dev/%s" % name, DIFFERS, "a character device", "not there")
+        yield Check("devices", gpu, "/dev/%s" % name, DIFFERS, "a character device", "missing")
     elif major is None:
-        yield not_run("devices", gpu, "/dev/%s" % name, "/proc/devices names no nvidia driver")
+        yield not_run("devices", gpu, "/dev/%s" % name, "/proc/devices lists no nvidia driver")
     else:
         yield compared(
             "devices", gpu, "/dev/%s" % name, "%d:%d" % (major, minor), "%d:%d" % (node["major"], node["minor"])
@@ -141,7 +141,7 @@ def _device(name: str, gpu: int | None, minor: int, files: Mapping[str, Any], si
 
 
 def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the minors of the instances' capabilities by the documented rule, and their nodes."""
+    """Check the minors of the instances' capabilities against the documented rule, and their nodes."""
     if not fact["mig"]["instances"]:
         yield not_run("capabilities", index, "minors of instances", "the GPU has no instances")
         return
@@ -149,24 +149,24 @@ def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mappin
         first = _FIRST + minor * _GPU_STEP + instance["id"] * _GI_STEP
         name = "gpu%d/gi%d/access" % (minor, instance["id"])
         yield compared("capabilities", index, name, first, files["mig_minors"].get(name))
-        wanted = [first]
+        expected = [first]
         for compute in instance["compute_instances"]:
             name = "gpu%d/gi%d/ci%d/access" % (minor, instance["id"], compute)
             yield compared("capabilities", index, name, first + 1 + compute, files["mig_minors"].get(name))
-            wanted.append(first + 1 + compute)
-        there = {node["minor"] for node in files["devices"] if node["name"].startswith("nvidia-caps/")}
-        missing = [number for number in wanted if number not in there]
+            expected.append(first + 1 + compute)
+        present = {node["minor"] for node in files["devices"] if node["name"].startswith("nvidia-caps/")}
+        missing = [number for number in expected if number not in present]
         what = "nodes of GPU instance %d" % instance["id"]
         if missing:
-            # nvidia-modprobe makes them when they are first used.
+            # nvidia-modprobe creates them on first use.
             yield not_run(
                 "capabilities",
                 index,
                 what,
-                "not made so far: %s" % ", ".join("nvidia-cap%d" % number for number in missing),
+                "not created yet: %s" % ", ".join("nvidia-cap%d" % number for number in missing),
             )
         else:
-            yield Check("capabilities", index, what, HELD, "there", "there")
+            yield Check("capabilities", index, what, HELD, "present", "present")
 
 
 def _pci(index: int, readings: Readings, fact: Mapping[str, Any], found: Mapping[str, str] | None) -> Iterator[Check]:
@@ -191,7 +191,7 @@ def _ids(both: int) -> list[str]:
 
 
 def _address(text: str | None) -> str | None:
-    """Return a PCI address as sysfs writes it: NVML has a domain of eight digits."""
+    """Return a PCI address in sysfs format: NVML's domain has eight digits."""
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text or "")
     return "%s:%s:%s.%s" % tuple(part.lower() for part in match.groups()) if match else text
 

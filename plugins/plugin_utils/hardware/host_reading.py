@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Take the readings that a host sent: bounded, printable, and judged without trust in their form."""
+"""Accept readings from an untrusted host: limit their size, check their form and evaluate them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..private import make_folder, write
 from . import model_file, page, report
 from .acceptance import Limits
 
-#: Of readings: a host with 32 GPUs has about 100,000.
+#: Maximum number of entries in readings. A host with 32 GPUs has about 100,000.
 _MOST_ENTRIES = 400_000
-#: GPUs of a host, their indexes, MIG devices of each, and characters of its report.
+#: Limits: GPUs per host, their index, MIG devices per GPU, and characters of a report.
 _MOST_GPUS, _MOST_INDEX, _MOST_PARTS, _MOST_LETTERS = 64, 1023, 64, 1 << 26
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The report of a host, and its files by name."""
+    """Report of a host, and its files by name."""
 
     report: dict[str, Any]
     files: dict[str, str]
 
 
 def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None) -> Judged:
-    """Return the report of a host; with `limits` it says whether the host is accepted.
+    """Return the report of a host, with `limits` including its acceptance.
 
-    Raises FleetError where what the host sent is no reading.
+    Raises FleetError if the host sent an invalid reading.
     """
     files = model_file.model_files()
     try:
@@ -46,18 +46,18 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, OSError) as error:
         raise FleetError(
             host,
-            "the host sent readings of its GPUs in another form than the module's",
+            "the host sent GPU readings in an invalid format",
             "Find out who changed what this host runs as root.",
         ) from error
 
 
 def _check_form(reading: Any) -> None:
-    """Check what names GPUs and calls. Raises TypeError; the rest is checked where it is used."""
+    """Check the names of GPUs and calls. Raises TypeError. Other values are checked where they are used."""
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
         raise TypeError("more GPUs than a host has")
     others = reading["nvidia_smi"].get("gpus") or ()
-    # Each serial number is a word to look for in all texts.
+    # Each serial number is searched for in all texts.
     if len(others) > _MOST_GPUS or any(len(each.get("mig_devices") or ()) > _MOST_PARTS for each in others):
         raise TypeError("more GPUs than a host has")
     for gpu in gpus:
@@ -71,9 +71,9 @@ def _check_form(reading: Any) -> None:
 
 
 def write_report(host: str, directory: str, files: Mapping[str, str]) -> list[str]:
-    """Write the report's files, and return their paths. Raises FleetError for a name that no directory can have, and OSError."""
+    """Write the report's files and return their paths. Raises FleetError for an invalid host name, or OSError."""
     if "/" in host or "\0" in host or host.startswith("."):
-        raise FleetError(host, "no directory can have the name of this host", "Give it another name in the inventory.")
+        raise FleetError(host, "its name is not a valid directory name", "Rename the host in the inventory.")
     folder = Path(directory).expanduser().absolute() / host
     make_folder(folder)
     for name, text in files.items():

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hold the readings of a GPU against the file of its model, and name the line of each difference."""
+"""Compare the readings of a GPU with its model file, and name the line of each difference."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...module_utils.hardware.model_readings import Field, Readings, fields_of, 
 from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
 
 MODELS = Path(__file__).resolve().parents[2] / "module_utils" / "models"
-#: As the collection's files are named in reports.
+#: Path of a model file in reports.
 _SHOWN = "plugins/module_utils/models/%s"
-#: What differs between boards and their firmware, of which a file has one example.
+#: Fields that differ between boards and firmware. A file contains one example.
 _OF_A_BOARD = ("vbios_version", "board_part_number", "gpu_part_number")
-_DIFFERENT_BOARDS = "boards of a model differ in it: the file has %s as an example, this one is %s"
-#: Idle figures depend on the room and on the board: how far they may lie apart, in the field's unit, and in percent of it.
+_DIFFERENT_BOARDS = "boards of a model differ here: the file has the example %s, this one has %s"
+#: Tolerances of idle values, in the field's unit and in percent, because they depend on the room and the board.
 _TOLERANCES = {
     "power_watts.idle": (15, 30),
     "memory_power_watts": (15, 50),
@@ -34,7 +34,7 @@ AREA = "model file"
 
 
 class ModelFile:
-    """A model's file: its values, and the line of each."""
+    """A model file: its values and their lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,13 +44,13 @@ class ModelFile:
         self._lines = self.text.splitlines()
 
     def where(self, path: str) -> str:
-        """Return file and line of a field, as a message names it."""
+        """Return file and line of a field for messages."""
         return "%s:%d" % (_SHOWN % self.path.name, self.line(path))
 
     def variant(self, board: int, subsystem_id: Any) -> dict[str, Any]:
-        """Return what the file has of a board with another subsystem id than that of the first, by path."""
-        found = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
-        return {"pci_subsystem_id": found[0].pci_subsystem_id, **found[0].differences} if found else {}
+        """Return the values by path of the variant with this subsystem id, or an empty dict."""
+        matching = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
+        return {"pci_subsystem_id": matching[0].pci_subsystem_id, **matching[0].differences} if matching else {}
 
     def where_in_variant(self, subsystem_id: str, path: str) -> str:
         """Return file and line of a value of a variant."""
@@ -63,7 +63,7 @@ class ModelFile:
         )
 
     def line(self, path: str) -> int:
-        """Return the line of a field, from 1; that of the list of profiles for a profile that the file lacks."""
+        """Return the line of a field, from 1. For a missing profile, that of the list of profiles."""
         if not path.startswith("profiles."):
             return self._top(path.partition(".")[0])
         name, _dot, field = path[len("profiles.") :].rpartition(".")
@@ -87,21 +87,21 @@ class ModelFile:
         return first
 
     def value(self, path: str, board: int) -> Any:
-        """Return what the file has for a field; `board` is the place of the product in `boards`."""
+        """Return the value of a field; `board` is the product's position in `boards`."""
         if path in ("name", "pci_device_id"):
             return self.data["boards"][board][path]
         if path.startswith("profiles."):
             name, _dot, field = path[len("profiles.") :].rpartition(".")
             return next((profile[field] for profile in self.data["profiles"] if profile["name"] == name), None)
         first, *parts = path.split(".")
-        # Some fields may be left out.
+        # Some fields are optional.
         value: Any = self.data.get(first)
         for part in parts:
             value = value[part]
         return value
 
     def unconfirmed(self, path: str) -> str:
-        """Return why a value is not sure; empty where it is."""
+        """Return why a value is unconfirmed; empty if it is confirmed."""
         if path.startswith("profiles."):
             name, _dot, field = path[len("profiles.") :].rpartition(".")
             profile = next((profile for profile in self.data["profiles"] if profile["name"] == name), {})
@@ -116,20 +116,20 @@ def model_files(directory: Path = MODELS) -> tuple[ModelFile, ...]:
 
 
 def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated: bool = False) -> list[Check]:
-    """Return the checks of one GPU against its model's file.
+    """Return the checks of one GPU against its model file.
 
-    A simulated GPU has a value where the file has none (models/README.md): that one says nothing about the file.
+    Values that a simulated GPU has without the file (models/README.md) are not compared.
     """
     fields = fields_of(readings)
     device = fields["pci_device_id"]
     if device.value is None:
-        return [not_run(AREA, index, "which model it is", device.reason or "its PCI device id is not known")]
-    found = file_of(device.value, files)
-    if found is None:
+        return [not_run(AREA, index, "which model it is", device.reason or "its PCI device id is unknown")]
+    match = file_of(device.value, files)
+    if match is None:
         what = "%s (PCI device id %s)" % (shown(fields["name"].value), device.value)
-        cure = "no model file has this PCI device id: write one with gpusim record"
+        cure = "no model file has this PCI device id (create one with gpusim record)"
         return [Check(AREA, index, "which model it is", DIFFERS, "a model of the catalogue", what, cure, _SHOWN % "")]
-    file, board = found
+    file, board = match
     result = [
         Check(
             AREA,
@@ -146,9 +146,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
             where = file.where_in_variant(variant["pci_subsystem_id"], path)
             result.append(_against(index, path, variant[path], field, where))
         elif simulated and field.known and file.value(path, board) in (None, []) and field.value is not None:
-            result.append(
-                not_run(AREA, index, path, "the file does not know it: the simulated GPU has a value in its place")
-            )
+            result.append(not_run(AREA, index, path, "the file has no value, but the simulated GPU needs one"))
         else:
             result.append(_check(index, file, board, path, field))
     named = set(profile_names(fields))
@@ -171,7 +169,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
 
 
 def _against(index: int, path: str, expected: Any, field: Field, where: str) -> Check:
-    """Return the check of a value of a variant."""
+    """Check a value of a variant."""
     if not field.known:
         return not_run(AREA, index, path, field.reason)
     check = compared(AREA, index, path, expected, field.value, where)
@@ -179,14 +177,14 @@ def _against(index: int, path: str, expected: Any, field: Field, where: str) -> 
 
 
 def _of_a_board(index: int, path: str, expected: Any, field: Field) -> Check | None:
-    """Return that a value is one in which boards differ, None where it is not."""
+    """Return a check that is not run if boards differ in the field, else None."""
     if path not in _OF_A_BOARD and not path.startswith("inforom."):
         return None
     return not_run(AREA, index, path, _DIFFERENT_BOARDS % (shown(expected), shown(field.value)))
 
 
 def file_of(device_id: str, files: Sequence[ModelFile]) -> tuple[ModelFile, int] | None:
-    """Return the file that has the PCI device id, and the place of the board in it; None where no file has it."""
+    """Return the file with the PCI device id and the board's position in it, or None."""
     for file in files:
         for number, board in enumerate(file.model.boards):
             if board.pci_device_id == device_id:
@@ -210,7 +208,7 @@ def _check(index: int, file: ModelFile, board: int, path: str, field: Field) -> 
         return of_a_board
     reasons = []
     if board:
-        reasons.append("the file describes %s; this is another board of the model" % file.model.name)
+        reasons.append("the file describes %s, and this is another board of the model" % file.model.name)
     if file.unconfirmed(path):
-        reasons.append("the file calls it unconfirmed: %s" % file.unconfirmed(path))
+        reasons.append("unconfirmed in the file: %s" % file.unconfirmed(path))
     return Check(AREA, index, path, DIFFERS, check.expected, check.found, "; ".join(reasons), check.where)

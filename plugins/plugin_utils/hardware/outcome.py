@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The outcome of one check of the hardware."""
+"""The outcome of a hardware check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTCOMES = (HELD, DIFFERS, NOT_RUN)
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `gpu` is an index, or None for the host; `where` the line of a file to change; `reason` why it was not run."""
+    """One check. `gpu`: index, or None for the host; `where`: file and line to change; `reason`: why it was not run."""
 
     area: str
     gpu: int | None
@@ -30,20 +30,20 @@ class Check:
 
 
 def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
-    """Return the check that two values are the same."""
+    """Return the check that two values are equal."""
     outcome = HELD if expected == found else DIFFERS
     return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
 
 
 def not_run(area: str, gpu: int | None, what: str, reason: str) -> Check:
-    """Return the check that could not be made."""
+    """Return a check that was not run."""
     return Check(area, gpu, what, NOT_RUN, reason=reason)
 
 
 def shown(value: Any) -> str:
-    """Return a value as a report shows it."""
+    """Format a value for a report."""
     if value is None:
-        return "not known"
+        return "unknown"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):

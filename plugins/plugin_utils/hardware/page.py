@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Draw the report of a check as one page without scripts. What a host said is text in it, whatever it is."""
+"""Render the report as one HTML page without scripts. All values from hosts are escaped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .outcome import DIFFERS, HELD, NOT_RUN
 from .report import line
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: The classes of the outcomes, and their colours among those that all pages have.
+#: CSS classes of the outcomes.
 _CLASSES = {HELD: "held", DIFFERS: "differs", NOT_RUN: "not_run"}
-#: Those of acceptance have the same: both call "not run" what could not be checked.
+#: CSS classes of the verdicts.
 _VERDICTS = {PASS: "held", FAIL: "differs", NOT_RUN: "not_run"}
 
 
@@ -42,7 +42,7 @@ def _template() -> Any:
 
 
 def _acceptance(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the verdicts, failures first; None where acceptance was not asked for."""
+    """Return the verdicts, failures first; None without acceptance."""
     found = report.get("acceptance")
     if found is None:
         return None

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the report of a check: what was read, the outcomes, without serial numbers and UUIDs unless they are asked for. Pure."""
+"""Create the report of a check: readings and outcomes, by default without serial numbers and UUIDs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .model_file import AREA, ModelFile
 from .outcome import DIFFERS, HELD, OUTCOMES, Check
 
 SCHEMA = 1
-#: Boards without a serial number may show 0 or N/A, which names no card and is a part of many other words.
+#: Excludes 0 and N/A, which boards without a serial number report and which occur in other words.
 _SERIAL = re.compile(r"[0-9A-Za-z-]{6,32}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 
@@ -32,9 +32,9 @@ def make(
     limits: Limits | None = None,
     more: Sequence[Check] = (),
 ) -> dict[str, Any]:
-    """Return the report. `host` is a name to show; with `identify` serial numbers and UUIDs stay in it.
+    """Return the report. `host` is a display name; `identify` keeps serial numbers and UUIDs.
 
-    With `limits` it also says whether the host is accepted. `more` are checks that were made elsewhere.
+    With `limits` it includes the acceptance of the host. `more` are additional checks.
     """
     checks = [*judge(reading, files), *more]
     facts = reading["nvml"]["facts"]
@@ -55,18 +55,18 @@ def make(
         "readings": reading,
     }
     if limits is not None:
-        found = verdicts(reading, limits)
+        results = verdicts(reading, limits)
         report["acceptance"] = {
-            "accepted": accepted(found),
-            "verdicts": [dict(verdict.to_data(), line=str(verdict)) for verdict in found],
+            "accepted": accepted(results),
+            "verdicts": [dict(verdict.to_data(), line=str(verdict)) for verdict in results],
         }
     return report if identify else masked(report, identities(reading))
 
 
 def counts(checks: Sequence[Check]) -> dict[str, int]:
-    """Return how many checks have each outcome."""
-    found = Counter(check.outcome for check in checks)
-    return {outcome: found[outcome] for outcome in OUTCOMES}
+    """Count the checks by outcome."""
+    counter = Counter(check.outcome for check in checks)
+    return {outcome: counter[outcome] for outcome in OUTCOMES}
 
 
 def to_text(report: Mapping[str, Any]) -> str:
@@ -75,16 +75,16 @@ def to_text(report: Mapping[str, Any]) -> str:
 
 
 def line(report: Mapping[str, Any]) -> str:
-    """Return the outcome in a line."""
+    """Return the summary in one line."""
     counted = report["summary"]
     return "%d held, %d differ, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
 
 
 def masked(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a copy with words in the place of serial numbers and UUIDs."""
+    """Return a copy in which placeholders replace serial numbers and UUIDs."""
     if not names:
         return _masked(value, None, names)
-    # All in one pass: words that were put in are not looked at again, whatever the names are. The longest first.
+    # One pass, longest names first, so that inserted placeholders are not replaced again.
     pattern = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
     return _masked(value, pattern, names)
 
@@ -102,24 +102,24 @@ def _masked(value: Any, pattern: re.Pattern[str] | None, names: Mapping[str, str
 
 
 def identities(reading: Mapping[str, Any]) -> dict[str, str]:
-    """Return what tells one GPU from all others, and the words in its place.
+    """Return the identifiers of GPUs and their placeholders.
 
-    A host chooses these texts. One that has not the form of a UUID or serial number is no name, so that it is not
-    a part of many words of the report.
+    Hosts choose these texts. Those without the form of a UUID or serial number are ignored, because they might occur in other
+    words of the report.
     """
-    found = {}
+    names = {}
     for gpu in reading["nvml"]["gpus"]:
         readings = Readings(gpu["calls"])
         uuid, serial = readings.value("nvmlDeviceGetUUID"), str(readings.value("nvmlDeviceGetSerial") or "")
         if is_a("gpu_uuid", uuid):
-            found[uuid] = "(UUID of GPU %d)" % gpu["index"]
+            names[uuid] = "(UUID of GPU %d)" % gpu["index"]
         if _SERIAL.fullmatch(serial):
-            found[serial] = "(serial number of GPU %d)" % gpu["index"]
+            names[serial] = "(serial number of GPU %d)" % gpu["index"]
     for other in reading["nvidia_smi"].get("gpus") or ():
         serial = other.get("serial")
         if isinstance(serial, str) and _SERIAL.fullmatch(serial):
-            found.setdefault(serial, "(serial number)")
-    return found
+            names.setdefault(serial, "(serial number)")
+    return names
 
 
 def _gpu(gpu: Mapping[str, Any], checks: Sequence[Check]) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def _gpu(gpu: Mapping[str, Any], checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def differences(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for each check that differs."""
+    """Return one line per difference."""
     return [_sentence(check) for check in report["checks"] if check["outcome"] == DIFFERS]
 
 
 def failures(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for each rule of acceptance that failed, with what to do."""
+    """Return one line per failed acceptance rule, with the remedy."""
     return [verdict["line"] for verdict in report["acceptance"]["verdicts"] if verdict["outcome"] == FAIL]
 
 

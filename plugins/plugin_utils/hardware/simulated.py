@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hold the answers of a driver against those of the simulated library with GPUs of the same models. Pure.
+"""Compare the answers of a driver with those of the simulated library for the same models. Pure.
 
-Only whether a function has a value, or which error it gives, is compared: values are the model files'.
+Compares only whether a function returns a value or which error. Values are compared with the model files.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ from .model_file import ModelFile, file_of
 from .outcome import DIFFERS, HELD, Check, not_run
 
 AREA = "simulated library"
-#: Shown of a function whose answers differ.
+#: Maximum number of differences to show per function.
 _MOST = 4
 
 
 def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[list[str], str]:
-    """Return the model of each GPU by index; where one cannot be simulated as it is, none and the reason."""
+    """Return the model of each GPU by index, or none and the reason why one cannot be simulated."""
     keys = []
     for gpu in sorted(reading["nvml"]["gpus"], key=lambda gpu: gpu["index"]):
         if gpu["problem"]:
             return [], "GPU %d does not answer" % gpu["index"]
         readings = Readings(gpu["calls"])
         device = fields_of(readings)["pci_device_id"].value
-        found = file_of(device, files) if device else None
-        if found is None:
+        match = file_of(device, files) if device else None
+        if match is None:
             return [], "no model file has GPU %d" % gpu["index"]
         if any(readings.value("nvmlDeviceGetMigMode") or ()):
-            return [], "GPU %d is in MIG mode, which a simulated one begins without" % gpu["index"]
-        keys.append(found[0].model.key)
-    return keys, "" if keys else "there are no GPUs"
+            return [], "GPU %d is in MIG mode, but simulated GPUs start without it" % gpu["index"]
+        keys.append(match[0].model.key)
+    return keys, "" if keys else "the host has no GPUs"
 
 
 def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: str) -> list[Check]:
-    """Return the checks against the readings of simulated GPUs; one that was not run where there are none, with the reason."""
+    """Return the checks against readings of simulated GPUs, or one check that was not run with the reason."""
     if other is None:
         return [not_run(AREA, None, "all functions", reason)]
-    found = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
+    result = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
     links_off = why_links_are_off(Readings(with_parameters((), reading["files"])))
     simulated = {gpu["index"]: gpu["calls"] for gpu in other["nvml"]["gpus"]}
     for gpu in reading["nvml"]["gpus"]:
         if gpu["index"] in simulated:
-            found += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]], links_off)
-    return found
+            result += _compared(gpu["index"], gpu["calls"], simulated[gpu["index"]], links_off)
+    return result
 
 
 def _compared(
     gpu: int | None, calls: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]], links_off: str
 ) -> Iterator[Check]:
-    """Compare call by call. `links_off` is why NVLinks, which a simulated GPU has, cannot be asked for."""
-    theirs = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
+    """Compare call by call. `links_off` is why NVLinks, which a simulated GPU has, cannot be read."""
+    simulated_answers = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
     by_call: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     unfilled: dict[str, int] = defaultdict(int)
     for reading in Readings(calls).calls:
         name = (reading["call"], reading["of"])
-        if name not in theirs:
+        if name not in simulated_answers:
             continue
         rows = by_call[reading["call"]]
         if not is_filled(reading):
             unfilled[reading["call"]] += 1
         elif not (links_off and _is_of_links(reading)):
-            rows.append((reading["of"], theirs[name], _answer(reading)))
+            rows.append((reading["of"], simulated_answers[name], _answer(reading)))
     for call, rows in sorted(by_call.items()):
         differing = [row for row in rows if row[1] != row[2]]
         if not differing:

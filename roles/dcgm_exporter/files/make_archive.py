@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes one archive of the embedded exporter's Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
+"""Build an archive of the embedded exporter's Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
 
-Wheels of plain Python or for the stable ABI from Python 3.8 on, for a glibc of 2.17 or later: any host of the architecture
-can use it. Each has one of the hashes in embedded-requirements.txt, or no archive is made. Where the file is there it is left
-alone; several hosts at once wait for one that makes it.
+It contains only pure Python wheels and wheels for the stable ABI from Python 3.8 on and glibc 2.17 or later, so any host of the
+architecture can use it. Fails if a wheel has none of the hashes in embedded-requirements.txt. An existing file is kept, and
+concurrent calls wait for the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("embedded-requirements.txt")
 PYTHON = "3.8"
 PLATFORM = "manylinux2014_%s"
-#: What a host may call its architecture: the name becomes a part of a path and of an argument of pip.
+#: Architectures that a host may report: the name becomes part of a path and of an argument of pip.
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
@@ -47,8 +47,8 @@ def make(archive: Path, machine: str, wheels: str) -> None:
         if done.returncode:
             sys.exit(
                 "pip on the controller could not get the embedded exporter's packages (files/%s) for %s:\n%s"
-                "Let dcgm_exporter_embedded_packages be wheels and dcgm_exporter_embedded_wheels a directory that has "
-                "them, where there is no index.\n" % (REQUIREMENTS.name, machine, done.stdout)
+                "Without an index, set dcgm_exporter_embedded_packages to wheels and dcgm_exporter_embedded_wheels to a "
+                "directory with the wheels.\n" % (REQUIREMENTS.name, machine, done.stdout)
             )
         new = Path(folder, "new.zip")
         packages = Path(folder, "packages")

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the dashboards into roles/gpu_monitoring/files/dashboards, from the files beside this one.
+"""Write the dashboards into roles/gpu_monitoring/files/dashboards, from the files in this directory.
 
 usage: python roles/gpu_monitoring/dashboards/build.py [--check]
 
-With --check nothing is written; it says which files are not what it would write, and ends with 1 if any are. Needs Grafana's
-grafana-foundation-sdk (requirements-test.txt). The role itself needs the files only.
+With --check nothing is written: stale files are listed, and the exit status is 1 if there are any. Needs Grafana's
+grafana-foundation-sdk (requirements-test.txt). The role itself needs only the files.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ TARGET = Path(__file__).parents[1] / "files" / "dashboards"
 
 
 def contents():
-    """The text of each file, by its name."""
-    made = {}
+    """Return the text of each file by its name."""
+    texts = {}
     for number, function in enumerate(BOARDS):
         board = function()
         for at, panel in enumerate(board.panels or []):
             panel.id_val = at + 1
         name = "openfleet-gpu-%d-%s.json" % (number + 1, board.uid.rpartition("-")[2])
-        made[name] = JSONEncoder(sort_keys=True, indent=2).encode(board) + "\n"
-    return made
+        texts[name] = JSONEncoder(sort_keys=True, indent=2).encode(board) + "\n"
+    return texts
 
 
 def main(arguments):
-    made = contents()
-    there = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.json")}
-    stale = sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
+    texts = contents()
+    current = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.json")}
+    stale = sorted(name for name in texts.keys() | current.keys() if texts.get(name) != current.get(name))
     if arguments == ["--check"]:
         for name in stale:
-            print("%s is not what its source says: run make dashboards" % (TARGET / name))
+            print("%s is stale: run make dashboards" % (TARGET / name))
         return 1 if stale else 0
     if arguments:
         print(__doc__.split("\n\n")[1], file=sys.stderr)
         return 2
     for name in stale:
-        if name in made:
-            (TARGET / name).write_text(made[name], encoding="utf-8")
+        if name in texts:
+            (TARGET / name).write_text(texts[name], encoding="utf-8")
         else:
             (TARGET / name).unlink()
         print("written: %s" % name)

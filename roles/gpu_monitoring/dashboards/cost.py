@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Money."""
+"""Dashboard: costs of the fleet and its waste."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ def cost():
     unknown = f"({q.unknown()}) * 0 + 1"
     works = q.of_workload("gpu:busy_ratio")
     priced = (
-        "Where the inventory has prices (gpu_monitoring_prices). A MIG instance has its share of its GPU's, by memory; "
-        "what is in no instance is not carved."
+        "Needs prices in the inventory (gpu_monitoring_prices). A MIG instance costs its share of the GPU by memory. "
+        "Memory that is in no instance is not carved."
     )
     return fill(
-        board("cost", "GPU costs", "What the fleet costs, and how much of that is wasted.", span="now-7d"),
+        board("cost", "GPU costs", "Cost of the fleet, and how much of it is wasted.", span="now-7d"),
         [
             number(
-                "The fleet costs, per hour",
+                "Fleet cost per hour",
                 priced,
                 MONEY,
                 f"sum({q.gpu_price()})",
                 span=6,
             ),
             number(
-                "Idle, per hour",
-                "What GPUs and instances cost that do nothing now, held or free.",
+                "Idle cost per hour",
+                "Cost of GPUs and instances that are idle now, held or free.",
                 MONEY,
                 f"sum({idle})",
                 ((None, ORANGE),),
                 span=6,
             ),
             number(
-                "Held and idle, per hour",
-                "The part of it that is held and not used.",
+                "Held idle cost per hour",
+                "Cost of GPUs and instances that are held but idle.",
                 MONEY,
                 f"sum({held})",
                 ((None, GREEN), (0.01, ORANGE)),
                 span=6,
             ),
             total(
-                "Idle, in the time shown",
-                "What was paid in that time for GPUs and instances that did nothing.",
+                "Idle cost in the time range",
+                "Cost of idle GPUs and instances in the time range.",
                 MONEY,
                 q.over_range(f"sum({idle})"),
                 ((None, RED),),
@@ -53,14 +53,14 @@ def cost():
             ),
             lines(
                 "Costs per hour",
-                "What is paid for GPUs and instances that work, that are held idle, and that are free; for GPUs' memory "
-                "that is in no instance; and for what is idle while its holder is not known.",
+                "Cost of GPUs and instances that are busy, held but idle, or free, or idle with an unknown holder, and of "
+                "memory that is in no instance.",
                 MONEY,
                 [
                     (f"sum({q.lost_money(f'({q.busy()} >= bool {q.BUSY_FROM})')})", "busy"),
                     (f"sum({held})", "held, idle"),
                     (f"sum({unheld})", "free"),
-                    (f"sum({q.lost_money(unknown)})", "idle, holder not known"),
+                    (f"sum({q.lost_money(unknown)})", "idle, holder unknown"),
                     (f"sum({q.not_carved()})", "not carved"),
                 ],
                 span=24,
@@ -68,8 +68,8 @@ def cost():
                 colors={**USE_COLORS, "not carved": PURPLE},
             ),
             rows(
-                "Idle by host, in the time shown",
-                "What each host's idle GPUs and instances cost in that time: those that were held, all, and what is not carved.",
+                "Idle cost by host in the time range",
+                "Cost of each host's idle GPUs and instances: held ones, all, and memory that is not carved.",
                 MONEY,
                 [
                     q.over_range(f"sum by (host) ({held})"),
@@ -80,16 +80,16 @@ def cost():
                 [
                     ("host", "Host", "string", HOST_LINK),
                     ("Value #A", "Held, idle", MONEY),
-                    ("Value #B", "Idle in all", MONEY),
+                    ("Value #B", "Idle, total", MONEY),
                     ("Value #C", "Not carved", MONEY),
-                    ("Value #D", "The host, per hour", MONEY),
+                    ("Value #D", "Host per hour", MONEY),
                 ],
                 span=12,
                 height=9,
             ),
             rows(
-                "Dearest idle holdings",
-                "GPUs and instances that are held and not used now, by what they cost per hour.",
+                "Most expensive idle GPUs",
+                "GPUs and instances that are held but idle now, by cost per hour.",
                 MONEY,
                 [f"topk(20, sum by (host, gpu_index, mig_profile, mig_instance) ({held}) > 0)"],
                 [
@@ -103,15 +103,15 @@ def cost():
                 height=9,
             ),
             lines(
-                "By model, per hour",
-                "What the GPUs of each model cost.",
+                "Cost by model per hour",
+                "Cost of the GPUs of each model.",
                 MONEY,
                 [(f"sum by (model) (max by (host, gpu_uuid, model) (gpu:price_per_hour{{{q.HOST}}}))", "{{model}}")],
                 stacked=True,
             ),
             rows(
-                "Jobs and pods, per hour",
-                "What each has of the fleet now, at the inventory's prices. Those that share a GPU share its price equally.",
+                "Cost of jobs and pods per hour",
+                "Cost of the GPUs of each job and pod now. Those that share a GPU share its price equally.",
                 MONEY,
                 [
                     f"sum by (workload) (group by (workload, {q.KEY}) ({works}) * on ({q.KEY}) group_left () "
@@ -122,7 +122,7 @@ def cost():
             ),
             rows(
                 "GPUs without a price",
-                "Their model matches no line of gpu_monitoring_prices.",
+                "GPUs whose model matches no line of gpu_monitoring_prices.",
                 "none",
                 [
                     f"count by (model) (group by ({q.WHOLE}, model) (gpu:info{{{q.HOST}}}) "

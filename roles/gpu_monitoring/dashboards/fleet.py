@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The whole fleet: what wants attention first."""
+"""Dashboard: the whole fleet, with urgent problems first."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ def fleet():
         f"sum by (host) ({q.held_idle()})",
     ]
     return fill(
-        board("fleet", "GPU fleet", "Who has the fleet's GPUs, what they do with them, and what is broken."),
+        board("fleet", "GPU fleet", "Holders and utilization of the fleet's GPUs, and broken GPUs."),
         [
-            number("GPUs", "Cards that an exporter tells of.", "none", q.gpus()),
+            number("GPUs", "Number of GPUs that exporters report.", "none", q.gpus()),
             number(
                 "Busy",
-                "GPUs and MIG instances in use for 5 % of the time or more.",
+                "GPUs and MIG instances that run kernels for 5 % of the time or more.",
                 "none",
                 q.busy_devices(),
                 ((None, GREEN),),
             ),
             number(
                 "Held, idle",
-                "GPUs and MIG instances that are held, and that do nothing now. The first place to look for capacity.",
+                "GPUs and MIG instances that are held but idle now. Look here first for capacity.",
                 "none",
                 f"sum({q.held_idle()})",
                 ((None, GREEN), (1, ORANGE)),
             ),
-            number("Free", "GPUs and MIG instances that are not held.", "none", f"sum({q.free()})"),
+            number("Free", "GPUs and MIG instances without a holder.", "none", f"sum({q.free()})"),
             total(
                 "Alerts",
-                "Alerts that fire now. The table below has them.",
+                "Number of firing alerts. The table below lists them.",
                 "none",
                 f"count({q.FIRING}) or 0 * count(group by (host) (up))",
                 ALARM,
             ),
             number(
                 "Exporters down",
-                "Exporters that do not answer. Of their hosts nothing is known.",
+                "Exporters that do not answer. Nothing is known about their hosts.",
                 "none",
                 f"sum({q.DOWN})",
                 ALARM,
             ),
             number(
                 "Held, quiet for 48 h",
-                "GPUs and MIG instances that are held, without any sign of work in 48 hours. The audit calls them idle "
-                "once that is longer than their holder's own pauses explain.",
+                "GPUs and MIG instances that are held, without any sign of work in 48 hours. The audit reports them as idle "
+                "only if their holder's usual pauses are shorter.",
                 "none",
                 f"sum({q.held_quiet()})",
                 WARN,
                 span=8,
             ),
             number(
-                "They cost, per hour",
-                "What those that are held and quiet cost. Where the inventory has prices (gpu_monitoring_prices).",
+                "Their cost per hour",
+                "Cost of GPUs that are held and quiet for 48 h. Needs prices in the inventory (gpu_monitoring_prices).",
                 MONEY,
                 f"sum({q.lost_money(q.held_quiet())})",
                 ((None, GREEN), (0.01, ORANGE)),
@@ -71,8 +71,8 @@ def fleet():
             ),
             total(
                 "Contradicting metrics",
-                "GPUs and MIG instances whose utilisation is stuck: other metrics show work that it does not, or none at all. "
-                "Nothing is known of their use until the exporter is repaired.",
+                "GPUs and MIG instances whose utilization contradicts all other metrics. "
+                "Their use is unknown until the exporter is repaired.",
                 "none",
                 q.contradictions(),
                 ALARM,
@@ -80,7 +80,7 @@ def fleet():
             ),
             lines(
                 "GPUs and MIG instances by use",
-                "Each is busy, or held and idle, or free; or idle, and its holder is not known.",
+                "Busy, held but idle, free, or idle with an unknown holder.",
                 "none",
                 use(q.HOST),
                 span=14,
@@ -90,7 +90,7 @@ def fleet():
             alerts(10),
             rows(
                 "Hosts",
-                "Each host as it is now. Its name leads to its own dashboard.",
+                "Current state of each host. Its name links to its dashboard.",
                 "none",
                 hosts,
                 [
@@ -104,10 +104,10 @@ def fleet():
                 ],
                 height=9,
             ),
-            section("Who holds what"),
+            section("Holders"),
             rows(
                 "Holders",
-                "Processes, containers, jobs and pods that have a GPU or MIG instance now.",
+                "Processes, containers, jobs and pods that hold a GPU or MIG instance now.",
                 "none",
                 [
                     f"max by (host, gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.HOST}}} > 0)"
@@ -126,7 +126,7 @@ def fleet():
             ),
             rows(
                 "Jobs and pods",
-                "What schedulers say runs: the GPUs and instances that it is on, and what these do, with all that share them.",
+                "GPUs and instances of the schedulers' jobs and pods, with the values of the whole device even if it is shared.",
                 "none",
                 [
                     f"count by (workload) ({q.of_workload('gpu:busy_ratio')})",
@@ -142,17 +142,17 @@ def fleet():
                 span=12,
                 height=9,
             ),
-            section("Use"),
+            section("Utilization"),
             lines(
                 "Busy and computing",
-                "On average over all GPUs and instances: the time that a kernel ran, and the share of the SMs that had work.",
+                "Average over all GPUs and instances: share of time with a kernel running, and share of active SMs.",
                 "percentunit",
                 [(f"avg({q.busy()})", "busy"), (f"avg({q.device('gpu:compute_active_ratio')})", "computing")],
                 most=1,
             ),
             lines(
                 "Power",
-                "What the GPUs draw, all together, and what they may.",
+                "Total power draw and power limit of the GPUs.",
                 "watt",
                 [
                     (f"sum({q.whole('gpu:power_watts')})", "drawn"),
@@ -161,7 +161,7 @@ def fleet():
             ),
             lines(
                 "PCIe and NVLink",
-                "What goes over the GPUs' PCIe and NVLink, both directions, all GPUs together.",
+                "Total PCIe and NVLink traffic of all GPUs, both directions added.",
                 "Bps",
                 [
                     (f"sum({q.whole('gpu:pcie_bytes_per_second')})", "PCIe"),
@@ -170,14 +170,14 @@ def fleet():
             ),
             lines(
                 "Memory in use",
-                "The share of the GPUs' memory that is taken, by model.",
+                "Share of GPU memory in use, by model.",
                 "percentunit",
                 [(device_memory[0], "{{model}}")],
                 most=1,
             ),
             lines(
                 "Video engines",
-                "GPUs by how busy their encoders and decoders are: the average of all, and the busiest one.",
+                "Utilization of encoders and decoders: average and maximum of all GPUs.",
                 "percentunit",
                 [
                     (f"avg({q.whole('gpu:codec_busy_ratio')})", "average"),
@@ -187,7 +187,7 @@ def fleet():
             ),
             rows(
                 "Models and drivers",
-                "What the fleet is made of. Two drivers on one model want a reason.",
+                "Number of GPUs by model and driver version. One model should have one version.",
                 "none",
                 [
                     f"count by (model, driver_version) (group by ({q.WHOLE}, model, driver_version) (gpu:info{{{q.HOST}}}))"
@@ -198,7 +198,7 @@ def fleet():
             section("Health"),
             bars(
                 "Hottest GPUs",
-                "The ten hottest now.",
+                "The ten hottest GPUs now.",
                 "celsius",
                 f"topk(10, {q.whole('gpu:temperature_celsius')})",
                 "{{host}} GPU {{gpu_index}}",
@@ -214,46 +214,50 @@ def fleet():
                 colors=((None, GREEN), (0.9, ORANGE), (0.97, RED)),
             ),
             number(
-                "Lost", "GPUs that the driver has lost, or lists no more.", "none", f"sum({q.whole('gpu:lost')})", ALARM
+                "Lost",
+                "GPUs that the driver has lost or no longer lists.",
+                "none",
+                f"sum({q.whole('gpu:lost')})",
+                ALARM,
             ),
             number(
                 "Throttled by heat",
-                "GPUs whose clocks are held down because they are hot.",
+                "GPUs that are throttled because they are hot.",
                 "none",
                 f"sum({q.throttled_by_heat()})",
                 ALARM,
             ),
             number(
                 "Throttled by power",
-                "GPUs whose clocks are held down by their power limit, or by the supply, and not by heat.",
+                "GPUs that are throttled by their power limit or power supply, and not by heat.",
                 "none",
                 f"sum({q.throttled_by_power()})",
                 WARN,
             ),
             number(
-                "Rows to be remapped",
-                "GPUs that replace bad memory when they are next reset.",
+                "Row remap pending",
+                "GPUs that need a reset to remap bad memory.",
                 "none",
                 f"sum({q.whole('gpu:row_remap_pending')})",
                 WARN,
             ),
             number(
                 "Layout drift",
-                "GPUs that are not shared as gpu_layout says.",
+                "GPUs whose layout differs from gpu_layout.",
                 "none",
                 f"sum({q.whole('gpu:layout_drift')})",
                 WARN,
             ),
             number(
                 "MPS daemons down",
-                "Daemons of MPS that the layout wants, and that do not run.",
+                "MPS daemons of the layout that do not run.",
                 "none",
                 f"sum(max by ({q.KEY}, daemon) (gpu:mps_daemon_up{{{q.HOST}}}) == bool 0)",
                 ALARM,
             ),
             rows(
                 "Xid errors",
-                "Errors that the driver reported in the time shown: the most of one number within five minutes.",
+                "XIDs reported in the time range: the highest count within five minutes.",
                 "none",
                 [f"max by (host, gpu_index, xid) (max_over_time(gpu:xid_errors:count5m{{{q.HOST}}}[$__range]))"],
                 [

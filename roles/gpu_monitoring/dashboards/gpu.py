@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One GPU and its MIG instances."""
+"""Dashboard: one GPU and its MIG instances."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def gpu():
         board(
             "gpu",
             "GPU and MIG instances",
-            "One GPU and its instances: what kind of work it does, and how healthy it is.",
+            "Utilization and health of one GPU and its instances.",
             one_host=True,
             gpu=True,
         ),
         [
             number(
                 "Busy",
-                "The time that a kernel ran: says that something runs, not how much of the GPU it takes.",
+                "Share of time with a kernel running, regardless of how much of the GPU the kernel uses.",
                 "percentunit",
                 f"avg({q.busy(q.GPU)})",
                 ((None, BLUE),),
@@ -30,47 +30,47 @@ def gpu():
             ),
             number(
                 "Computing",
-                "The share of the SMs that had work; where it is not known, the time that a kernel ran.",
+                "Share of active SMs. If unknown: share of time with a kernel running.",
                 "percentunit",
                 f"avg({q.device('gpu:compute_active_ratio', q.GPU)})",
                 decimals=0,
             ),
             number(
                 "Memory",
-                "The share of the memory that is taken.",
+                "Share of memory in use.",
                 "percentunit",
                 q.memory_ratio(where=q.GPU),
                 ((None, BLUE), (0.9, ORANGE), (0.97, RED)),
                 decimals=0,
             ),
-            number("Power", "What it draws.", "watt", f"sum({q.whole('gpu:power_watts', q.GPU)})", decimals=0),
+            number("Power", "Power draw.", "watt", f"sum({q.whole('gpu:power_watts', q.GPU)})", decimals=0),
             number(
                 "Temperature",
-                "The hottest of the GPUs chosen.",
+                "Temperature of the hottest selected GPU.",
                 "celsius",
                 f"max({q.whole('gpu:temperature_celsius', q.GPU)})",
                 ((None, GREEN), (80, ORANGE), (90, RED)),
                 decimals=0,
             ),
-            number("Processes", "Processes on it.", "none", f"sum({q.device('gpu:processes', q.GPU)})"),
-            lines("Busy", "The time that a kernel ran.", "percentunit", [(q.busy(q.GPU), ON_HOST)], most=1),
+            number("Processes", "Number of processes on the GPU.", "none", f"sum({q.device('gpu:processes', q.GPU)})"),
+            lines("Busy", "Share of time with a kernel running.", "percentunit", [(q.busy(q.GPU), ON_HOST)], most=1),
             lines(
                 "Computing",
-                "The share of the SMs that had work. Far below busy: small or serial kernels.",
+                "Share of active SMs. Far below busy means small or serial kernels.",
                 "percentunit",
                 [(q.device("gpu:compute_active_ratio", q.GPU), ON_HOST)],
                 most=1,
             ),
             lines(
                 "Tensor cores",
-                "The time that they were at work: what tells training and inference from the rest.",
+                "Share of time with active tensor cores. Training and inference use them.",
                 "percentunit",
                 [(q.device("gpu:tensor_active_ratio", q.GPU), ON_HOST)],
                 most=1,
             ),
             lines(
                 "Memory bandwidth",
-                "The time that memory was read or written. Near the top: more SMs would not help.",
+                "Share of time with memory reads or writes. Near 100 %, more SMs would not help.",
                 "percentunit",
                 [(q.device("gpu:memory_bandwidth_active_ratio", q.GPU), ON_HOST)],
                 most=1,
@@ -79,7 +79,7 @@ def gpu():
             section("Health"),
             lines(
                 "New errors",
-                "Errors that were counted within an hour, by kind: ECC, PCIe replays, remapped rows.",
+                "Errors within an hour by kind: ECC, PCIe replays, remapped rows.",
                 "none",
                 [
                     (
@@ -89,8 +89,8 @@ def gpu():
                 ],
             ),
             rows(
-                "Errors in all",
-                "As the driver counts them, the volatile ones since it was loaded.",
+                "Total errors",
+                "Error counters of the driver. Volatile counters start when it is loaded.",
                 "none",
                 [errors],
                 [("gpu_index", "GPU", "string"), ("kind", "Kind", "string"), ("Value", "Count", "none")],
@@ -98,7 +98,7 @@ def gpu():
             ),
             rows(
                 "Xid errors",
-                "Errors that the driver reported in the time shown: the most of one number within five minutes.",
+                "XIDs reported in the time range: the highest count within five minutes.",
                 "none",
                 [f"max by (gpu_index, xid) (max_over_time(gpu:xid_errors:count5m{{{q.GPU}}}[$__range]))"],
                 [("gpu_index", "GPU", "string"), ("xid", "Xid", "string"), ("Value", "In 5 minutes", "none")],
@@ -107,7 +107,7 @@ def gpu():
             ),
             rows(
                 "State",
-                "1 where it is lost, has rows to remap at its next reset, could not remap one, or is not shared as laid out.",
+                "1 if the GPU is lost, needs a reset to remap a row, could not remap a row, or has layout drift.",
                 "none",
                 [
                     f"max by (gpu_index) ({name}{{{q.GPU}}})"

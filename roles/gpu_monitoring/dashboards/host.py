@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One host."""
+"""Dashboard: one host."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ def host():
         board(
             "host",
             "GPU host",
-            "One host: its GPUs and MIG instances, who has them, and how they are.",
+            "GPUs and MIG instances of one host, their holders and health.",
             one_host=True,
             gpu=True,
         ),
         [
-            number("GPUs", "Cards that the exporter tells of.", "none", q.gpus(q.GPU)),
+            number("GPUs", "Number of GPUs that the exporter reports.", "none", q.gpus(q.GPU)),
             number(
                 "Busy",
-                "GPUs and MIG instances in use for 5 % of the time or more.",
+                "GPUs and MIG instances that run kernels for 5 % of the time or more.",
                 "none",
                 q.busy_devices(q.GPU),
                 ((None, GREEN),),
             ),
             number(
                 "Held, idle",
-                "GPUs and MIG instances that are held, and that do nothing now.",
+                "GPUs and MIG instances that are held but idle now.",
                 "none",
                 f"sum({q.held_idle(q.GPU)})",
                 WARN,
             ),
-            number("Free", "GPUs and MIG instances that are not held.", "none", f"sum({q.free(q.GPU)})"),
+            number("Free", "GPUs and MIG instances without a holder.", "none", f"sum({q.free(q.GPU)})"),
             number(
                 "Exporter",
-                "Whether the exporters of the host answer: 1 if all do.",
+                "1 if all exporters of the host answer.",
                 "none",
                 f"min({q.EXPORTERS})",
                 ((None, RED), (1, GREEN)),
             ),
             number(
                 "Layout drift",
-                "GPUs that are not shared as gpu_layout says: differences that were found.",
+                "GPUs whose layout differs from gpu_layout.",
                 "none",
                 f"sum({q.whole('gpu:layout_drift', q.GPU)})",
                 WARN,
             ),
             rows(
                 "GPUs and MIG instances",
-                "Each as it is now. The number of a GPU leads to its own dashboard.",
+                "Current state. The GPU index links to the dashboard of the GPU.",
                 "none",
                 [
                     q.device("gpu:busy_ratio", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
@@ -76,7 +76,7 @@ def host():
             ),
             lines(
                 "GPUs and MIG instances by use",
-                "Each is busy, or held and idle, or free; or its holder is not known.",
+                "Busy, held but idle, free, or idle with an unknown holder.",
                 "none",
                 use(q.GPU),
                 stacked=True,
@@ -84,7 +84,7 @@ def host():
             ),
             lines(
                 "Busy",
-                "The time that a kernel ran, for each GPU and MIG instance.",
+                "Share of time with a kernel running, per GPU and MIG instance.",
                 "percentunit",
                 [(q.busy(q.GPU), ON_HOST)],
                 most=1,
@@ -92,7 +92,7 @@ def host():
             *device_lines(q.GPU, ON_HOST),
             rows(
                 "Holders",
-                "Containers, jobs and pods that have a GPU or MIG instance, and processes on it.",
+                "Processes, containers, jobs and pods that hold a GPU or MIG instance.",
                 "none",
                 [
                     f"max by (gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.GPU}}} > 0) or label_replace("
@@ -108,8 +108,8 @@ def host():
                 span=12,
             ),
             rows(
-                "How GPUs are shared",
-                "What the layout says of each GPU, and whether that is what NVML shows.",
+                "Layout",
+                "Sharing of each GPU in the layout, and the number of differences to NVML.",
                 "none",
                 [
                     f"max by (gpu_index, sharing) (gpu:layout_sharing_info{{{q.GPU}}})",
@@ -120,7 +120,7 @@ def host():
             ),
             states(
                 "MPS daemons",
-                "When the daemons of the layout ran.",
+                "When the MPS daemons of the layout were up.",
                 f"max by (daemon, gpu_index) (gpu:mps_daemon_up{{{q.GPU}}})",
                 "{{daemon}} on GPU {{gpu_index}}",
                 span=12,
@@ -129,7 +129,7 @@ def host():
             alerts(12, 'host=~"$host"'),
             lines(
                 "MPS servers that died",
-                "Servers of each daemon that died within 15 minutes, and their clients with them. The daemon itself may be up.",
+                "MPS servers that died within 15 minutes, with their clients. Their daemon may still be up.",
                 "none",
                 [
                     (

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Panels as these dashboards have them, on top of Grafana's own library for making dashboards.
+"""Panels of these dashboards, built with Grafana's own library.
 
-Every panel is made with a title, what it shows in words, a unit and its queries, so that none can lack one.
+Every function takes a title, a description, a unit and queries, so no panel can lack one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-#: Colours mean the same on every dashboard.
+#: Colours have the same meaning on every dashboard.
 GREEN, BLUE, ORANGE, RED, PURPLE, GREY = "green", "blue", "orange", "red", "purple", "#8e8e8e"
 PER_DEVICE = "{{host}} GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
 ON_HOST = "GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
@@ -38,7 +38,7 @@ def query(expression, legend="", now=False, letter="A", columns=False):
 
 
 def steps(*pairs):
-    """Colours from values on: (None, GREEN), (1, RED)."""
+    """Return thresholds from pairs of lower bound and colour: (None, GREEN), (1, RED)."""
     return (
         dashboard.ThresholdsConfig()
         .mode(models.ThresholdsMode.ABSOLUTE)
@@ -46,30 +46,32 @@ def steps(*pairs):
     )
 
 
-def _of(panel, title, says, unit, span, height):
-    return panel.title(title).description(says).unit(unit).span(span).height(height).datasource(SOURCE)
+def _describe(panel, title, description, unit, span, height):
+    return panel.title(title).description(description).unit(unit).span(span).height(height).datasource(SOURCE)
 
 
-def number(title, says, unit, expression, colors=((None, BLUE),), span=4, height=4, decimals=None, none="no data"):
-    """One figure, with how it came about behind it."""
-    made = _of(stat.Panel(), title, says, unit, span, height)
+def number(
+    title, description, unit, expression, colors=((None, BLUE),), span=4, height=4, decimals=None, none="no data"
+):
+    """Return a panel with one figure, and its history as background."""
+    made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression)).thresholds(steps(*colors)).no_value(none)
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     made.graph_mode(kinds.BigValueGraphMode.AREA).color_mode(kinds.BigValueColorMode.VALUE)
     return made if decimals is None else made.decimals(decimals)
 
 
-def total(title, says, unit, expression, colors=((None, BLUE),), span=4, height=4):
-    """One figure for the whole time shown, asked once."""
-    made = _of(stat.Panel(), title, says, unit, span, height)
+def total(title, description, unit, expression, colors=((None, BLUE),), span=4, height=4):
+    """Return a panel with one figure for the whole time range, from one instant query."""
+    made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression, now=True)).thresholds(steps(*colors)).no_value("no data")
     made.graph_mode(kinds.BigValueGraphMode.NONE).color_mode(kinds.BigValueColorMode.VALUE)
     return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
 
-def lines(title, says, unit, queries, span=12, height=8, stacked=False, most=None, colors=None):
-    """Lines over the time; `queries` are pairs of expression and legend."""
-    made = _of(timeseries.Panel(), title, says, unit, span, height).min(0)
+def lines(title, description, unit, queries, span=12, height=8, stacked=False, most=None, colors=None):
+    """Return a time series panel; `queries` are pairs of expression and legend."""
+    made = _describe(timeseries.Panel(), title, description, unit, span, height).min(0)
     for letter, (expression, legend) in zip("ABCDEFGH", queries):
         made.with_target(query(expression, legend, letter=letter))
     if most is not None:
@@ -79,7 +81,7 @@ def lines(title, says, unit, queries, span=12, height=8, stacked=False, most=Non
     for name, color in (colors or {}).items():
         fixed = {"mode": "fixed", "fixedColor": color}
         made.override_by_name(name, [models.DynamicConfigValue(id_val="color", value=fixed)])
-    # A hole in the data is shown as a hole.
+    # Show gaps in the data as gaps.
     made.line_width(1).show_points(kinds.VisibilityMode.NEVER).span_nulls(False)
     made.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
     legend = (
@@ -88,9 +90,9 @@ def lines(title, says, unit, queries, span=12, height=8, stacked=False, most=Non
     return made.legend(legend.show_legend(True))
 
 
-def bars(title, says, unit, expression, legend, span=12, height=8, most=None, colors=((None, BLUE),)):
-    """A bar for each series, as it is now."""
-    made = _of(bargauge.Panel(), title, says, unit, span, height).min(0)
+def bars(title, description, unit, expression, legend, span=12, height=8, most=None, colors=((None, BLUE),)):
+    """Return a panel with a bar for the current value of each series."""
+    made = _describe(bargauge.Panel(), title, description, unit, span, height).min(0)
     made.with_target(query(expression, legend, now=True)).thresholds(steps(*colors))
     made.orientation(kinds.VizOrientation.HORIZONTAL).display_mode(kinds.BarGaugeDisplayMode.BASIC)
     made.value_mode(kinds.BarGaugeValueMode.TEXT).name_placement(bargauge_model.common.BarGaugeNamePlacement.LEFT)
@@ -98,31 +100,31 @@ def bars(title, says, unit, expression, legend, span=12, height=8, most=None, co
     return made if most is None else made.max(most)
 
 
-def states(title, says, expression, legend, span=24, height=8, words=(("0", "no", GREEN), ("1", "yes", RED))):
-    """What was when, for series of 0 and 1."""
-    made = _of(statetimeline.Panel(), title, says, "none", span, height)
+def states(title, description, expression, legend, span=24, height=8, words=(("0", "no", GREEN), ("1", "yes", RED))):
+    """Return a state timeline for series of 0 and 1."""
+    made = _describe(statetimeline.Panel(), title, description, "none", span, height)
     made.with_target(query(expression, legend)).show_value(kinds.VisibilityMode.NEVER).merge_values(True)
-    found = {
+    mapping = {
         value: models.ValueMappingResult(text=text, color=color, index=at)
         for at, (value, text, color) in enumerate(words)
     }
-    return made.mappings([models.ValueMap(options=found)]).row_height(0.8)
+    return made.mappings([models.ValueMap(options=mapping)]).row_height(0.8)
 
 
-def rows(title, says, unit, queries, columns, span=24, height=8, none="nothing now", sort=None):
-    """A table: `queries` are expressions, `columns` name what is shown, in order.
+def rows(title, description, unit, queries, columns, span=24, height=8, none="nothing now", sort=None):
+    """Return a table of the results of `queries`, with `columns` in order.
 
-    A column is (field, header, unit), or (field, header, unit, address to go to). The fields are labels, and Value of one query
-    or `Value #A`, `Value #B` of several.
+    A column is (field, header, unit) or (field, header, unit, link URL). A field is a label, or `Value` (with several queries
+    `Value #A`, `Value #B`).
     """
-    made = _of(table.Panel(), title, says, unit, span, height).no_value(none).filterable(True)
+    made = _describe(table.Panel(), title, description, unit, span, height).no_value(none).filterable(True)
     for letter, expression in zip("ABCDEFGH", queries):
         made.with_target(query(expression, now=True, letter=letter, columns=True))
     if len(queries) > 1:
         made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     order = {field: at for at, (field, *_) in enumerate(columns)}
     names = {field: header for field, header, *_ in columns}
-    # Only these; Grafana adds the time, and labels that were not asked for.
+    # Drop other fields: Grafana adds the time and further labels.
     keep = {"include": {"names": list(order)}}
     made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
     organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}
@@ -130,7 +132,7 @@ def rows(title, says, unit, queries, columns, span=24, height=8, none="nothing n
     for _, header, column_unit, *address in columns:
         properties = [models.DynamicConfigValue(id_val="unit", value=column_unit)]
         if address:
-            link = [{"title": "Look at it", "url": address[0], "targetBlank": False}]
+            link = [{"title": "Open", "url": address[0], "targetBlank": False}]
             properties.append(models.DynamicConfigValue(id_val="links", value=link))
         made.override_by_name(header, properties)
     if sort:
@@ -142,8 +144,8 @@ def section(title):
     return dashboard.Row(title)
 
 
-def _found(label, expression):
-    """A variable's query and pattern for a label of what an expression finds; label_values takes single series only."""
+def _label_query(label, expression):
+    """Return a variable's query and pattern for a label of an expression; label_values accepts only single series."""
     return f"query_result({expression})", f'/\\b{label}="([^"]+)"/'
 
 
@@ -156,9 +158,9 @@ def _variable(name, label, expression, many, all_value=None, pattern=""):
     return made if all_value is None else made.all_value(all_value)
 
 
-def board(uid, title, says, *, one_host=False, gpu=False, tenant=False, span="now-6h"):
-    """An empty dashboard with its variables, and links to the others that take them along."""
-    made = dashboard.Dashboard(title).uid("openfleet-gpu-" + uid).description(says).tags(["openfleet-gpu"])
+def board(uid, title, description, *, one_host=False, gpu=False, tenant=False, span="now-6h"):
+    """Return an empty dashboard with its variables, and links to the other dashboards that keep the variables."""
+    made = dashboard.Dashboard(title).uid("openfleet-gpu-" + uid).description(description).tags(["openfleet-gpu"])
     made.time(span, "now").refresh("1m").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR).editable()
     made.link(
         dashboard.DashboardLink("GPU dashboards")
@@ -168,9 +170,9 @@ def board(uid, title, says, *, one_host=False, gpu=False, tenant=False, span="no
         .keep_time(True)
     )
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-    values, pattern = _found("cluster", q.CLUSTERS)
+    values, pattern = _label_query("cluster", q.CLUSTERS)
     made.with_variable(_variable("cluster", "Cluster", values, many=True, all_value=".*", pattern=pattern))
-    values, pattern = _found("host", q.HOSTS)
+    values, pattern = _label_query("host", q.HOSTS)
     made.with_variable(_variable("host", "Host", values, many=not one_host, pattern=pattern))
     if gpu:
         values = 'label_values(gpu:info{host=~"$host"}, gpu_index)'

@@ -1,20 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What several dashboards have in common."""
+"""Panels and constants shared by several dashboards."""
 
 from __future__ import annotations
 
 import queries as q
 from kit import BLUE, GREEN, GREY, ORANGE, RED, lines, rows, states
 
-#: The role puts the currency of gpu_monitoring_currency in its place.
+#: The role replaces it by the currency of gpu_monitoring_currency.
 MONEY = "currencyUSD"
 ALARM = ((None, GREEN), (1, RED))
 WARN = ((None, GREEN), (1, ORANGE))
 AS_SHOWN = "${datasource:queryparam}&${__url_time_range}&var-host=${__data.fields.Host}"
 HOST_LINK = f"/d/openfleet-gpu-host?{AS_SHOWN}"
 GPU_LINK = f"/d/openfleet-gpu-gpu?{AS_SHOWN}&var-gpu=${{__data.fields.GPU}}"
-USE_COLORS = {"busy": GREEN, "held, idle": ORANGE, "free": BLUE, "idle, holder not known": GREY}
+USE_COLORS = {"busy": GREEN, "held, idle": ORANGE, "free": BLUE, "idle, holder unknown": GREY}
 
 
 def use(where):
@@ -22,15 +22,15 @@ def use(where):
         (q.busy_devices(where), "busy"),
         (f"sum({q.held_idle(where)})", "held, idle"),
         (f"sum({q.free(where)})", "free"),
-        (f"count({q.unknown(where)})", "idle, holder not known"),
+        (f"count({q.unknown(where)})", "idle, holder unknown"),
     ]
 
 
 def alerts(span, where='host=~"$host|"'):
     firing = f'ALERTS{{alertname=~"Gpu.+", alertstate="firing", {where}}}'
     return rows(
-        "Alerts that fire",
-        "What is wrong now, and where. docs/alerts.md says what to do on each.",
+        "Firing alerts",
+        "Alerts that fire now. docs/alerts.md says what to do.",
         "none",
         [f"max by (alertname, severity, host, gpu_index) ({firing})"],
         [
@@ -45,19 +45,19 @@ def alerts(span, where='host=~"$host|"'):
 
 
 def device_lines(where, legend):
-    """What a host's and a GPU's dashboard both show."""
+    """Return the panels that the dashboards of a host and of a GPU share."""
     per_gpu = legend.partition(" {{mig_profile}}")[0]
     return [
         lines(
             "Memory in use",
-            "What is taken of each GPU's and instance's memory.",
+            "Used memory of each GPU and instance.",
             "bytes",
             [(q.device("gpu:memory_used_bytes", where), legend)],
         ),
-        lines("Power", "What each GPU draws.", "watt", [(q.whole("gpu:power_watts", where), per_gpu)]),
+        lines("Power", "Power draw of each GPU.", "watt", [(q.whole("gpu:power_watts", where), per_gpu)]),
         lines(
             "PCIe and NVLink",
-            "What goes over each GPU's PCIe and NVLink, both directions.",
+            "PCIe and NVLink traffic of each GPU, both directions added.",
             "Bps",
             [
                 (q.whole("gpu:pcie_bytes_per_second", where), per_gpu + " PCIe"),
@@ -66,15 +66,17 @@ def device_lines(where, legend):
         ),
         lines(
             "Video engines",
-            "How busy the encoders or decoders of each GPU are, whichever are busier.",
+            "Utilization of each GPU's encoders or decoders, whichever is higher.",
             "percentunit",
             [(q.whole("gpu:codec_busy_ratio", where), per_gpu)],
             most=1,
         ),
-        lines("Temperature", "Of each GPU.", "celsius", [(q.whole("gpu:temperature_celsius", where), per_gpu)]),
+        lines(
+            "Temperature", "Temperature of each GPU.", "celsius", [(q.whole("gpu:temperature_celsius", where), per_gpu)]
+        ),
         states(
             "Throttled",
-            "When a GPU's clocks were held down, and why.",
+            "When and why clocks were throttled.",
             f"max by (gpu_index, reason) (gpu:throttled{{{where}}}) > 0 or max by (gpu_index, reason) (gpu:throttled{{{where}}})",
             "GPU {{gpu_index}} {{reason}}",
             span=12,

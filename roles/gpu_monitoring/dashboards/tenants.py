@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants, jobs and pods."""
+"""Dashboard: tenants, jobs and pods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tenants():
         board(
             "tenant",
             "GPU tenants",
-            "Tenants of shared GPUs, and the jobs and pods of schedulers: their quotas and what they use.",
+            "Quotas and use of tenants, and use of jobs and pods.",
             tenant=True,
         ),
         [
@@ -32,22 +32,22 @@ def tenants():
                 span=6,
             ),
             number(
-                "Memory given",
-                "The quotas, all together.",
+                "Memory quota",
+                "Sum of all quotas.",
                 "bytes",
                 f"sum({limit})",
                 span=6,
             ),
             number(
                 "Memory used",
-                "What tenants have of it.",
+                "Memory that tenants use.",
                 "bytes",
                 f"sum({used})",
                 span=6,
             ),
             total(
-                "Refused",
-                "Allocations beyond a quota that were refused in the time shown.",
+                "Denied",
+                "Allocations denied in the time range because the quota was exhausted.",
                 "none",
                 f"sum({denied})",
                 WARN,
@@ -55,7 +55,7 @@ def tenants():
             ),
             bars(
                 "Quota used",
-                "Each tenant's memory as a share of its quota, now.",
+                "Current memory of each tenant as a share of its quota.",
                 "percentunit",
                 f"sort_desc({ratio})",
                 legend,
@@ -65,7 +65,7 @@ def tenants():
             ),
             rows(
                 "Tenants",
-                "What each has, and may have, on each of its GPUs.",
+                "Use and quota of each tenant on each of its GPUs.",
                 "none",
                 [
                     used,
@@ -80,34 +80,34 @@ def tenants():
                     ("Value #A", "Memory used", "bytes"),
                     ("Value #B", "Quota", "bytes"),
                     ("Value #C", "Share of SMs", "percentunit"),
-                    ("Value #D", "Refused", "none"),
+                    ("Value #D", "Denied", "none"),
                 ],
                 span=12,
                 height=10,
             ),
             lines(
                 "Memory",
-                "What each tenant had, over the time.",
+                "Memory use of each tenant over time.",
                 "bytes",
                 [(used, legend)],
             ),
             lines(
-                "Refused",
-                "Allocations beyond a quota, per minute.",
+                "Denied per minute",
+                "Denied allocations per minute.",
                 "none",
                 [(f"60 * max by ({by}) (rate(gpu:tenant_denied_total{{{where}}}[$__rate_interval]))", legend)],
             ),
             section("Jobs and pods"),
             lines(
                 "Busy",
-                "The time that a kernel, its own or another's, ran on the devices that each job or pod is on; an average.",
+                "Average share of time with a kernel running on the devices of each job or pod, including other users' kernels.",
                 "percentunit",
                 [(f"avg by (workload) ({q.of_workload('gpu:busy_ratio')})", "{{workload}}")],
                 most=1,
             ),
             lines(
-                "Memory of the GPUs of jobs and pods",
-                "What is taken of the GPUs and instances that each is on, by all that share them: exporters know no more.",
+                "Memory on GPUs of jobs and pods",
+                "Used memory of the GPUs and instances of each job or pod, including other users' memory.",
                 "bytes",
                 [(f"sum by (workload) ({q.of_workload('gpu:memory_used_bytes')})", "{{workload}}")],
             ),

@@ -299,5 +299,5 @@ def test_it_ends_where_the_driver_is_gone(host, start):
 
 
 def test_a_host_without_a_driver_is_told_of(host, start):
-    with pytest.raises(AssertionError, match="Is the driver there"):
+    with pytest.raises(AssertionError, match="Is the driver loaded"):
         start()

@@ -253,12 +253,12 @@ REFUSED = {
             "dcgm_exporter_repository_url": "https://fleet:s3cret@mirror.example.org/cuda",
         },
         [
-            "dcgm_exporter_tls_certificate and dcgm_exporter_tls_key belong together",
-            "a name in dcgm_exporter_basic_auth_users has a colon",
+            "dcgm_exporter_tls_certificate and dcgm_exporter_tls_key must be set together",
+            "a name in dcgm_exporter_basic_auth_users contains a colon",
             "a password in dcgm_exporter_basic_auth_users is empty",
             "dcgm_exporter_source is embedded",
             "needs dcgm_exporter_embedded_wheels",
-            "dcgm_exporter_repository_url has a name or a password in it",
+            "dcgm_exporter_repository_url contains a name or a password",
         ],
     ),
     # A site's own key has no place in a directory that the role clears.

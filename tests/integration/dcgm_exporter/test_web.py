@@ -154,10 +154,10 @@ def test_without_users_everybody_is_let_in():
     "text, says",
     [
         ("{", "cannot be read"),
-        ("[]", "no JSON object"),
-        ('{"tls_server_config": {"client_ca_file": "x"}}', "client_ca_file is not known"),
-        ('{"http_server_config": {}}', "http_server_config is not known"),
-        ('{"basic_auth_users": []}', "basic_auth_users is no object"),
+        ("[]", "not a JSON object"),
+        ('{"tls_server_config": {"client_ca_file": "x"}}', "unsupported setting tls_server_config.client_ca_file"),
+        ('{"http_server_config": {}}', "unsupported settings: http_server_config"),
+        ('{"basic_auth_users": []}', "basic_auth_users is not an object"),
     ],
 )
 def test_a_setting_that_it_would_pass_by_is_refused(tmp_path, text, says):
@@ -180,7 +180,7 @@ def test_all_addresses_together_have_some_threads_and_no_more():
     try:
         admitted = [server.verify_request(None, ("10.0.0.%d" % number, 1)) for number in range(100)]
         assert admitted == [True] * MOST_CLIENTS + [False] * (100 - MOST_CLIENTS)
-        server._count_off(("10.0.0.1", 1))
+        server._release(("10.0.0.1", 1))
         assert server.verify_request(None, ("10.0.0.99", 1)) and not server.verify_request(None, ("10.0.0.98", 1))
         assert "10.0.0.1" not in server._clients
     finally:

@@ -59,7 +59,7 @@ def test_hosts_with_faults_are_kept_out_and_told_what_to_do(library, tmp_path):
         in said
     )
     assert "host: dcgmi diag -r 2: software: GPU 0: Fail (Persistence mode is off.)." in said
-    assert "gpu 0: answers: " in said and "reseat or replace it" in said
+    assert "gpu 0: answers: " in said and "reseat or replace the GPU" in said
     reports = {name: json.loads((directory / name / "gpu-check.json").read_text()) for name in fleet.hosts}
     assert {name: report["acceptance"]["accepted"] for name, report in reports.items()} == {
         "good": True, "rows": False, "diagnosed": False, "lost": False,

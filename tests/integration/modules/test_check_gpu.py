@@ -83,7 +83,7 @@ def test_a_simulated_gpu_of_every_model_agrees_with_its_file_and_makes_it_again(
     }
     for check in run.of("not run"):
         assert check["reason"], check
-    assert run.one("kernel", "all checks", None)["reason"] == "these are simulated GPUs: they have no kernel driver"
+    assert run.one("kernel", "all checks", None)["reason"] == "simulated GPUs have no kernel driver"
     assert "reading NVML of GPU %d" % (len(CATALOGUE) - 1) in run.done.stderr
     for index, (key, model) in enumerate(CATALOGUE.items()):
         again(every_model, run, index, key, model)
@@ -292,7 +292,7 @@ def test_the_answers_are_held_against_the_simulated_library(host):
 
 @pytest.mark.parametrize(
     ("compared_with", "layout", "reason"),
-    [("/nowhere", None, "cannot be read"), (None, MIG, "GPU 0 is in MIG mode, which a simulated one begins without")],
+    [("/nowhere", None, "cannot be read"), (None, MIG, "GPU 0 is in MIG mode, but simulated GPUs start without it")],
 )
 def test_answers_that_cannot_be_compared_have_a_reason(host, compared_with, layout, reason):
     host.create([{"model": "H100-80GB"}])

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""python3 -m openfleet_exporter CONFIG: serves the metrics of this host's GPUs until NVML is gone."""
+"""Serve the metrics of this host's GPUs until NVML is gone: python3 -m openfleet_exporter CONFIG"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .gpm import Gpm
 from .gpus import Gpus
 from .web import Passwords, Server, WebConfigError, guarded, metrics_only, read_config, tls_context
 
-#: Settings and what they are when left out.
+#: Settings and their defaults.
 DEFAULTS: Dict[str, Any] = {
     "address": "127.0.0.1",
     "port": 9400,
@@ -37,16 +37,16 @@ DEFAULTS: Dict[str, Any] = {
     "sample_interval": 10,
     "hostname": "",
 }
-#: By this name those who look for a GPU's users know that it only watches (docs/holders.md).
+#: Holder detection recognizes the exporter by this process name (docs/holders.md).
 PROCESS_NAME = b"dcgm-exporter"
 _PR_SET_NAME = 15
 
 
 def read_settings(path: Path) -> Dict[str, Any]:
     settings = json.loads(path.read_text())
-    strangers = set(settings) - set(DEFAULTS)
-    if strangers:
-        raise ValueError("%s: %s is not known" % (path, ", ".join(sorted(strangers))))
+    unknown = set(settings) - set(DEFAULTS)
+    if unknown:
+        raise ValueError("%s: unknown settings: %s" % (path, ", ".join(sorted(unknown))))
     return dict(DEFAULTS, **settings)
 
 
@@ -55,8 +55,8 @@ def folder(path: str) -> Optional[Path]:
 
 
 def leave(reason: str) -> None:
-    """Only a new process can speak to another driver; systemd starts it."""
-    print("NVML is gone, so the exporter ends and is started again: %s" % reason, flush=True)
+    """End the process. systemd starts a new one, which loads the library of the new driver."""
+    print("NVML is gone, so the exporter exits to be restarted: %s" % reason, flush=True)
     os._exit(1)
 
 
@@ -81,7 +81,7 @@ def serve(settings: Dict[str, Any]) -> None:
     server = Server(settings["address"], int(settings["port"]), application, context)
     for thread in (xids, gpm):
         thread.start()
-    # A client that got an answer misses no Xid error from then on.
+    # Count Xid errors before the first scrape is answered.
     xids.ready.wait(10)
     for thread in (xids, gpm):
         threading.Thread(target=end_with, args=(thread,), daemon=True).start()
@@ -105,7 +105,7 @@ def main() -> int:
     try:
         serve(read_settings(options.config))
     except nvml.NVMLError as error:
-        print("NVML cannot be asked: %s. Is the driver there?" % error, file=sys.stderr)
+        print("NVML does not answer: %s. Is the driver loaded?" % error, file=sys.stderr)
         return 1
     except (WebConfigError, OSError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All that one scrape gives: nvitop's figures, those that it lacks, and files of others."""
+"""Collect one scrape: nvitop's metrics, the additions, and metrics from text files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .from_nvitop import FromNvitop
 from .gpm import RATES, RATIOS, Gpm
 from .gpus import Entity, Gpu, Gpus, NvmlGoneError, ask, text
 
-#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow a GPU down for a reason that can be mended.
+#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) for throttling that an operator can fix.
 THROTTLES = {
     "sw_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
     "hw_slowdown": nvml.nvmlClocksEventReasonHwSlowdown,
@@ -37,14 +37,14 @@ ECC = {
     "uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 }
 PREFIX = "openfleet_gpu_"
-#: Of a file of jobs: each is a series.
+#: Maximum size of a job file, since each job is a series.
 MOST_JOB_BYTES = 4096
-#: Seconds that a scrape waits for the one before it.
+#: Seconds that a scrape waits for the previous one.
 PATIENCE = 20
 
 
 class Families:
-    """Families of one scrape, with a GPU's or MIG device's labels ahead of others."""
+    """Metric families of one scrape. Labels of the GPU or MIG device come first."""
 
     def __init__(self) -> None:
         self.by_name: Dict[str, Metric] = {}
@@ -52,7 +52,7 @@ class Families:
     def add(
         self, name: str, help: str, entity: Entity, value: Optional[float], total: bool = False, **labels: str
     ) -> None:
-        """What is not known is left out."""
+        """Add a sample. A value of None is omitted."""
         family = self.by_name.get(name)
         if family is None:
             kind = CounterMetricFamily if total else GaugeMetricFamily
@@ -65,7 +65,7 @@ class Families:
 
 
 class HostCollector(Collector):
-    """Reads at each scrape. Only one reads at a time: NVML answers slowly when it is in trouble, and scrapes would pile up."""
+    """Read NVML at each scrape, one scrape at a time, so that scrapes do not pile up if NVML is slow."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class HostCollector(Collector):
         on_gone=None,
     ) -> None:
         self.gpus, self.nvitop, self.xids, self.gpm = gpus, nvitop, xids, gpm
-        # Of others' metrics as text, and of files that say which jobs use a GPU.
+        # Directories of *.prom files and of job files.
         self.textfile_dir, self.job_mapping_dir = folders
         self.on_gone = on_gone
         self.lock = threading.Lock()
 
     def describe(self) -> Sequence[Metric]:
-        """Nothing is read when the collector is registered."""
+        """Return nothing, so that registering does not read NVML."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -106,14 +106,14 @@ class HostCollector(Collector):
         families = Families()
         driver = text(ask(nvml.nvmlSystemGetDriverVersion) or "")
         for gpu in gpus:
-            families.add("lost", "1 if a GPU that was seen cannot be reached.", gpu.entity, int(gpu.lost))
+            families.add("lost", "1 if a known GPU cannot be reached.", gpu.entity, int(gpu.lost))
             if gpu.lost:
                 continue
             for entity in (gpu.entity, *(mig.entity for mig in gpu.mig_devices)):
                 labels = {"driver_version": driver, "pci_bus_id": gpu.pci_bus_id}
-                families.add("info", "What a GPU or MIG device is.", entity, 1, **labels)
+                families.add("info", "Properties of a GPU or MIG device.", entity, 1, **labels)
             for entity, handle in gpu.devices:
-                families.add("processes", "Processes on it.", entity, processes(handle))
+                families.add("processes", "Number of processes.", entity, processes(handle))
             health(families, gpu)
             self._in_use(families, gpu)
             self._jobs(families, gpu)
@@ -133,20 +133,20 @@ class HostCollector(Collector):
     def _in_use(self, families: Families, gpu: Gpu) -> None:
         if self.gpm is None:
             return
-        # Of an instance it is the first compute instance that has the figure, as it has the memory.
+        # Only the first compute instance of an instance has these metrics, like the memory.
         instances = {mig.gpu_instance: mig.entity for mig in reversed(gpu.mig_devices)}
         places = instances or {None: gpu.entity}
         for instance, entity in places.items():
             figures = self.gpm.figures(gpu.entity.uuid, instance)
             for name in RATIOS:
-                families.add(name + "_ratio", "As measured by NVML (GPM), 0 to 1.", entity, figures.get(name))
+                families.add(name + "_ratio", "Measured by NVML (GPM), 0 to 1.", entity, figures.get(name))
         figures = self.gpm.figures(gpu.entity.uuid, None)
         for name in RATES:
-            help = "Both directions together, as measured by NVML (GPM)."
+            help = "Sum of both directions, measured by NVML (GPM)."
             families.add(name, help, gpu.entity, figures.get(name))
 
     def _jobs(self, families: Families, gpu: Gpu) -> None:
-        """Jobs of a scheduler, from files as dcgm-exporter reads them: `0`, or `0.2` for GPU instance 2."""
+        """Add scheduler jobs from files in dcgm-exporter's format: `0`, or `0.2` for GPU instance 2."""
         if self.job_mapping_dir is None:
             return
         names = [(gpu.entity.gpu_index, entity) for entity, _ in gpu.devices]
@@ -157,39 +157,39 @@ class HostCollector(Collector):
             except (OSError, ValueError):
                 continue
             for job in sorted(set(jobs)):
-                families.add("job", "1 for each job that a scheduler gave it.", entity, 1, hpc_job=job)
+                families.add("job", "1 for each job that a scheduler placed on the device.", entity, 1, hpc_job=job)
 
 
 def health(families: Families, gpu: Gpu) -> None:
-    """What makes a GPU slow, or is about to make it fail."""
+    """Add throttling, errors and remapped rows of a GPU."""
     entity, handle = gpu.entity, gpu.handle
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     for reason, bit in THROTTLES.items():
         value = None if reasons is None else int(bool(reasons & bit))
-        families.add("throttled", "1 while the clocks are held down for this reason.", entity, value, reason=reason)
+        families.add("throttled", "1 while clocks are throttled for this reason.", entity, value, reason=reason)
     for reason, policy in VIOLATIONS.items():
         status = ask(nvml.nvmlDeviceGetViolationStatus, handle, policy)
         value = None if status is None else status.violationTime / 1e9
-        help = "Time that the clocks were held down for this reason."
+        help = "Time with clocks throttled for this reason."
         families.add("violation_seconds", help, entity, value, total=True, reason=reason)
     for kind, number in ECC.items():
         value = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, number, nvml.NVML_VOLATILE_ECC)
-        help = "Memory errors that ECC found since the driver was loaded."
+        help = "Memory errors detected by ECC since the driver was loaded."
         families.add("ecc_errors", help, entity, value, total=True, type=kind)
     rows = ask(nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
         correctable, uncorrectable, pending, failed = rows
-        help = "Rows of memory that were replaced."
+        help = "Remapped memory rows."
         families.add("remapped_rows", help, entity, correctable, cause="correctable")
         families.add("remapped_rows", help, entity, uncorrectable, cause="uncorrectable")
-        families.add("row_remap_pending", "1 if a row is replaced at the next reset.", entity, int(bool(pending)))
-        families.add("row_remap_failed", "1 if a row could not be replaced.", entity, int(bool(failed)))
+        families.add("row_remap_pending", "1 if the next reset remaps a row.", entity, int(bool(pending)))
+        families.add("row_remap_failed", "1 if a row could not be remapped.", entity, int(bool(failed)))
     replays = ask(nvml.nvmlDeviceGetPcieReplayCounter, handle)
-    families.add("pcie_replays", "Transfers over PCIe that were repeated.", entity, replays, total=True)
+    families.add("pcie_replays", "PCIe replays.", entity, replays, total=True)
 
 
 def processes(handle) -> Optional[int]:
-    """How many there are, or None if NVML does not say."""
+    """Return the number of processes, or None if NVML does not report them."""
     lists = [
         ask(function, handle)
         for function in (

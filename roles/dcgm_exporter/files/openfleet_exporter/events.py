@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Xid errors, which NVML tells only those who wait for them."""
+"""Count Xid errors, which NVML reports only as events."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .gpus import GONE, Entity, Gpus, NvmlGoneError, ask
 
 #: Seconds that an error counts as recent.
 RECENT = 300.0
-#: NVML's word for "no instance in particular".
+#: NVML's id for no particular instance.
 NO_INSTANCE = 0xFFFFFFFF
 _WAIT_MS = 1000
-#: Seconds between two looks for GPUs that came.
-_LOOK_AGAIN = 5
+#: Seconds between two scans for new GPUs.
+_SCAN_INTERVAL = 5
 
 Key = Tuple[Entity, int]
 
 
 class XidErrors(threading.Thread):
-    """Counts them from its start. Each GPU has an event set of its own, so that one that is lost takes no event of others."""
+    """Count Xid errors since the start. Each GPU has a separate event set, so a lost GPU does not affect others."""
 
     def __init__(self, gpus: Gpus, clock=time.monotonic) -> None:
         super().__init__(name="xid-errors", daemon=True)
@@ -34,12 +34,12 @@ class XidErrors(threading.Thread):
         self.totals: Dict[Key, int] = Counter()
         self.recent: Deque[Tuple[float, Key]] = deque()
         self.gone: Optional[str] = None
-        #: Set when all GPUs that were there at the start are waited for.
+        #: Set once the events of all initial GPUs are registered.
         self.ready = threading.Event()
         self._waiting: Set[str] = set()
 
     def counts(self) -> Tuple[Dict[Key, int], Dict[Key, int]]:
-        """Since the start, and of the last five minutes."""
+        """Return counts since the start and of the last five minutes."""
         with self.lock:
             while self.recent and self.recent[0][0] < self.clock() - RECENT:
                 self.recent.popleft()
@@ -52,12 +52,12 @@ class XidErrors(threading.Thread):
             except NvmlGoneError as error:
                 self.gone = str(error)
             except nvml.NVMLError as error:
-                print("GPUs could not be listed for their Xid errors: %s" % error, flush=True)
+                print("cannot list GPUs to count Xid errors: %s" % error, flush=True)
             self.ready.set()
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_SCAN_INTERVAL)
 
     def _wait_for_all(self) -> None:
-        """Also for a GPU that came back."""
+        """Register events of all GPUs, including those that returned."""
         for gpu in self.gpus.scan():
             uuid = gpu.entity.uuid
             if gpu.lost or uuid in self._waiting:
@@ -71,14 +71,14 @@ class XidErrors(threading.Thread):
                 ask(nvml.nvmlEventSetFree, events)
                 if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
                     self._waiting.add(uuid)
-                print("Xid errors of %s cannot be waited for: %s" % (uuid, error), flush=True)
+                print("cannot register Xid events of %s: %s" % (uuid, error), flush=True)
                 continue
             self._waiting.add(uuid)
             print("waiting for Xid errors of %s" % uuid, flush=True)
             threading.Thread(target=self._wait, args=(uuid, gpu.entity, events), daemon=True).start()
 
     def _wait(self, uuid: str, entity: Entity, events: Any) -> None:
-        """Until the GPU is lost."""
+        """Count the events of a GPU until it is lost."""
         try:
             while self.gone is None:
                 try:
@@ -86,7 +86,7 @@ class XidErrors(threading.Thread):
                 except nvml.NVMLError as error:
                     if error.value == nvml.NVML_ERROR_TIMEOUT:
                         continue
-                    print("no more Xid errors of %s: %s" % (uuid, error), flush=True)
+                    print("stopped waiting for Xid errors of %s: %s" % (uuid, error), flush=True)
                     if error.value in GONE:
                         self.gone = str(error)
                     return
@@ -106,7 +106,7 @@ class XidErrors(threading.Thread):
         print("Xid %d on %s" % (xid, entity.uuid), flush=True)
 
     def _part(self, entity: Entity, data: Any) -> Entity:
-        """The MIG device that the error is of, else the GPU."""
+        """Return the MIG device of the error, or the GPU."""
         if data.gpuInstanceId == NO_INSTANCE:
             return entity
         try:

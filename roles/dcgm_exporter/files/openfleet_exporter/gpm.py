@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPM: how much of a GPU is in use, measured by NVML itself on Hopper and later; the use also of each instance."""
+"""Utilization of GPUs and MIG instances by NVML's GPM, on Hopper and later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pynvml as nvml
 from .gpus import Gpu, Gpus, NvmlGoneError, ask
 
 MIB = 1 << 20
-#: Name of the ratio: NVML's number of it, a percentage.
+#: Ratios by name: NVML's number of the percentage.
 RATIOS = {
     "graphics_active": nvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
@@ -22,7 +22,7 @@ RATIOS = {
     "memory_bandwidth_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
     "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
 }
-#: Name of the rate, in bytes per second: NVML's numbers of both directions, in MiB per second. NVML tells them of the whole GPU.
+#: Rates in bytes per second by name: NVML's numbers of both directions, in MiB per second, for the whole GPU.
 RATES = {
     "pcie_bytes_per_second": (nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink_bytes_per_second": (
@@ -30,14 +30,14 @@ RATES = {
         nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
     ),
 }
-#: All of them are asked for at once.
+#: All metrics of one request.
 _NUMBERS = (*RATIOS.values(), *(number for numbers in RATES.values() for number in numbers))
-#: A GPU and a GPU instance of it, or None for the whole.
+#: UUID of a GPU, and its GPU instance or None for the whole GPU.
 Place = Tuple[str, Optional[int]]
 
 
 class Gpm(threading.Thread):
-    """A figure is what happened between two samples, so they are taken all along and not at a scrape."""
+    """Sample continuously rather than at a scrape, because a metric is computed from two samples."""
 
     def __init__(self, gpus: Gpus, interval: float, clock=time.monotonic) -> None:
         super().__init__(name="gpm", daemon=True)
@@ -48,7 +48,7 @@ class Gpm(threading.Thread):
         self._figures: Dict[Place, Tuple[float, Dict[str, float]]] = {}
 
     def figures(self, gpu_uuid: str, instance: Optional[int]) -> Dict[str, float]:
-        """Return ratios and rates by name; none where NVML does not measure them, or has not lately."""
+        """Return ratios and rates by name; empty if NVML has no recent values."""
         with self.lock:
             when, figures = self._figures.get((gpu_uuid, instance), (0.0, {}))
         return figures if figures and self.clock() - when <= 3 * self.interval else {}
@@ -61,21 +61,21 @@ class Gpm(threading.Thread):
                 self.gone = str(error)
                 return
             except nvml.NVMLError as error:
-                print("samples of GPM could not be taken: %s" % error, flush=True)
+                print("cannot take GPM samples: %s" % error, flush=True)
             time.sleep(self.interval)
 
     def sample(self, gpus: List[Gpu]) -> None:
-        there = set()
+        places = set()
         for gpu in gpus:
             if gpu.lost or not supported(gpu.handle):
                 continue
-            # Rates are the whole GPU's, whether it has instances or not.
+            # Rates exist only for the whole GPU, even with instances.
             for instance in (None, *sorted({mig.gpu_instance for mig in gpu.mig_devices})):
                 place = (gpu.entity.uuid, instance)
                 sample = take(gpu.handle, instance)
                 if sample is None:
                     continue
-                there.add(place)
+                places.add(place)
                 former = self._samples.get(place)
                 self._samples[place] = sample
                 if former is not None:
@@ -83,7 +83,7 @@ class Gpm(threading.Thread):
                     ask(nvml.nvmlGpmSampleFree, former)
                     with self.lock:
                         self._figures[place] = (self.clock(), figures)
-        for place in set(self._samples) - there:
+        for place in set(self._samples) - places:
             ask(nvml.nvmlGpmSampleFree, self._samples.pop(place))
             with self.lock:
                 self._figures.pop(place, None)
@@ -108,7 +108,7 @@ def take(handle: Any, instance: Optional[int]) -> Any:
 
 
 def between(former: Any, latter: Any) -> Dict[str, float]:
-    """Return the ratios and rates that NVML knows of the time between two samples."""
+    """Return the ratios and rates between two samples, without those that NVML does not know."""
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version = nvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(_NUMBERS)
@@ -120,12 +120,12 @@ def between(former: Any, latter: Any) -> Dict[str, float]:
     values = {
         number: metric.value
         for number, metric in zip(_NUMBERS, request.metrics)
-        # NaN is not less than anything.
+        # Also excludes NaN.
         if metric.nvmlReturn == nvml.NVML_SUCCESS and 0.0 <= metric.value < math.inf
     }
     figures = {name: values[number] / 100.0 for name, number in RATIOS.items() if values.get(number, math.inf) <= 100.0}
     for name, directions in RATES.items():
-        # One direction alone is not the whole.
+        # Omit the sum if one direction is unknown.
         if all(number in values for number in directions):
             figures[name] = sum(values[number] for number in directions) * MIB
     return figures

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What NVML lists: the GPUs of a host, their MIG devices, and GPUs that were there once."""
+"""List a host's GPUs, their MIG devices, and known GPUs that are lost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pynvml as nvml
 
-#: NVML itself is gone: the driver was unloaded, or replaced by one that the loaded library does not speak to. A new
-#: process finds the new library.
+#: Errors if NVML itself is gone: the driver was unloaded, or does not match the loaded library. A new process loads the new
+#: library.
 GONE = (
     nvml.NVML_ERROR_UNINITIALIZED,
     nvml.NVML_ERROR_DRIVER_NOT_LOADED,
     nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-#: The GPU as a whole is at fault, whichever call says so.
+#: Errors that affect the whole GPU, whichever call returns them.
 FAULTS = (
     nvml.NVML_ERROR_INSUFFICIENT_POWER,
     nvml.NVML_ERROR_IRQ_ISSUE,
@@ -29,11 +29,11 @@ FAULTS = (
 
 
 class NvmlGoneError(Exception):
-    """NVML cannot be asked any more by this process."""
+    """NVML no longer answers this process."""
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML says, or None where it does not know. Raises NvmlGoneError."""
+    """Call NVML; return None on errors. Raises NvmlGoneError."""
     try:
         return function(*arguments)
     except nvml.NVMLError as error:
@@ -48,7 +48,7 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True, order=True)
 class Entity:
-    """The labels of a GPU, or of a MIG device."""
+    """Labels of a GPU or a MIG device."""
 
     uuid: str
     gpu_uuid: str
@@ -57,7 +57,7 @@ class Entity:
     mig_profile: str = ""
     mig_instance: str = ""
 
-    #: In the order of `values`.
+    #: Label names, in the order of `values`.
     NAMES = ("uuid", "gpu_uuid", "gpu_index", "model", "mig_profile", "mig_instance")
 
     @property
@@ -69,21 +69,21 @@ class Entity:
 class MigDevice:
     entity: Entity
     handle: Any
-    #: Its number on the GPU, by which NVML lists it. There can be gaps.
+    #: Number of the MIG device on its GPU in NVML. Numbers can have gaps.
     number: int
     gpu_instance: int
     compute_instance: int
 
     @property
     def shares_memory(self) -> bool:
-        """Another compute instance of the same GPU instance has its memory, and is listed with it."""
+        """Whether its memory is counted on another compute instance of the same GPU instance."""
         return self.compute_instance != 0
 
 
 @dataclass
 class Gpu:
     entity: Entity
-    #: None where the GPU is lost.
+    #: None if the GPU is lost.
     handle: Any
     index: int
     pci_bus_id: str = ""
@@ -95,44 +95,44 @@ class Gpu:
 
     @property
     def devices(self) -> List[Tuple[Entity, Any]]:
-        """What work runs on: its MIG devices, or the GPU itself."""
+        """Devices for workloads: the MIG devices, or the GPU itself."""
         return [(mig.entity, mig.handle) for mig in self.mig_devices] or [(self.entity, self.handle)]
 
 
 class Gpus:
-    """Reads them again and again. A GPU that was there once is remembered, in a file too, until the file is deleted."""
+    """Scan GPUs repeatedly. Known GPUs are recorded in a file until it is deleted."""
 
     def __init__(self, record: Optional[Path] = None) -> None:
         self.record = record
         self.lock = threading.Lock()
         self.known: Dict[str, Dict[str, str]] = self._read()
-        #: Why GPUs have no handle or UUID, by index, as it was logged.
+        #: Logged reasons by index why GPUs have no handle or UUID.
         self.unreachable: Dict[int, str] = {}
 
     def scan(self) -> List[Gpu]:
-        """All GPUs by index, the lost ones among them. Raises NvmlGoneError, and nvml.NVMLError if NVML cannot count them."""
+        """Return all GPUs by index, including lost ones. Raises NvmlGoneError, or nvml.NVMLError if NVML cannot count them."""
         with self.lock:
             return self._scan()
 
     def _scan(self) -> List[Gpu]:
-        found: Dict[str, Gpu] = {}
+        gpus: Dict[str, Gpu] = {}
         for index in range(count()):
             gpu = self._gpu(index)
             if gpu is not None:
-                found[gpu.entity.uuid] = gpu
+                gpus[gpu.entity.uuid] = gpu
         known = dict(self.known)
-        for uuid, gpu in found.items():
+        for uuid, gpu in gpus.items():
             known[uuid] = {"index": gpu.entity.gpu_index, "model": gpu.entity.model}
         if known != self.known:
             self.known = known
             self._write()
         for uuid, was in self.known.items():
-            if uuid not in found:
-                found[uuid] = Gpu(Entity(uuid, uuid, was["index"], was["model"]), None, int(was["index"]))
-        return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.entity.uuid))
+            if uuid not in gpus:
+                gpus[uuid] = Gpu(Entity(uuid, uuid, was["index"], was["model"]), None, int(was["index"]))
+        return sorted(gpus.values(), key=lambda gpu: (gpu.index, gpu.entity.uuid))
 
     def _gpu(self, index: int) -> Optional[Gpu]:
-        """Return the GPU with this index, a lost one without a handle; None if it has no UUID."""
+        """Return the GPU with this index, without a handle if it is lost; None if it has no UUID."""
         try:
             call = "nvmlDeviceGetHandleByIndex"
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -160,7 +160,7 @@ class Gpus:
         return gpu
 
     def _log(self, index: int, reason: str) -> None:
-        """Log once why a GPU cannot be reached: one that was never seen has no series that names it."""
+        """Log once why a GPU cannot be reached, because an unknown GPU has no series."""
         if self.unreachable.get(index) != reason:
             self.unreachable[index] = reason
             print("GPU %d cannot be reached: %s" % (index, reason), flush=True)
@@ -180,11 +180,11 @@ class Gpus:
             new.write_text(json.dumps(self.known, indent=2, sort_keys=True) + "\n")
             new.replace(self.record)
         except OSError as error:
-            print("the GPUs that were seen could not be recorded: %s" % error, flush=True)
+            print("cannot record the known GPUs: %s" % error, flush=True)
 
 
 def count() -> int:
-    """Raises nvml.NVMLError where that is not known: then no GPU is lost, but all of them are unknown."""
+    """Return the number of GPUs. Raises nvml.NVMLError if it is unknown: then no GPU counts as lost."""
     try:
         return nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -194,7 +194,7 @@ def count() -> int:
 
 
 def is_lost(handle: Any) -> bool:
-    """Asks for something that only the GPU itself can tell: names and UUIDs the driver may remember."""
+    """Return whether the GPU is lost, by reading its temperature: the driver may cache names and UUIDs."""
     try:
         nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
     except nvml.NVMLError as error:
@@ -220,7 +220,7 @@ def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
         gpu.entity.gpu_index,
         gpu.entity.model,
         profile,
-        # With several compute instances in a GPU instance the labels still tell them apart.
+        # Distinguishes several compute instances of a GPU instance.
         "%d.%d" % (instance, compute) if compute else str(instance),
     )
     return MigDevice(entity, handle, number, instance, compute)

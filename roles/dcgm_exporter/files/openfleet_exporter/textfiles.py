@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics that others wrote to files, in the text format of Prometheus."""
+"""Read metrics from files in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Dict, Iterator, List
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-#: The text format's (https://prometheus.io/docs/instrumenting/exposition_formats), of which the parser lets far more pass.
+#: Names in the text format (https://prometheus.io/docs/instrumenting/exposition_formats). The parser accepts more.
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__name__$)[a-zA-Z_][a-zA-Z0-9_]*")
-#: Of a file: some ten thousand samples.
+#: Maximum size of a file: some ten thousand samples.
 _MOST_BYTES = 1 << 22
-#: Milliseconds in 64 bits.
+#: Limit of timestamps: milliseconds in 64 bits.
 _MOST_SECONDS = 2**63 / 1000
 
 
 def families(folder: Path) -> Iterator[Metric]:
-    """Those of all *.prom files, and of each file whether it could be read and how old it is."""
+    """Return the families of all *.prom files, and whether each file is readable and when it was written."""
     merged: Dict[str, Metric] = {}
     read = GaugeMetricFamily(
         "openfleet_exporter_textfile_readable", "1 if the file could be read as metrics.", labels=["file"]
@@ -32,18 +32,18 @@ def families(folder: Path) -> Iterator[Metric]:
         "openfleet_exporter_textfile_mtime_seconds", "When the file was written, Unix time.", labels=["file"]
     )
     for path in sorted(folder.glob("*.prom")):
-        name = path.name.encode(errors="replace").decode()  # it need not be UTF-8, and labels must
+        name = path.name.encode(errors="replace").decode()  # labels must be UTF-8, file names need not
         try:
-            when, found = path.stat().st_mtime, _parse(path)
+            when, parsed = path.stat().st_mtime, _parse(path)
         except FileNotFoundError:
-            continue  # it has just gone
-        except Exception as error:  # whatever the parser stumbles over: one file must not cost the host's whole scrape
-            print("%s is left out: %s" % (name, error or repr(error)), flush=True)
+            continue  # deleted meanwhile
+        except Exception as error:  # any parser error: one file must not break the whole scrape
+            print("%s is skipped: %s" % (name, error or repr(error)), flush=True)
             read.add_metric([name], 0)
             continue
         read.add_metric([name], 1)
         written.add_metric([name], when)
-        for family in found:
+        for family in parsed:
             if family.name in merged:
                 merged[family.name].samples.extend(family.samples)
             else:
@@ -54,37 +54,37 @@ def families(folder: Path) -> Iterator[Metric]:
 
 
 def content(path: Path, most: int) -> str:
-    """Return the text of a file that others wrote. Raises FileNotFoundError, OSError or ValueError.
+    """Return the text of a file of at most `most` bytes. Raises FileNotFoundError, OSError or ValueError.
 
-    A pipe would keep the scrape waiting for ever, also one that takes a file's place after a look at it.
+    The open file is checked, so that a pipe that replaces it cannot block the scrape.
     """
     descriptor = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             text = file.read(most + 1)
     finally:
         os.close(descriptor)
     if len(text) > most:
-        raise ValueError("it has more than %d bytes" % most)
+        raise ValueError("more than %d bytes" % most)
     return text.decode("utf-8")
 
 
 def _parse(path: Path) -> List[Metric]:
-    """What is in a file; raises something if Prometheus would not take it."""
+    """Parse a file. Raises an exception if Prometheus would reject it."""
     text = content(path, _MOST_BYTES)
     if "\0" in text:
-        raise ValueError("it is no text")
-    found = list(text_string_to_metric_families(text))
-    for family in found:
+        raise ValueError("not a text file")
+    parsed = list(text_string_to_metric_families(text))
+    for family in parsed:
         for name in (family.name, *(sample.name for sample in family.samples)):
             if not _METRIC_NAME.fullmatch(name):
-                raise ValueError("%r is no name of a metric" % name)
+                raise ValueError("%r is not a metric name" % name)
         for sample in family.samples:
             for label in sample.labels:
                 if not _LABEL_NAME.fullmatch(label):
-                    raise ValueError("%r is no name of a label" % label)
+                    raise ValueError("%r is not a label name" % label)
             if sample.timestamp is not None and not abs(sample.timestamp) < _MOST_SECONDS:
-                raise ValueError("%s has a time that no server takes" % sample.name)
-    return found
+                raise ValueError("%s has an invalid timestamp" % sample.name)
+    return parsed

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serves metrics over HTTP, with TLS and passwords as exporter-toolkit's web configuration says, written in JSON.
+"""Serve metrics over HTTP, with TLS and passwords from an exporter-toolkit web configuration in JSON.
 
-https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md tells the format. Read are
-tls_server_config (cert_file, key_file) and basic_auth_users; anything else in it is refused, not passed by.
+Supports tls_server_config (cert_file, key_file) and basic_auth_users, and rejects other settings. Format:
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import bcrypt
 
-#: Seconds that a client may keep a connection without saying anything.
+#: Seconds until an idle connection is closed.
 CLIENT_TIMEOUT = 30
-#: Clients that are served at a time, in all and from one address: each has a thread.
+#: Concurrent clients in total and per address. Each has a thread.
 MOST_CLIENTS, MOST_OF_ADDRESS = 64, 8
 KNOWN = {"tls_server_config": {"cert_file", "key_file"}, "basic_auth_users": None}
 
@@ -44,17 +44,17 @@ def read_config(path: Optional[Path]) -> Dict[str, Any]:
     except (OSError, ValueError) as error:
         raise WebConfigError("%s cannot be read as JSON: %s" % (path, error)) from error
     if not isinstance(config, dict):
-        raise WebConfigError("%s is no JSON object" % path)
+        raise WebConfigError("%s is not a JSON object" % path)
     for key, inner in KNOWN.items():
         value = config.get(key, {})
         if not isinstance(value, dict):
-            raise WebConfigError("%s: %s is no object" % (path, key))
+            raise WebConfigError("%s: %s is not an object" % (path, key))
         for name in value if inner is not None else ():
             if name not in inner:
-                raise WebConfigError("%s: %s.%s is not known here" % (path, key, name))
-    strangers = set(config) - set(KNOWN)
-    if strangers:
-        raise WebConfigError("%s: %s is not known here" % (path, ", ".join(sorted(strangers))))
+                raise WebConfigError("%s: unsupported setting %s.%s" % (path, key, name))
+    unknown = set(config) - set(KNOWN)
+    if unknown:
+        raise WebConfigError("%s: unsupported settings: %s" % (path, ", ".join(sorted(unknown))))
     return config
 
 
@@ -72,7 +72,7 @@ def tls_context(config: Dict[str, Any]) -> Optional[ssl.SSLContext]:
 
 
 class Passwords:
-    """Bcrypt takes its time on purpose. What was right once is known by a keyed hash for as long as the process lives."""
+    """Check passwords. Bcrypt is slow on purpose, so keyed hashes of correct passwords are cached in memory."""
 
     def __init__(self, hashes: Dict[str, str], check: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self.hashes = {user: value.encode() for user, value in hashes.items()}
@@ -80,35 +80,35 @@ class Passwords:
         self.lock = threading.Lock()
         self._key = secrets.token_bytes(32)
         self._right: Set[bytes] = set()
-        # An unknown user takes as long as a wrong password.
-        self._stranger = next(iter(self.hashes.values()), b"")
+        # Makes the check of an unknown user as slow as that of a wrong password.
+        self._dummy_hash = next(iter(self.hashes.values()), b"")
 
     def right(self, user: str, password: str) -> bool:
-        said = hmac.new(self._key, ("%d:%s:%s" % (len(user), user, password)).encode(), hashlib.sha256).digest()
-        if said in self._right:
+        digest = hmac.new(self._key, ("%d:%s:%s" % (len(user), user, password)).encode(), hashlib.sha256).digest()
+        if digest in self._right:
             return True
-        # One at a time: guessing must not take all cores of a host.
+        # One check at a time, so that guessing cannot use all cores.
         with self.lock:
             try:
-                right = self.check(password.encode()[:72], self.hashes.get(user, self._stranger))
+                right = self.check(password.encode()[:72], self.hashes.get(user, self._dummy_hash))
             except ValueError:
                 return False
             if right and user in self.hashes:
-                self._right.add(said)
+                self._right.add(digest)
                 return True
         return False
 
 
 def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
-    """The application, for those with a password."""
+    """Return the application behind a password check."""
     if passwords is None or not passwords.hashes:
         return application
 
     def guard(environ: Dict[str, Any], start_response: Callable) -> Any:
-        scheme, _, said = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        scheme, _, credentials = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         if scheme.lower() == "basic":
             try:
-                user, colon, password = base64.b64decode(said, validate=True).decode().partition(":")
+                user, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
             except (binascii.Error, UnicodeDecodeError):
                 user = colon = password = ""
             if colon and passwords.right(user, password):
@@ -121,7 +121,7 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
 
 
 def metrics_only(application: Callable) -> Callable:
-    """/metrics, in the text format: files of others need not fit OpenMetrics."""
+    """Serve only /metrics, in the text format, because text files may not be valid OpenMetrics."""
 
     def serve(environ: Dict[str, Any], start_response: Callable) -> Any:
         if environ.get("PATH_INFO") != "/metrics":
@@ -131,20 +131,20 @@ def metrics_only(application: Callable) -> Callable:
         try:
             return application(environ, start_response)
         except Exception as error:
-            print("the metrics could not be read: %r" % error, flush=True)
+            print("cannot read the metrics: %r" % error, flush=True)
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
-            return [b"The metrics could not be read; the exporter's log says why\n"]
+            return [b"Cannot read the metrics. See the exporter's log.\n"]
 
     return serve
 
 
 class Handler(WSGIRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are not worth a line each."""
+        """Do not log requests."""
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread for each client, in which it also shakes hands: a silent one does not delay others."""
+    """Use one thread per client, including the TLS handshake, so that a silent client does not delay others."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -159,13 +159,13 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        # Without the look-up of an unused name, which can take long.
+        # Skip the base class, which looks up the host name. That can take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Turn away who has too many connections, or comes when all together have: before a thread begins."""
+        """Reject clients beyond the limits before a thread starts."""
         with self._counting:
             if self._clients[client_address[0]] >= MOST_OF_ADDRESS or sum(self._clients.values()) >= MOST_CLIENTS:
                 return False
@@ -176,20 +176,20 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            # There is no thread that would count it off.
-            self._count_off(client_address)
+            # No thread was started that would release the slot.
+            self._release(client_address)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._count_off(client_address)
+            self._release(client_address)
 
-    def _count_off(self, client_address: Any) -> None:
+    def _release(self, client_address: Any) -> None:
         with self._counting:
             self._clients[client_address[0]] -= 1
-            # Without those that have none: addresses come and go.
+            # Drop addresses without clients.
             self._clients += Counter()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -200,11 +200,11 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             secured = self.context.wrap_socket(request, server_side=True)
         except (OSError, ssl.SSLError):
-            return  # no TLS, or gone: its own affair
+            return  # not TLS, or disconnected
         try:
             super().finish_request(secured, client_address)
         finally:
             self.shutdown_request(secured)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients go away; that is no error of this program."""
+        """Ignore errors of clients, such as disconnects."""
