@@ -33,6 +33,7 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 from ..plugin_utils import host_results
+from ..plugin_utils.counted import counted
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
 #: The second does a part of the first.
@@ -119,7 +120,7 @@ class Summary:
         if not counts and not self.check_mode:
             return "Applied: nothing, on 0 of %d hosts" % len(self.hosts)
         totals = [sum(getattr(c, name) for c in counts) for name in ("create", "destroy", "keep", "changed")]
-        gpus = "%d GPU%s" % (totals[3], "" if totals[3] == 1 else "s")
+        gpus = counted(totals[3], "GPU")
         words = ("Plan", "to create", "to destroy", "to change") if self.check_mode else _APPLIED
         text = "%s: " % words[0]
         # Other changes, such as time slicing, have no MIG instances.

@@ -114,7 +114,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
             "https://prometheus.example.org",
             tuple(name % number for number in range(hosts)),
             tuple(name % number for number in range(1, hosts)),
-            ("1 of %d hosts did not answer (%s): who holds their GPUs is not known but by the server." % (hosts, name % 0),),
+            ("1 of %d hosts did not answer (%s): the holders of their GPUs are known only from metrics." % (hosts, name % 0),),
         ),
         findings=tuple(
             dataclasses.replace(one, state="still", first_found_seconds=NOW - 9 * 86400) if number % 3 else one

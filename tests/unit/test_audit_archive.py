@@ -188,7 +188,7 @@ def lines(page):
 
 
 def test_without_reports_there_is_a_page():
-    assert "There is none yet" in report_index.to_text([])
+    assert "No reports yet" in report_index.to_text([])
 
 
 def test_one_report_has_no_trend():

@@ -301,7 +301,7 @@ def test_a_service_that_does_nothing_can_be_stopped():
 @pytest.mark.parametrize(
     ("found", "more", "why"),
     [
-        (gpu("a", 0, H100, "x.service"), {"quiet_hours": 47}, "quiet for 47 hours, and the grace is 48"),
+        (gpu("a", 0, H100, "x.service"), {"quiet_hours": 47}, "idle for 47 h; protected for 48 h"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["x.*"]}, "exempt (x.*)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
@@ -330,7 +330,7 @@ def test_a_service_that_does_nothing_can_be_stopped():
                 ],
             ),
             {},
-            "it began 47 hours ago, and the grace is 48",
+            "started 47 h ago; protected for 48 h",
         ),
         (gpu("a", 0, H100, holders=[holder(None, "GPU-a-0")]), {}, "a person has to end it"),
         (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", job="17")]), {}, "a scheduler's"),
@@ -346,12 +346,22 @@ def test_what_is_spared_says_why(found, more, why):
 def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours, least):
     """A shorter grace of the site makes nobody idle for what was before."""
     for age, spared in (
-        (least - 1, "it began %d hours ago, and the grace is %d" % (least - 1, least)),
+        (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
     ):
         row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - age * 3600)])
         (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=grace_hours, idle_after_hours=80).values()
         assert one.spared == spared and one.idle_after_seconds == 80 * 3600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "less than an hour"), (3599, "less than an hour"), (3600, "1 h"), (47.99 * 3600, "47 h")],
+)
+def test_a_young_holder_s_age_is_in_hours(seconds, text):
+    row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - seconds)])
+    (one,) = reclaim({"a": state(row)}, IDLE).values()
+    assert one.spared == "started %s ago; protected for 48 h" % text
 
 
 def test_who_holds_a_gpu_that_works_as_well_is_spared():

@@ -33,7 +33,13 @@ from .series import (
 #: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
-#: From the labels of a sample to the subject that it is of.
+#: Note for servers without the roll-ups of a series.
+RULES_MISSING = (
+    "Some recording rules are missing. Figures are correct; queries are slower. "
+    "Load the current rules of the role gpu_monitoring."
+)
+
+#: From the labels of a sample to its subject.
 KeyOf = Callable[[Mapping[str, str]], Key]
 
 
@@ -124,10 +130,7 @@ class Figures:
         dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
         if not dense:
             return None
-        self.notes.append(
-            "There is no %s: figures are of %s itself, which the server takes longer for."
-            % (series.roll_up, series.name)
-        )
+        self.notes.append(RULES_MISSING)
         return 3600 / dense[0].value if dense[0].value > 0 else ROLL_UP_SECONDS
 
     def _over(

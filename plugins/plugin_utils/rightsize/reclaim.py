@@ -148,11 +148,17 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     # What holds a GPU since yesterday did not rest on it for a week, whatever the GPU did.
     grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
-        return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
+        return "idle for %s; protected for %.0f h" % (_age(found.quiet_seconds), grace / 3600)
     least = max(grace, found.idle_after_seconds)
     if age is not None and age < least:
-        return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, least / 3600)
+        return "started %s ago; protected for %.0f h" % (_age(age), least / 3600)
     return ""
+
+
+def _age(seconds: float) -> str:
+    """Return a time in whole hours, rounded down: a rounded time could equal the limit that it has not reached."""
+    hours = int(seconds // 3600)
+    return "%d h" % hours if hours else "less than an hour"
 
 
 def _kept_unit(name: str) -> str:
