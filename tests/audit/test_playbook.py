@@ -261,7 +261,7 @@ def test_a_server_that_is_down_leaves_the_hosts_and_is_said(play, folder):
 def test_with_neither_server_nor_hosts_it_fails_and_writes_nothing(play, folder):
     done = play(dir=str(folder / "nothing"), hosts="none", prometheus={"url": NOWHERE})
     assert done.returncode == 2
-    assert "there is nothing to audit with" in said(done) and "could not be reached" in said(done)
+    assert "there is nothing to audit" in said(done) and "could not be reached" in said(done)
     assert not (folder / "nothing").exists()
 
 
@@ -344,7 +344,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
 
 
 REFUSED = [
-    ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
+    ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: unknown key"),
     ({"keep": -1, "directory": "/nowhere"}, "keep: -1 is not a number of reports"),
     ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
     (
@@ -388,4 +388,4 @@ def test_a_way_to_ask_that_there_is_not_is_refused_before_any_host_is_asked(play
 def test_hosts_without_the_helper_are_hosts_that_did_not_answer(play, folder):
     done = play(dir=str(folder / "helper"), reader="helper", hosts="here")
     assert done.returncode == 2
-    assert "there is nothing to audit with" in said(done) and "1 of 1 hosts did not answer (here)" in said(done)
+    assert "there is nothing to audit" in said(done) and "1 of 1 host did not answer (here)" in said(done)
