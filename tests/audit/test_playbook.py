@@ -381,8 +381,8 @@ def test_the_playbook_stops_at_a_setting_that_cannot_be_meant(play):
 def test_a_way_to_ask_that_there_is_not_is_refused_before_any_host_is_asked(play, folder):
     done = play(dir=str(folder / "asked"), reader="anybody")
     assert done.returncode == 2
-    assert "gpu_audit_reader is anybody. It is one of module and helper." in said(done)
-    assert "Look at the GPUs" not in done.stdout and not (folder / "asked").exists()
+    assert "gpu_audit_reader is anybody. Use module or helper." in said(done)
+    assert "Read GPUs and their holders" not in done.stdout and not (folder / "asked").exists()
 
 
 def test_hosts_without_the_helper_are_hosts_that_did_not_answer(play, folder):
