@@ -109,7 +109,7 @@ class Fleet:
             if found.shape != (count, length):
                 raise SizingError(
                     what,
-                    "its shape is %s for %d workloads and %d times" % (found.shape, count, length),
+                    "its shape is %s, and the fleet needs %s" % (found.shape, (count, length)),
                     "Pass one row per workload and one column per time, and NaN for missing samples.",
                 )
             tables.append(found[order])
