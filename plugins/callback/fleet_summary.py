@@ -33,6 +33,7 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 from ..plugin_utils import host_results
+from ..plugin_utils.counted import counted
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
 #: The second does a part of the first.
@@ -117,15 +118,16 @@ class Summary:
         """The one line for all hosts."""
         counts = self.counts.values()
         if not counts and not self.check_mode:
-            return "Applied: nothing, on 0 of %d hosts" % len(self.hosts)
+            return "Applied: nothing, on 0 of %s" % counted(len(self.hosts), "host")
         totals = [sum(getattr(c, name) for c in counts) for name in ("create", "destroy", "keep", "changed")]
-        gpus = "%d GPU%s" % (totals[3], "" if totals[3] == 1 else "s")
+        gpus = counted(totals[3], "GPU")
         words = ("Plan", "to create", "to destroy", "to change") if self.check_mode else _APPLIED
         text = "%s: " % words[0]
         # Other changes, such as time slicing, have no MIG instances.
         if any(totals[:3]) or not totals[3]:
             text += "%d %s, %d %s, %d kept; " % (totals[0], words[1], totals[1], words[2], totals[2])
-        text += "%s %s on %d of %d hosts" % (gpus, words[3], sum(bool(c.changed) for c in counts), len(self.hosts))
+        changed = sum(bool(c.changed) for c in counts)
+        text += "%s %s on %d of %s" % (gpus, words[3], changed, counted(len(self.hosts), "host"))
         planned = self.unknown.union(self.counts)
         if self.check_mode and not self.hosts <= planned:
             text += ", no plan for %d" % len(self.hosts - planned)

@@ -1,29 +1,33 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The report of a run of site.yml as a page."""
+"""Write the report of a run of site.yml as an HTML page."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: fleet_page
-short_description: Draw the report of a run of site.yml as a page
+short_description: Write the report of a run of site.yml as an HTML page
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes what P(openfleet.gpu.fleet_report#filter) returned and returns one HTML page without scripts, in which each GPU is a bar
-    of its instances.
-  - What hosts sent stands in it as text, whatever it is.
+  - Takes the result of P(openfleet.gpu.fleet_report#filter) and returns one HTML page without scripts.
+  - The page has a bar of instances for each GPU.
+  - Values from hosts are inserted as text only.
 options:
   _input:
     description: The report.
     type: dict
     required: true
   planned:
-    description: Whether it is of a dry run, so that the page says so.
+    description: Whether the report is from a dry run. The page says so.
     type: bool
     default: false
+  made_at:
+    description: Date and time that the page shows, for example V(2026-11-22 06:00 UTC).
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -36,20 +40,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The page.
+  description: The HTML page.
   type: str
 """
 
 from ansible.errors import AnsibleFilterError
 
 
-def fleet_page(report, planned=False):
-    """Return the page; see DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+def fleet_page(report, planned=False, made_at=""):
+    """Return the page. See DOCUMENTATION."""
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet import page
 
     try:
-        return page.to_text(report, planned)
+        return page.to_text(report, planned, made_at)
     except (KeyError, TypeError, ValueError) as error:
         raise AnsibleFilterError("fleet_page: not a report: %r" % error) from error
 

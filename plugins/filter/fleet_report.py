@@ -1,35 +1,36 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One report over the fleet from what each host's run of the mig module returned."""
+"""Sum up the results of the layout module on all hosts."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: fleet_report
-short_description: Sum up what the layouts of all hosts asked for, found and changed
+short_description: Sum up the desired layouts, current layouts and changes of all hosts
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes the results of the module M(openfleet.gpu.layout) by host and returns rows and totals for the report templates.
-  - A host without a driver counts with what was planned for it from the catalogue of GPU models.
-  - Each host's result is checked first. One that no module returned is left out, and the host's C(note) says why.
+  - Takes the results of the module M(openfleet.gpu.layout) by host, and returns rows and totals for the report templates.
+  - A host without a driver counts with its plan from the catalogue of GPU models.
+  - The result of each host is checked first. If it is not a result of the module, it is left out, and C(note) of the host
+    says why.
 options:
   _input:
     description: Result of the module by host name. A host without a result is reported as such.
     type: dict
     required: true
   planned:
-    description: Whether the results come from a dry run, so that the summary speaks of what would be.
+    description: Whether the results are from a dry run. The summary says so.
     type: bool
     default: false
   warnings:
-    description: By host, what is to be told of it besides, as vulnerabilities of its driver.
+    description: Additional warnings by host, for example vulnerabilities of its driver.
     type: dict
     default: {}
   left_out:
-    description: By host, why the run went on without it.
+    description: Hosts that the run left out, with the reason.
     type: dict
     default: {}
 """
@@ -43,37 +44,39 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(gpus_expected),
-      how many GPUs were planned from the catalogue of models since no driver answers, C(note)
-      where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(hosts_left_out),
-      C(gpus), C(gpus_changed), C(instances), C(create), C(destroy) and C(keep); C(summary), the totals in one line.
+    - C(schema) is the version of this format. C(summary) is the totals in one line.
+    - C(hosts) lists the hosts by name, each with C(gpus) as the module returned them, C(gpus_expected) (number of GPUs that
+      were planned from the catalogue because no driver answers), C(note) if it has no GPUs, and C(warnings).
+    - C(totals) has C(hosts), C(hosts_changed), C(hosts_left_out), C(gpus), C(gpus_changed), C(instances), C(create),
+      C(destroy) and C(keep).
   type: dict
 """
 
 from collections.abc import Mapping
 
 from ..plugin_utils import host_results
+from ..plugin_utils.counted import counted
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
 SCHEMA = 1
 FROM_CATALOGUE = "no NVIDIA driver yet; planned from the model catalogue"
-#: Of a host.
+#: Warnings per host.
 MOST_WARNINGS = 20
 DONE = (
-    "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
-    "{gpus_changed} GPUs changed; {hosts_changed} of {hosts} hosts changed"
+    "{gpus} on {hosts}, {instances}: {create} created, {destroy} destroyed, {keep} kept; "
+    "{gpus_changed} changed; {hosts_changed} of {hosts} changed"
 )
 PLANNED = (
-    "{gpus} GPUs on {hosts} hosts, {instances} MIG instances now: {create} to create, {destroy} to destroy, {keep} to keep; "
-    "{gpus_changed} GPUs would change; {hosts_changed} of {hosts} hosts would change"
+    "{gpus} on {hosts}, {instances} now: {create} to create, {destroy} to destroy, {keep} to keep; "
+    "{gpus_changed} would change; {hosts_changed} of {hosts} would change"
 )
 
 
 def fleet_report(results, planned=False, warnings=None, left_out=None):
-    """See DOCUMENTATION."""
-    told, left_out = warnings or {}, left_out or {}
+    """Return the report. See DOCUMENTATION."""
+    warnings, left_out = warnings or {}, left_out or {}
     hosts = [
-        _host(name, {"msg": "left out: %s" % left_out[name]} if name in left_out else result, told.get(name) or [])
+        _host(name, {"msg": "left out: %s" % left_out[name]} if name in left_out else result, warnings.get(name) or [])
         for name, result in results.items()
     ]
     totals = {count: sum(host["counts"].get(count) or 0 for host in hosts) for count in host_results.COUNTS}
@@ -84,6 +87,12 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
         gpus=sum(len(host["gpus"]) + host["gpus_expected"] for host in hosts),
         instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
     )
+    nouns = {
+        "gpus": counted(totals["gpus"], "GPU"),
+        "hosts": counted(totals["hosts"], "host"),
+        "instances": counted(totals["instances"], "MIG instance"),
+        "gpus_changed": counted(totals["gpus_changed"], "GPU"),
+    }
     expected = sum(bool(host["gpus_expected"]) for host in hosts)
     more = "; %d without a driver yet, planned from the model catalogue" % expected if expected else ""
     more += "; %d left out" % len(left_out) if left_out else ""
@@ -91,13 +100,13 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
         "schema": SCHEMA,
         "hosts": hosts,
         "totals": totals,
-        "summary": (PLANNED if planned else DONE).format(**totals) + more,
+        "summary": (PLANNED if planned else DONE).format(**{**totals, **nouns}) + more,
     }
 
 
 def _host(name, result, warnings):
     try:
-        # A host that the run did not come to has none.
+        # A host that the run did not reach has no result.
         read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
     except HostValueError as error:
         read = {"msg": str(error)}
@@ -106,7 +115,7 @@ def _host(name, result, warnings):
     forecast = read.get("forecast") or {}
     if forecast.get("checked"):
         note, counts, expected = FROM_CATALOGUE, forecast.get("counts") or {}, forecast.get("gpus") or 0
-    # They name versions as the host reports them.
+    # Warnings contain versions reported by the host.
     warned = [text(each) for each in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
     return {
         "name": name,

@@ -18,7 +18,7 @@ description:
     these, or a GPU on which something runs, is spared; so is a service with which others would stop, and what began within
     O(quiet_seconds).
   - Give it all that the host may stop. An announcement of anything else is forgotten.
-  - A stopped service is not disabled. It comes back with C(systemctl start), and at the next boot where it is enabled.
+  - A stopped service is not disabled. Start it with C(systemctl start). If it is enabled, it starts at the next boot.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -94,7 +94,7 @@ options:
     default: 86400
   tell:
     description:
-      - How owners are told on the host, of the announcement and of the stop.
+      - How owners are notified on the host about the announcement and the stop.
       - V(wall) writes to all terminals. V(home) writes the file C(gpu-notice-NAME.txt) in the home of the user that the main
         process of a service runs as, with that user's id. Root's services and containers have no such user.
       - One that fails is listed in C(untold), and stops nothing.
@@ -117,7 +117,7 @@ options:
     type: bool
     default: false
   confirmed:
-    description: Announcements that were told. With them nothing else is done.
+    description: Announcements that were delivered. With this option, nothing else is done.
     type: list
     elements: dict
     default: []

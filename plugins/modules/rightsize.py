@@ -3,32 +3,32 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-# The documentation of plugins/action/rightsize.py, which does all of it on the controller.
+# The documentation of plugins/action/rightsize.py, which runs on the controller.
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rightsize
-short_description: Propose what a fleet of GPUs should look like instead
+short_description: Propose a layout with fewer GPUs
 version_added: "0.1.0"
 description:
-  - Audits the fleet as M(openfleet.gpu.audit) does, reads the history of workloads that have more than they use, says what each
-    needs and how it could share a GPU, and packs them onto fewer GPUs with the least change. The playbook
-    C(openfleet.gpu.rightsize) is made of it.
-  - What comes out is a proposal, an inventory overlay with a C(gpu_layout) for each host that changes. It changes nothing on any
-    host. In check mode it writes nothing either.
-  - Something changes only where a GPU comes free by it, or where the inventory asks for it. What is not certain stays as it is,
-    and is listed with the reason.
+  - Audits the fleet like M(openfleet.gpu.audit), reads the history of workloads that have more than they use, decides what each
+    needs and how it can share a GPU, and packs them onto fewer GPUs with the least change. The playbook
+    C(openfleet.gpu.rightsize) uses it.
+  - The result is a proposal, an inventory overlay with a C(gpu_layout) for each host that changes. Nothing on hosts is
+    changed. In check mode it writes nothing.
+  - A layout changes only if that frees a GPU, or if the inventory requires it. Uncertain cases are excluded and listed with the
+    reason.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
   - NumPy on the controller
-  - OR-Tools on the controller; without it a heuristic packs
+  - OR-Tools on the controller. Without it, a heuristic is used
 options:
   directory:
     description:
-      - Where C(rightsize.json), C(rightsize.yml), C(rightsize.html) and the overlay C(proposal/) are written. Nothing is written
-        without it.
+      - Directory for C(rightsize.json), C(rightsize.yml), C(rightsize.html) and the overlay C(proposal/). Without it, nothing is
+        written.
     type: path
   prometheus:
     description: As O(openfleet.gpu.audit#module:prometheus).
@@ -44,28 +44,28 @@ options:
     default: ""
   hosts:
     description:
-      - By host, the results of M(openfleet.gpu.gpu_info). A host without one takes no part.
-      - With O(openfleet.gpu.gpu_info#module:profiles) plans go by the GPUs' own profiles, and by the catalogue's without.
+      - Results of M(openfleet.gpu.gpu_info) by host. Hosts without a result are excluded.
+      - With O(openfleet.gpu.gpu_info#module:profiles), plans use the profiles of the GPUs, otherwise those of the catalogue.
     type: dict
     default: {}
   hosts_asked:
-    description: The hosts that were asked, so that the ones that did not answer can be named.
+    description: The hosts that were asked, to report those that did not answer.
     type: list
     elements: str
     default: []
   kubernetes:
-    description: As in M(openfleet.gpu.audit). Pods are named as the API server has them, with their owners.
+    description: As in M(openfleet.gpu.audit). Pods have the names and owners of the API.
     type: dict
     default: {}
   layouts:
-    description: By host, today's C(gpu_layout). What it says of GPUs that do not change stays in the proposal.
+    description: Current C(gpu_layout) by host. Entries of GPUs that do not change stay in the proposal.
     type: dict
     default: {}
   workloads:
     description:
-      - By host, what the inventory says of workloads, a list; the first entry whose C(match) is like the workload's name, unit or
-        place (C(HOST-gpu0)) holds.
-      - Each has C(match), C(leave), C(mode), C(profile), C(isolation), C(latency), C(memory), C(sm_percent), C(near), C(apart),
+      - Settings of workloads by host, a list. The first entry whose C(match) matches the workload's name, unit or place
+        (C(HOST-gpu0)) applies.
+      - Keys are C(match), C(leave), C(mode), C(profile), C(isolation), C(latency), C(memory), C(sm_percent), C(near), C(apart),
         C(apart_on).
     type: dict
     default: {}
@@ -75,7 +75,7 @@ options:
     elements: dict
     default: []
   currency:
-    description: The currency of O(prices), for people to read.
+    description: Currency of O(prices), for display.
     type: str
     default: ""
   thresholds:
@@ -83,7 +83,7 @@ options:
     type: dict
     default: {}
   exempt:
-    description: Hosts, UUIDs of GPUs and names of tenants that take no part.
+    description: Hosts, GPU UUIDs and names of tenants to exclude.
     type: list
     elements: str
     default: []
@@ -92,45 +92,45 @@ options:
     type: dict
     default: {}
   reach:
-    description: How far a workload may go, to other GPUs of its host (V(host)) or of all hosts (V(fleet)). The model stays.
+    description: Where a workload may move, within its host (V(host)) or to any host (V(fleet)). It stays on its GPU model.
     type: str
     choices: [host, fleet]
     default: host
   max_moved:
-    description: So many workloads are moved or resized at most. No bound without it.
+    description: Maximum number of moved or resized workloads. Default is no limit.
     type: int
   max_destroyed:
-    description: So many GPU instances are destroyed at most. No bound without it.
+    description: Maximum number of destroyed GPU instances. Default is no limit.
     type: int
   packing:
     description:
-      - C(policy) (V(binpack) or V(spread)), C(reserve_gpus) (by key of the catalogue how many stay free, of each host or
-        of the fleet by O(reach)), C(headroom_memory_percent) and C(headroom_sm_percent) (0) that quotas leave free, C(seconds)
-        (60) for the search in all, C(seed), C(workers).
+      - C(policy) (V(binpack) or V(spread)), C(reserve_gpus) (number of GPUs that stay free, by key of the catalogue, per host or
+        fleet according to O(reach)), C(headroom_memory_percent) and C(headroom_sm_percent) (0) that quotas leave free,
+        C(seconds) (60) for the whole search, C(seed), C(workers).
     type: dict
     default: {}
   sizing:
-    description: Numbers of the sizing that are to be others than its own (docs/sizing.md).
+    description: Changed numbers of the sizing (docs/sizing.md).
     type: dict
     default: {}
   max_candidates:
-    description: So many workloads' histories are read at most, the dearest first.
+    description: Maximum number of workloads whose history is read, the most expensive first.
     type: int
     default: 1000
   reclaim_grace:
     description:
-      - What was quiet or has run for less is not listed as reclaimable, as V(48h). Without it, the time after which the audit
-        calls the holder idle.
+      - Minimum idle time and age of reclaimable workloads, for example V(48h). Default is the time after which the audit's
+        verdict is idle.
     type: str
     default: ""
   reclaim_exempt:
-    description: Globs on units, containers, users and hosts that are never listed as reclaimable.
+    description: Globs on units, containers, users and hosts that are never reclaimable.
     type: list
     elements: str
     default: []
   reclaim_standby:
     description:
-      - Globs on units, containers, users and hosts that are listed as reclaimable although the audit calls them V(standby).
+      - Globs on units, containers, users and hosts that are reclaimable although their verdict is V(standby).
     type: list
     elements: str
     default: []
@@ -172,16 +172,15 @@ line:
   returned: success
   type: str
   sample: >-
-    4 GPUs instead of 6, with 1 other layout: 3 workloads move, 0 stay on their GPU in another part of it; 2,922 EUR a month;
-    1 left as they are, 0 can be reclaimed
+    4 GPUs instead of 6, 1 changed layout: 3 workloads move, 0 resized; saves 2,922 EUR per month; 1 excluded, 0 can be reclaimed
 summary:
   description: >-
     C(gpus), C(gpus_used_today), C(gpus_used_then), C(gpus_saved), C(saved_per_month) with its C(currency), C(hosts) that change,
-    C(workloads) by what becomes of them, C(instances_destroyed), C(reclaimable).
+    C(workloads) by kind of change, C(instances_destroyed), C(reclaimable).
   returned: success
   type: dict
 notes:
-  description: What could not be read, and what stays as it is for it.
+  description: Missing data, and what is unchanged because of it.
   returned: success
   type: list
   elements: str
@@ -191,13 +190,13 @@ layouts:
   type: dict
 reclaim:
   description: >-
-    What holds GPUs and uses none, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders),
-    C(waste_per_month), C(idle_after_seconds) and C(spared), the reason why it is not to be stopped, empty where it may be.
+    Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders),
+    C(waste_per_month), C(idle_after_seconds) and C(spared), the reason if it must not be stopped.
   returned: success
   type: list
   elements: dict
 reclaim_grace_seconds:
-  description: O(reclaim_grace) in seconds, or C(idle_hours) of O(thresholds). What began later is not stopped on its host.
+  description: O(reclaim_grace) in seconds, or C(idle_hours) of O(thresholds). Newer processes are not stopped.
   returned: success
   type: float
 files:

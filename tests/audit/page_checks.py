@@ -52,6 +52,28 @@ _OUTSIDE = """
 }).map((one) => one.outerHTML.slice(0, 120))
 """
 
+_CLIPPED = """
+() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (!node.textContent.trim() || !node.parentElement.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const text = range.getBoundingClientRect();
+    for (let around = node.parentElement; around && around !== document.body; around = around.parentElement) {
+      const style = getComputedStyle(around), box = around.getBoundingClientRect();
+      // A box with a border or a ground of its own is drawn around its text.
+      const framed = style.borderTopWidth !== "0px" || !["rgba(0, 0, 0, 0)", "transparent"].includes(style.backgroundColor);
+      if (style.display === "inline" || (style.overflowX === "visible" && !framed)) continue;
+      if (text.left < box.left - 1 || text.right > box.right + 1 || text.top < box.top - 1 || text.bottom > box.bottom + 1)
+        found.push(node.textContent.trim().slice(0, 40) + " in " + around.outerHTML.slice(0, 80));
+    }
+  }
+  return found;
+}
+"""
+
 _ACTIVE = """
 () => {
   const all = [...document.querySelectorAll("*")];
@@ -75,6 +97,11 @@ def contrasts(page):
 def outside(page):
     """Texts and boxes that stand out of the screen to either side, unless something around them cuts them off."""
     return page.evaluate(_OUTSIDE)
+
+
+def clipped(page):
+    """Return visible texts that do not fit into a box that cuts them off or has a visible edge."""
+    return page.evaluate(_CLIPPED)
 
 
 def active(page):

@@ -76,7 +76,7 @@ def gpus(host):
         6, 2, "2g.20gb", 20, memory=stat(9 * GIB, 15 * GIB, 15 * GIB, 15 * GIB), compute=stat(0.1, 0.2, 0.3, 0.4)
     )
     yield part(6, 3, "1g.10gb", 10, memory=None, busy=None, compute=None, holders=None, processes_now=None,
-               missing=("who holds it is not known: the host was not asked or did not answer",))  # fmt: skip
+               missing=("holders are unknown: the host was not asked or did not answer",))  # fmt: skip
     yield part(6, 4, "1g.10gb", 10, **REST, memory=stat(8 * GIB, 8 * GIB, 8 * GIB, 8 * GIB), holders=SERVER)
     yield gpu(7, lost=True)
     tenant = dataclasses.replace(gpu(7).subject, kind="tenant", name="notebooks")
@@ -114,7 +114,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
             "https://prometheus.example.org",
             tuple(name % number for number in range(hosts)),
             tuple(name % number for number in range(1, hosts)),
-            ("1 of %d hosts did not answer (%s): who holds their GPUs is not known but by the server." % (hosts, name % 0),),
+            ("1 of %d hosts did not answer (%s): the holders of their GPUs are known only from metrics." % (hosts, name % 0),),
         ),
         findings=tuple(
             dataclasses.replace(one, state="still", first_found_seconds=NOW - 9 * 86400) if number % 3 else one

@@ -211,7 +211,7 @@ def test_what_was_impossible_is_said_and_is_in_no_figure(found, audit):
     assert found["b gpu 1"].holding.memory is None
     assert found["b gpu 2"].holding.busy is None and found["b gpu 2"].holding.compute is None
     assert found["b gpu 0"].holding.busy is None
-    assert any("of gpu:memory_used_bytes were impossible" in text for text in audit.sources.missing)
+    assert any("of gpu:memory_used_bytes dropped" in text for text in audit.sources.missing)
 
 
 def test_a_gpu_of_two_exporters_is_one_and_it_is_said(found, audit):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import page_fleet
 import page_index
+import page_layout
 import page_proposal
 import pytest
-from page_checks import HOSTILE, LONG, active, contrasts, follow, is_dark, outside, parts, shown
+from page_checks import HOSTILE, LONG, active, clipped, contrasts, follow, is_dark, outside, parts, shown
 from thorough import sample
 
-PAGES = {"audit": page_fleet, "index": page_index, "rightsize": page_proposal}
+PAGES = {"audit": page_fleet, "index": page_index, "layout": page_layout, "rightsize": page_proposal}
 #: The narrowest phone and a usual screen, and in the thorough run those between.
 WIDTHS = sample((320, 390, 768, 1280), 3)
 
@@ -29,6 +30,14 @@ def test_nothing_stands_out_on_any_screen(show, made, width):
         assert page.evaluate("innerWidth") == width
         assert outside(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_label_is_clipped(show, made, width):
+    for html in (made.usual(), made.stretched(LONG)):
+        page = show(html, width=width)
+        for _part in parts(page):
+            assert clipped(page) == []
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,30 @@ def test_names_are_told_in_full_where_there_is_little_room(show):
 
 
 def test_nothing_found_is_said(show):
-    assert "Nothing asks for anything" in show(page_fleet.empty()).locator("body").text_content()
+    assert "No findings." in show(page_fleet.empty()).locator("body").text_content()
+
+
+@pytest.mark.parametrize("made", [page_fleet, page_index])
+def test_the_legend_explains_every_verdict(show, made):
+    page = show(made.usual())
+    assert shown(page, "#legend dt") == [word.replace("_", " ") for word in WORDS]
+    assert all(text.endswith(".") for text in shown(page, "#legend dd")) and len(shown(page, "#legend dd")) == len(
+        WORDS
+    )
+    assert page.locator("#legend .badge").evaluate_all(COLOURS).keys() == set(WORDS)
+
+
+def test_every_part_of_the_page_has_a_date(show):
+    page = show(page_fleet.usual())
+    assert "2023-11-14 22:13 UTC" in page.locator("header").inner_text()
+    follow(page, ".map a")
+    assert "2023-11-14 22:13 UTC" in page.locator("body").inner_text()
+
+
+def test_figures_are_named_as_statistics(show):
+    text = show(page_fleet.usual()).locator(".host").first.text_content()
+    assert "median 0\u00a0%, p95 0\u00a0%, p99 0\u00a0%, max 0\u00a0%" in text
+    assert "median 50.0\u00a0GiB, p95 60.0\u00a0GiB, max 64.0\u00a0GiB of 80.0\u00a0GiB" in text
 
 
 def test_the_page_of_all_reports_has_a_row_for_each_and_its_trend(show):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+
 import page_proposal
 import pytest
 from page_checks import shown
@@ -37,25 +39,32 @@ def test_each_host_is_shown_before_and_after(show):
 def test_what_frees_gpus_and_what_is_risked_is_told_apart(show):
     page = show(page_proposal.usual())
     assert [text for text in shown(page, "h2") if "frees" in text] == [
-        "batch-01 frees gpu 1 · 730 EUR a month",
-        "parts-01 frees gpu 1 · 1,461 EUR a month",
-        "train-01 frees gpu 0, 1, 4 · 2,922 EUR a month",
+        "batch-01 frees gpu 1 · 730 EUR per month",
+        "parts-01 frees gpu 1 · 1,461 EUR per month",
+        "train-01 frees gpu 0, 1, 4 · 2,922 EUR per month",
     ]
     tiles = page.locator(".tile").evaluate_all("all => all.map((one) => getComputedStyle(one).borderLeftColor)")
     # What is gained (twice), what moves, what is resized, what stays, what is destroyed.
     assert len(tiles) == 6 and len(set(tiles)) == 5 and tiles[0] == tiles[1]
 
 
+def test_headings_are_plain_and_small_numbers_have_singular_nouns(show):
+    page = show(page_proposal.usual())
+    headings = shown(page, "h2")
+    assert {"Warnings", "Changed workloads", "Idle workloads", "Unchanged workloads", "Verdicts"} <= set(headings)
+    assert not re.search(r"\b1 (GPUs|instances|workloads|hosts)\b", page.locator("body").inner_text())
+
+
 def test_the_plan_is_folded_away_and_there(show):
     page = show(page_proposal.usual())
     assert shown(page, "pre") == []
-    page.locator("summary", has_text="The plan").last.click()
+    page.locator("summary", has_text="Plan: ").last.click()
     assert shown(page, "pre") == ["gpu 5: enable MIG mode, create 2g.20gb@0, create 1g.10gb@2, create 3g.40gb@4"]
 
 
 def test_what_may_be_stopped_and_what_may_not(show):
     page = show(page_proposal.usual())
-    found = dict(zip(shown(page, "#reclaim td:first-child b"), shown(page, "#reclaim [data-name=stop]")))
+    found = dict(zip(shown(page, "#reclaim td:first-child b"), shown(page, "#reclaim [data-name='can be stopped']")))
     assert found["jupyter.service"] == "yes" and found["user@1000.service"].startswith("no: ")
 
 
@@ -71,5 +80,5 @@ def test_tables_say_how_much_they_leave_out(show):
     page = show(page_proposal.large())
     for part, count in (("#notes", 334), ("#workloads", 6 * 334), ("#reclaim", 2 * 334), ("#staying > p", 334)):
         (text,) = shown(page, part if part.endswith("p") else part + " > .soft")
-        assert text == "200 of %d; rightsize.json has all." % count
+        assert text == "Showing 200 of %d. All are in rightsize.json." % count
     assert len(shown(page, "#workloads tbody tr")) == 200

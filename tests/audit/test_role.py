@@ -266,7 +266,7 @@ def test_site_tells_of_a_bad_variable_before_anything_changes(tmp_path):
     host = Host(tmp_path)
     done = host.apply(playbook="playbooks/site.yml", gpu_audit_keep=0, gpu_audit_vault_password_file="vault")
     assert done.returncode == 2
-    wrong = "control: gpu_audit_keep: a report has to stay: write 1 or more. gpu_audit_vault_password_file: "
+    wrong = "control: gpu_audit_keep: at least one report is kept: write 1 or more. gpu_audit_vault_password_file: "
     assert wrong in said(done)
     assert "PLAY [Plan the audit]" in done.stdout and "PLAY [Set up the audit timer" not in done.stdout
 
@@ -280,13 +280,13 @@ def test_reports_are_for_those_who_may_look_into_their_directory(hosts, mode):
 
 REFUSED = [
     ({"gpu_audit_on_calendar": "Mondays"}, "gpu_audit_on_calendar: "),
-    ({"gpu_audit_keep": 0}, "gpu_audit_keep: a report has to stay"),
+    ({"gpu_audit_keep": 0}, "gpu_audit_keep: at least one report is kept"),
     ({"gpu_audit_random_delay": "a while"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
     ({"gpu_audit_timeout": "2 hrs, or so"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
-    ({"gpu_audit_dir": "reports"}, "gpu_audit_dir: systemd knows no relative paths"),
+    ({"gpu_audit_dir": "reports"}, "gpu_audit_dir: systemd needs absolute paths"),
     ({"gpu_audit_dir_mode": "u=rwx"}, "gpu_audit_dir_mode: write it in octal digits"),
-    ({"gpu_audit_user": "root", "gpu_audit_manage_user": True}, "gpu_audit_user: root is not made"),
-    ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook is not there. Bring Ansible"),
+    ({"gpu_audit_user": "root", "gpu_audit_manage_user": True}, "gpu_audit_user: root cannot be created"),
+    ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook does not exist. Install Ansible"),
     (
         {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
         "/nowhere, /none is not there",

@@ -56,7 +56,9 @@ def test_a_helper_that_could_not_be_run_did_not_answer():
 
 def test_a_helper_that_says_why_is_told():
     error = {"error": {"where": "this host", "problem": "another run is changing the layout", "cure": "Wait for it."}}
-    with pytest.raises(answers.AnswerError, match=r"its helper says: another run is changing the layout\. Wait for it"):
+    with pytest.raises(
+        answers.AnswerError, match=r"its helper failed: another run is changing the layout\. Wait for it"
+    ):
         answers.of_helper("a", said(error, rc=1))
 
 
@@ -94,4 +96,4 @@ def test_a_host_that_is_refused_costs_nobody_else_the_audit():
     assert {found.holding.subject.host for found in audit.findings} == {"a", "c"}
     assert audit.sources.hosts_answered == ("a", "c")
     missing = " ".join(audit.sources.missing)
-    assert "2 of 4 hosts did not answer (b, d)" in missing and "d: its answer is not taken" in missing
+    assert "2 of 4 hosts did not answer (b, d)" in missing and "d: its answer is rejected" in missing

@@ -152,7 +152,7 @@ def test_a_summary_that_is_none_is_on_no_page(tmp_path, text):
 def test_a_directory_in_the_way_of_the_link_is_named_and_stays(tmp_path):
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
-    with pytest.raises(FleetError, match="in the way of the link") as error:
+    with pytest.raises(FleetError, match="it blocks the link") as error:
         archive.keep(audit(0), tmp_path, 2)
     assert error.value.where == str(tmp_path / "latest") and (tmp_path / "latest" / "mine").exists()
 
@@ -188,7 +188,7 @@ def lines(page):
 
 
 def test_without_reports_there_is_a_page():
-    assert "There is none yet" in report_index.to_text([])
+    assert "No reports yet" in report_index.to_text([])
 
 
 def test_one_report_has_no_trend():

@@ -109,7 +109,7 @@ def test_of_several_parts_the_fleet_s_is_not_known():
     one.hosts = ["a", "b"]
     first, second = one.ask_for_one([("all", 10.0), ("some", 20.0)])
     assert first is None and second.value == 1.0
-    assert "The fleet's history is too much for http://server, and left out." in one.notes
+    assert "http://server could not compute the history of the fleet, so it is omitted." in one.notes
     assert ("some", 20.0) in server.asked
 
 

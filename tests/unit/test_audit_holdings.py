@@ -77,20 +77,20 @@ def test_a_host_alone_says_who_holds_what_and_that_history_is_missing():
     assert [holder.who for holder in found[0].holders] == ["pid 4711 (python3)"]
     assert is_held(found[0]) is True and runs_processes(found[0]) is True
     assert is_held(found[1]) is False and runs_processes(found[1]) is False
-    assert found[0].missing == ("no history: use over time is not known",)
+    assert found[0].missing == ("no history: use over time is unknown",)
 
 
 def test_history_alone_says_that_the_holder_is_not_known():
     (found,) = holdings(history(Record(subject(), stats=USE)), {})
     assert found.holders is None and is_held(found) is None and runs_processes(found) is None
     assert any("was not asked or did not answer" in text for text in found.missing)
-    assert any("busy cannot be told from useful" in text for text in found.missing)
+    assert any("useful and busy cannot be distinguished" in text for text in found.missing)
 
 
 def test_a_host_that_did_not_look_for_holders_knows_none():
     (found,) = holdings(None, {"a": HostState([gpu(holders=None, processes=None)])})
     assert found.holders is None
-    assert any("the host did not look" in text for text in found.missing)
+    assert any("the host did not check" in text for text in found.missing)
 
 
 def test_both_are_one_holding_of_each_gpu():
@@ -217,4 +217,4 @@ class Prices:
 def test_a_price_that_no_report_can_have_is_left_out_and_said():
     found = read(Prices(2.5, math.inf, 1e308, math.nan, -1.0, 1e9), HOUR)
     assert [one.price_per_hour for one in found.records.values()] == [2.5, None, None, None, None, 1e9]
-    assert "4 values of gpu:price_per_hour were impossible" in " ".join(found.notes)
+    assert "4 impossible values of gpu:price_per_hour dropped" in " ".join(found.notes)

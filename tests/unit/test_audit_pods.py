@@ -86,7 +86,7 @@ def test_what_cannot_be_asked_is_told_and_the_others_are_known(asked):
     where = {**HERE, "b": pods.Place("node-b"), "c": pods.Place("node-c", delegate_to="bastion")}
     found, missing = pods.look_up(dict.fromkeys(where, HELD), where)
     assert list(found) == ["a"]
-    assert [text.partition(" are not known")[0] for text in missing] == [
+    assert [text.partition(" are unknown")[0] for text in missing] == [
         "Owners and labels of pods on c",
         "Owners and labels of pods on b",
     ]
@@ -116,7 +116,7 @@ def test_places_are_those_of_hosts_with_a_backend():
     ("given", "told"),
     [
         ({"nod": {}}, "kubernetes: unknown key 'nod'"),
-        ({"backend": {"a": 3}}, "kubernetes.backend of a: 3 is no text"),
+        ({"backend": {"a": 3}}, "kubernetes.backend of a: 3 is not text"),
     ],
 )
 def test_a_wrong_place_is_told(given, told):

@@ -192,8 +192,8 @@ def test_what_is_no_answer_of_the_api_is_an_error(server, content):
     [
         (401, "credentials", False),
         (403, "credentials", False),
-        (404, "no API at this address", False),
-        (307, "sends elsewhere", False),
+        (404, "no API at this URL", False),
+        (307, "redirects", False),
         (422, "loads too many samples", True),
         (503, "loads too many samples", True),
         (429, "loads too many samples", True),
@@ -213,7 +213,7 @@ def test_a_password_is_not_sent_on_to_another_server(server):
     with Server() as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         server.answer = lambda form: (302, {"Location": other.url + "/api/v1/query"}, b"")
-        with pytest.raises(PrometheusError, match="sends elsewhere"):
+        with pytest.raises(PrometheusError, match="redirects"):
             client(server, user="u", password="p").query("x")
         assert other.seen == []
         other.shutdown()
@@ -238,7 +238,7 @@ def test_one_that_breaks_off(server):
 def test_a_packed_answer_that_breaks_off(server):
     packed = gzip.compress(vector(({"host": "a"}, "1"))[2])
     server.answer = lambda form: (200, {"Content-Encoding": "gzip"}, packed[:-12])
-    with pytest.raises(PrometheusError, match="broke off"):
+    with pytest.raises(PrometheusError, match="was interrupted"):
         client(server).query("x")
 
 
@@ -251,12 +251,12 @@ def test_nobody_listens():
 
 @pytest.mark.parametrize("url", ["prometheus:9090", "ftp://a/", "http://", ""])
 def test_an_address_that_is_none(url):
-    with pytest.raises(PrometheusError, match="not the address of a server"):
+    with pytest.raises(PrometheusError, match="not the URL of a server"):
         Prometheus(Access(url))
 
 
 def test_an_address_with_a_password_is_refused_without_telling_it():
-    with pytest.raises(PrometheusError, match="carries a user") as error:
+    with pytest.raises(PrometheusError, match="contains a user") as error:
         Prometheus(Access("http://audit:s3cret@prometheus.example.org"))
     assert "s3cret" not in str(error.value)
 
@@ -272,7 +272,7 @@ def test_a_ca_file_that_is_none(tmp_path):
 
 
 def test_a_token_that_no_header_can_have_is_not_repeated():
-    with pytest.raises(PrometheusError, match="none of HTTP's") as error:
+    with pytest.raises(PrometheusError, match="not allowed in HTTP") as error:
         Prometheus(Access("http://127.0.0.1:9", token="s3cr3t\n")).query("1")
     assert "s3cr3t" not in str(error.value)
 

@@ -42,12 +42,12 @@ def audit():
 def test_without_a_server_nobody_is_called_idle_and_the_audit_says_why(audit):
     (found,) = audit.findings
     assert found.verdict.word == "no_data" and found.holding.holders[0].kind == "container"
-    assert any("no GPU is called idle" in text for text in audit.sources.missing)
+    assert any("no GPU is reported idle" in text for text in audit.sources.missing)
     assert any("1 of 2 hosts did not answer (b)" in text for text in audit.sources.missing)
 
 
 def test_with_neither_there_is_no_audit():
-    with pytest.raises(AuditError, match="nothing to audit with"):
+    with pytest.raises(AuditError, match="nothing to audit"):
         make(Order(3600.0, hosts_asked=["a"]), 0.0)
 
 
@@ -156,7 +156,26 @@ def test_the_map_leaves_out_the_domain_that_all_hosts_have(names, shown):
 
 
 def test_the_line(audit):
-    assert line(audit) == "1 findings: 1 no data; 1 new, 0 gone; wasted: 0 EUR/month"
+    assert line(audit) == "no findings; 0 new, 0 gone; without findings: 1 no data; wasted: 0 EUR/month"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["idle"], "1 finding: 1 idle; 1 new, 0 gone"),
+        (
+            ["idle", "standby", "free", "right", "right"],
+            "2 findings: 1 idle, 1 standby; 2 new, 0 gone; without findings: 1 free, 2 right",
+        ),
+    ],
+)
+def test_the_line_counts_only_verdicts_that_are_findings(audit, words, text):
+    (found,) = audit.findings
+    rows = [dataclasses.replace(found, verdict=Verdict(word, "Why.")) for word in words]
+    several = dataclasses.replace(audit, findings=tuple(rows))
+    assert line(several).startswith(text)
+    data = report_json.summary(several)
+    assert (data["findings"], data["new"], data["new_findings"]) == (len(rows), len(rows), int(text[0]))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +285,7 @@ def hook():
 def test_a_web_hook_gets_the_summary(hook, audit):
     told = tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
     assert hook.seen[0]["summary"]["findings"] == 1 and hook.seen[0]["text"].startswith(line(audit))
-    assert "Not known:" in hook.seen[0]["text"]
+    assert "Missing data:" in hook.seen[0]["text"]
     assert "secret" not in told
 
 
@@ -298,7 +317,7 @@ def test_a_web_hook_is_not_followed_elsewhere(hook, audit, status):
     hook.location = "http://127.0.0.1:%d/elsewhere" % hook.server_address[1]
     with pytest.raises(NotifyError, match=r"http://127\.0\.0\.1/…: .*HTTP %d" % status) as error:
         tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t?key=s3cr3t" % hook.server_address[1]}), audit)
-    assert "s3cr3t" not in str(error.value) and "elsewhere (HTTP" in str(error.value)
+    assert "s3cr3t" not in str(error.value) and "redirects (HTTP" in str(error.value)
     # Asked once, and nobody else.
     assert len(hook.seen) == 1 and hook.seen[0]["summary"]
 
@@ -316,7 +335,7 @@ def test_a_notice_that_cannot_be_meant(given):
 
 @pytest.mark.parametrize("url", ["hooks.example.org/s3cr3t", "https://hooks.example.org/s3 cr3t", "ftp://a/s3cr3t"])
 def test_an_address_that_is_none_is_not_repeated(url):
-    with pytest.raises(NotifyError, match="not the address of a web hook") as error:
+    with pytest.raises(NotifyError, match="URL of the web hook is invalid") as error:
         Notice.of({"url": url})
     assert "cr3t" not in str(error.value)
 

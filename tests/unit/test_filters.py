@@ -155,8 +155,8 @@ def test_the_report_adds_up():
     )
     dry = fleet_report({"a": {"gpus": [gpu], "counts": {"create": 3, "gpus_changed": 1}}}, planned=True)["summary"]
     assert dry == (
-        "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 GPUs would change; "
-        "1 of 1 hosts would change"
+        "1 GPU on 1 host, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 GPU would change; "
+        "1 of 1 host would change"
     )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
@@ -166,7 +166,7 @@ def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say():
     unknown = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS)}
     report = fleet_report({"new": new, "unknown": unknown}, planned=True)
     assert report["summary"] == (
-        "1 GPUs on 2 hosts, 0 MIG instances now: 7 to create, 0 to destroy, 0 to keep; 1 GPUs would change; "
+        "1 GPU on 2 hosts, 0 MIG instances now: 7 to create, 0 to destroy, 0 to keep; 1 GPU would change; "
         "1 of 2 hosts would change; 1 without a driver yet, planned from the model catalogue"
     )
     assert [host["note"] for host in report["hosts"]] == [

@@ -44,7 +44,7 @@ def test_two_changes_of_one_host_add_up():
     summary.ran("a", result(2, 0, 1), check_mode=False)
     summary.ran("a", result(1, 1, 2), check_mode=False)
     summary.ran("a", result(0, 0, 3), check_mode=False)
-    assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 hosts"
+    assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 host"
 
 
 def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
@@ -52,7 +52,7 @@ def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
         summary = Summary(check_mode=False)
         summary.ran("a", dict(result(2, 1, 1), reboot_required=True), check_mode=False)
         summary.ran("a", after, check_mode=False)
-        assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 hosts"
+        assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 host"
 
 
 def test_who_is_waited_for_is_named():
@@ -65,10 +65,10 @@ def test_a_mode_change_alone_is_a_change():
     summary = Summary(check_mode=True)
     counts = {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 2}
     summary.ran("a", {"driver_present": True, "counts": counts}, check_mode=True)
-    assert summary.line() == "Plan: 2 GPUs to change on 1 of 1 hosts"
+    assert summary.line() == "Plan: 2 GPUs to change on 1 of 1 host"
     done = Summary(check_mode=False)
     done.ran("a", {"driver_present": True, "counts": counts}, check_mode=False)
-    assert done.line() == "Applied: 2 GPUs changed on 1 of 1 hosts"
+    assert done.line() == "Applied: 2 GPUs changed on 1 of 1 host"
 
 
 def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():

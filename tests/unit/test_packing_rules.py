@@ -377,7 +377,7 @@ def test_a_wrong_answer_is_found_out():
         "the planner refuses it": (first, dataclasses.replace(second, start=first.start)),
         "it asks for 1 GPUs": (first, second, dataclasses.replace(second, index=1)),
         "does not take": (first, dataclasses.replace(second, shape=mig("2g.10gb"))),
-        "said to stand there": (first, dataclasses.replace(second, new=False)),
+        "the current layout has no": (first, dataclasses.replace(second, new=False)),
         "at once": (first, dataclasses.replace(second, shape=WHOLE, start=None)),
         "GPUs are in use": (first, dataclasses.replace(second, index=1)),
         "no such workload": (first, dataclasses.replace(second, workload="x")),

@@ -125,7 +125,7 @@ def test_each_has_to_be_as_old_as_the_audit_says_of_it(machine):
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
     )
     assert names(done["noticed"]) == ["y.service"]
-    assert "began 120.0 hours ago, and the grace is 144" in done["spared"][0]["why"]
+    assert "started 120.0 h ago; protected for 144 h" in done["spared"][0]["why"]
 
 
 def test_what_would_be_spared_gets_no_notice(machine):

@@ -186,8 +186,8 @@ def test_without_ways_of_its_own_it_is_the_audit_s(mailbox):
     [
         (["pigeon"], r"gpu_rightsize_reclaim_tell\[0\]: 'pigeon' is not a known notification method"),
         (["wall", "webhook"], r"gpu_rightsize_reclaim_tell\[1\]: gpu_audit_notify has no webhook"),
-        ([{"url": "x"}], "is not the address of a web hook"),
-        ([{}], "needs either url or to"),
+        ([{"url": "x"}], "URL of the web hook is invalid"),
+        ([{}], "url or to is required"),
     ],
 )
 def test_ways_that_cannot_be_meant_are_named(given, problem):
@@ -196,7 +196,7 @@ def test_ways_that_cannot_be_meant_are_named(given, problem):
 
 
 def test_an_audit_has_no_single_user():
-    with pytest.raises(NotifyError, match="an audit is about no single user"):
+    with pytest.raises(NotifyError, match="an audit is not about one user"):
         Notice.of({"to": "{user}@example.org"})
 
 

@@ -120,9 +120,9 @@ ODD = {
     "waiting for a reset": (
         state(gpu("a", 0, H100, "x.service", mig={"capable": True, "enabled": False, "pending": True, "instances": []})),
         {},
-        "waits for a reset",
+        "needs a reset",
     ),
-    "held by nobody knows whom": (state({**gpu("a", 0, H100), "holders": None}), {}, "who holds it is not known"),
+    "held by nobody knows whom": (state({**gpu("a", 0, H100), "holders": None}), {}, "its holders are unknown"),
     "perhaps held": (
         state(gpu("a", 0, H100, holders=[holder(None, "GPU-a-0", kind="unknown", who="pid 7 cannot be seen")])),
         {},
@@ -131,7 +131,7 @@ ODD = {
     "held by two": (
         state(gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0"), holder("y.service", "GPU-a-0", pid=9)])),
         {},
-        "several hold it",
+        "it has several holders",
     ),
     "shared by mps": (
         state(gpu("a", 0, H100, "x.service")),
@@ -146,19 +146,19 @@ ODD = {
     "left by the inventory": (
         state(gpu("a", 0, H100, "x.service")),
         {"said": {"a": [{"match": "x", "leave": True}]}},
-        "the inventory says so (gpu_rightsize_workloads of a[0])",
+        "excluded in the inventory (gpu_rightsize_workloads of a[0])",
     ),
-    "unhealthy": (state(gpu("a", 0, H100, "x.service")), {"words": {("a", 0, ""): "unhealthy"}}, "unhealthy: see to that"),
+    "unhealthy": (state(gpu("a", 0, H100, "x.service")), {"words": {("a", 0, ""): "unhealthy"}}, "unhealthy: repair it"),
     "without data": (state(gpu("a", 0, H100, "x.service")), {"words": {("a", 0, ""): "no_data"}}, "too little data"),
     "of a layout that does not hold": (
         state(gpu("a", 0, H100, "x.service")),
         {"layouts": {"a": [{"gpus": [7], "sharing": "exclusive"}]}},
-        "the host's layout does not hold",
+        "the host's layout is invalid",
     ),
     "not what its layout says": (
         state(gpu("a", 0, H100, "x.service")),
         {"layouts": {"a": [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]}},
-        "the host is not as its layout says, apply that first (gpu 0: enable MIG mode, create 3g.40gb",
+        "the host differs from its layout, apply the layout first (gpu 0: enable MIG mode, create 3g.40gb",
     ),
     "with a tenant on two GPUs": (
         state(gpu("a", 0, H100), tenants=[tenant("x", gpus=("GPU-a-0", "GPU-a-1"))]),
@@ -168,7 +168,7 @@ ODD = {
     "with a tenant that bursts": (
         state(gpu("a", 0, H100), tenants=[tenant("x", policy="burst")]),
         {},
-        "a policy or priority of its own",
+        "its own policy or priority",
     ),
     "with a tenant that oversubscribes managed memory": (
         state(gpu("a", 0, H100), tenants=[tenant("x", oversubscribe_managed=True)]),
@@ -223,7 +223,7 @@ def left(states, held_hours=None, **more):
 
 
 def test_who_came_today_has_no_history_of_its_own():
-    words = "it is there for less than 24 h, and the history before is another's"
+    words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
     # Its oldest process counts: workers come and go.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
@@ -236,15 +236,15 @@ def test_what_the_inventory_says_of_it_needs_no_history():
 
 def test_tenants_of_a_gpu_that_is_unhealthy_stay():
     there = state(gpu("a", 0, H100), tenants=[tenant("x")])
-    assert "unhealthy: see to that first" in one_of(there, words={("a", 0, ""): "unhealthy"}).left
+    assert "unhealthy: repair it first" in one_of(there, words={("a", 0, ""): "unhealthy"}).left
 
 
 def test_a_container_without_a_name_stays_where_some_are_to():
     there = state(gpu("a", 0, H100, "docker container 0123456789ab"))
-    assert "name of its container is not known" in one_of(there, said={"a": [{"match": "b*", "leave": True}]}).left
+    assert "name of its container is unknown" in one_of(there, said={"a": [{"match": "b*", "leave": True}]}).left
     assert not one_of(there, said={"a": [{"match": "b*", "latency": "low"}]}).left
     named = state(gpu("a", 0, H100, "docker container billing"))
-    assert "the inventory says so" in one_of(named, said={"a": [{"match": "b*", "leave": True}]}).left
+    assert "excluded in the inventory" in one_of(named, said={"a": [{"match": "b*", "leave": True}]}).left
 
 
 def test_figures_in_the_inventory_do_where_there_is_no_history():
@@ -253,7 +253,7 @@ def test_figures_in_the_inventory_do_where_there_is_no_history():
 
 
 def test_what_is_no_result_of_gpu_info_is_an_error():
-    with pytest.raises(RightsizeError, match="a: its state is no result of"):
+    with pytest.raises(RightsizeError, match="a: its state is not a result of"):
         host_of("a", {"gpus": [{"index": 0}]})
 
 
@@ -263,7 +263,7 @@ def test_what_is_no_result_of_gpu_info_is_an_error():
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("", "It could be 1g.10gb, but no GPU would come free by that within the bounds on churn."),
+        ("", "It could be 1g.10gb, but that frees no GPU within the limits of changes."),
         ("No module named 'ortools'", "OR-Tools is missing: pip install ortools for the optimum."),
     ],
 )
@@ -276,7 +276,7 @@ def test_a_workload_that_could_be_smaller_says_why_it_is_not(missing, words):
         (found,) = make.make(make.Request(Order(345600.0), states, wishes=said), NOW).workloads
     assert found.change == "stays"
     assert words in found.reason
-    assert ("no GPU would come free" in found.reason) == (not missing)
+    assert ("frees no GPU" in found.reason) == (not missing)
 
 
 # --- What can be reclaimed --------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_service_that_does_nothing_can_be_stopped():
 @pytest.mark.parametrize(
     ("found", "more", "why"),
     [
-        (gpu("a", 0, H100, "x.service"), {"quiet_hours": 47}, "quiet for 47 hours, and the grace is 48"),
+        (gpu("a", 0, H100, "x.service"), {"quiet_hours": 47}, "idle for 47 h; protected for 48 h"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["x.*"]}, "exempt (x.*)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
@@ -312,11 +312,11 @@ def test_a_service_that_does_nothing_can_be_stopped():
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
         (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),
         (gpu("a", 0, H100, "podman@1000 container x"), {}, "stopped where they were started"),
-        (gpu("a", 0, H100, "podman container dcgm-exporter"), {}, "it watches GPUs, or gives them to others"),
+        (gpu("a", 0, H100, "podman container dcgm-exporter"), {}, "it monitors GPUs, or provides them to others"),
         (
             gpu("a", 0, H100, "docker container 0123456789ab"),
             {"exempt": ["x"]},
-            "its name is not known, and may be exempt",
+            "its name is unknown, and may be exempt",
         ),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["x"]}, "exempt (x)"),
         (
@@ -330,11 +330,11 @@ def test_a_service_that_does_nothing_can_be_stopped():
                 ],
             ),
             {},
-            "it began 47 hours ago, and the grace is 48",
+            "started 47 h ago; protected for 48 h",
         ),
-        (gpu("a", 0, H100, holders=[holder(None, "GPU-a-0")]), {}, "a person has to end it"),
-        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", job="17")]), {}, "a scheduler's"),
-        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", kind="unknown")]), {}, "not known"),
+        (gpu("a", 0, H100, holders=[holder(None, "GPU-a-0")]), {}, "an operator has to stop it"),
+        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", job="17")]), {}, "a job of a scheduler"),
+        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", kind="unknown")]), {}, "is unknown"),
     ],
 )
 def test_what_is_spared_says_why(found, more, why):
@@ -346,7 +346,7 @@ def test_what_is_spared_says_why(found, more, why):
 def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours, least):
     """A shorter grace of the site makes nobody idle for what was before."""
     for age, spared in (
-        (least - 1, "it began %d hours ago, and the grace is %d" % (least - 1, least)),
+        (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
     ):
         row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - age * 3600)])
@@ -354,9 +354,19 @@ def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours
         assert one.spared == spared and one.idle_after_seconds == 80 * 3600
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "less than an hour"), (3599, "less than an hour"), (3600, "1 h"), (47.99 * 3600, "47 h")],
+)
+def test_a_young_holder_s_age_is_in_hours(seconds, text):
+    row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - seconds)])
+    (one,) = reclaim({"a": state(row)}, IDLE).values()
+    assert one.spared == "started %s ago; protected for 48 h" % text
+
+
 def test_who_holds_a_gpu_that_works_as_well_is_spared():
     (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"), gpu("a", 1, H100, "x.service"))}, IDLE).values()
-    assert "another GPU too" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
+    assert "also holds another GPU" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
 
 
 def bare(name, uuid, **more):
@@ -380,7 +390,7 @@ def test_a_bare_handle_spares_nobody():
 def test_one_that_has_nothing_but_bare_handles_is_what_it_holds():
     rows = [gpu("a", n, H100, holders=[bare("agent.service", "GPU-a-%d" % n)]) for n in range(2)]
     (one,) = reclaim({"a": state(*rows)}, IDLE).values()
-    assert "another GPU too" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
+    assert "also holds another GPU" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
     (one,) = reclaim({"a": state(rows[0])}, IDLE).values()
     assert not one.spared
 
@@ -394,8 +404,8 @@ def test_a_bare_handle_makes_two_workloads_of_none():
 
 def test_a_name_that_no_unit_and_no_container_has_is_spared():
     for name, why in (
-        ("x;y.service", "no unit has such a name"),
-        ("podman container $(id)", "no container has such a name"),
+        ("x;y.service", "not a valid name of a unit"),
+        ("podman container $(id)", "not a valid name of a container"),
     ):
         (one,) = reclaim({"a": state(gpu("a", 0, H100, name))}, IDLE).values()
         assert one.spared == why
@@ -462,7 +472,7 @@ def test_a_proposal_is_for_the_owner_and_the_group(tmp_path, no_umask):
 
 @pytest.mark.parametrize("host", ["..", "a/b"])
 def test_a_host_s_name_leads_nowhere_else(host, tmp_path):
-    with pytest.raises(RightsizeError, match="cannot have a file"):
+    with pytest.raises(RightsizeError, match="cannot be a directory"):
         write.all_of(proposal(host), tmp_path)
     assert not list(tmp_path.glob("**/gpu_layout.yml"))
 

@@ -92,15 +92,15 @@ def test_the_first_entry_that_matches_holds():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"isolaton": "none"}, "isolaton: there is no such key. Did you mean isolation?"),
-        ({"mode": "mpss"}, "mode: 'mpss' is none of its words. It is one of auto, exclusive, mig"),
+        ({"isolaton": "none"}, "isolaton: unknown key. Did you mean isolation?"),
+        ({"mode": "mpss"}, "mode: 'mpss' is invalid. Use one of auto, exclusive, mig"),
         ({"memory": "8GB"}, "memory: the size"),
         ({"memory": 8}, "memory: the size 8 has no unit"),
-        ({"sm_percent": 0}, "sm_percent: 0 is no whole number from 1 to 100"),
-        ({"sm_percent": "30"}, "sm_percent: '30' is no whole number"),
+        ({"sm_percent": 0}, "sm_percent: 0 is not an integer from 1 to 100"),
+        ({"sm_percent": "30"}, "sm_percent: '30' is not an integer"),
         ({"leave": "yes"}, "leave: 'yes' is neither true nor false"),
-        ({"match": ""}, "match: '' is no text"),
-        ({"profile": "1g.10gb", "mode": "mps"}, "profile: a MIG profile is asked for, and the mode is mps"),
+        ({"match": ""}, "match: '' is not text"),
+        ({"profile": "1g.10gb", "mode": "mps"}, "profile: a MIG profile needs the mode mig, and the mode is mps"),
         ("notebook", "'notebook' is not an entry"),
     ],
 )
@@ -118,8 +118,8 @@ def test_a_mapping_is_no_list():
 @pytest.mark.parametrize(
     ("packing", "words"),
     [
-        ({"polcy": "spread"}, "packing.polcy: there is no such key"),
-        ({"policy": "tight"}, "packing.policy: 'tight' is none"),
+        ({"polcy": "spread"}, "packing.polcy: unknown key"),
+        ({"policy": "tight"}, "packing.policy: 'tight' is invalid"),
         ({"seconds": 0}, "packing.seconds"),
         ({"reserve_gpus": 2}, "packing.reserve_gpus"),
         ({"reserve_gpus": {H100: -1}}, "packing.reserve_gpus.H100-80GB: -1"),
@@ -135,7 +135,7 @@ def test_settings_of_the_packing_are_checked(packing, words):
 def test_bounds_and_sizing_are_checked():
     with pytest.raises(RightsizeError, match="max_moved: -1"):
         options.limits("host", -1, None, {})
-    with pytest.raises(FleetError, match=r"sizing.memory_margin: there is no such key"):
+    with pytest.raises(FleetError, match=r"sizing.memory_margin: unknown key"):
         options.policy({"memory_margin": 0.1})
     with pytest.raises(FleetError, match="memory_margin_ratio"):
         options.policy({"memory_margin_ratio": 7})
@@ -182,10 +182,10 @@ def test_the_mode_follows_from_isolation_then_latency(wish, asked, model, mode, 
     ("wish", "asked", "model", "words"),
     [
         ({"profile": "9g.90gb"}, None, H100, "has no MIG profile 9g.90gb. Its profiles are"),
-        ({"profile": "1g.10gb"}, None, L40S, "Its profiles are none: it has no MIG"),
+        ({"profile": "1g.10gb"}, None, L40S, "Its profiles are none, as it has no MIG"),
         ({"mode": "mig"}, need(1, 1), L40S, "L40S-48GB has no MIG"),
-        ({"mode": "vgpu"}, need(100, 1), H100, "cannot give that by vgpu"),
-        ({"mode": "vgpu"}, None, H100, "how much it needs is not known"),
+        ({"mode": "vgpu"}, need(100, 1), H100, "cannot provide that by vgpu"),
+        ({"mode": "vgpu"}, None, H100, "its need is unknown"),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_with_the_entry(wish, asked, model, words):
@@ -256,7 +256,7 @@ def test_other_gpus_keep_what_the_layout_says_of_them(current, kept):
 def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
     tenants = [{"name": "a", "memory": "8GiB", "sm_percent": 30}]
     current = [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": tenants}}]
-    with pytest.raises(PlanError, match="of which only some change"):
+    with pytest.raises(PlanError, match="only some of them change"):
         merged(now(current), [NEW], {1})
     assert merged(now(current), [NEW], {0, 1}) == [NEW]
 
@@ -264,7 +264,7 @@ def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
 def test_a_layout_that_does_not_hold_is_not_taken_for_an_empty_one():
     state = {"driver_version": "580.65.06", "nvml_version": "", "gpus": []}
     (today,) = hosts_today({"a": state}, {"a": [{"gpus": [7], "sharing": "exclusive"}]}).values()
-    with pytest.raises(PlanError, match="the host's layout does not hold"):
+    with pytest.raises(PlanError, match="the host's layout is invalid"):
         merged(today, [NEW], {0})
 
 
@@ -290,15 +290,15 @@ def occupant(peak_gib=5.0, shape=WHOLE, holders=(), **wish):
 @pytest.mark.parametrize(
     ("one", "then", "asked", "host", "word", "why"),
     [
-        (occupant(), mig("1g.10gb"), need(6, 5), "a", "low", "restarted, with"),
+        (occupant(), mig("1g.10gb"), need(6, 5), "a", "low", "a restart with"),
         (occupant(), mig("1g.10gb"), need(6, 5), "b", "medium", "another host"),
         (occupant(9.5), mig("1g.10gb"), need(9.6, 5), "a", "medium", "used 97 %"),
-        (occupant(30), mig("1g.10gb"), need(6, 5), "a", "high", "more memory than it is to have"),
-        (occupant(), mig("1g.10gb"), None, "a", "medium", "nothing of it was measured"),
-        (occupant(), mig("1g.10gb"), need(6, 5, measured=False), "a", "medium", "nothing of it was measured"),
+        (occupant(30), mig("1g.10gb"), need(6, 5), "a", "high", "more memory than it will have"),
+        (occupant(), mig("1g.10gb"), None, "a", "medium", "not measured"),
+        (occupant(), mig("1g.10gb"), need(6, 5, measured=False), "a", "medium", "not measured"),
         (occupant(), share("mps", 8192, 10), need(6, 5), "a", "medium", "a fault of one"),
-        (occupant(latency="low"), share("mps", 8192, 10), need(6, 5), "a", "medium", "cannot wait"),
-        (occupant(), share("vgpu", 8192, 10), need(6, 5), "a", "medium", "no security boundary"),
+        (occupant(latency="low"), share("mps", 8192, 10), need(6, 5), "a", "medium", "low latency"),
+        (occupant(), share("vgpu", 8192, 10), need(6, 5), "a", "medium", "not a security boundary"),
         (occupant(holders=[{"job": "17"}]), mig("1g.10gb"), need(6, 5), "a", "medium", "scheduler"),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_the_planner_refuses_is_not_proposed():
         raise RightsizeError("gpu_layout[0]", "no", "Never mind.")
 
     done = rearrange(found, small(found), Limits(seconds=60), refuse)
-    assert done.answers == () and "a: H100-80GB stays as it is: gpu_layout[0]: no." in done.notes[0]
+    assert done.answers == () and "a: H100-80GB is unchanged: gpu_layout[0]: no." in done.notes[0]
 
 
 # --- Who takes turns --------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_where_turns_save_nothing_all_stay_alone():
 def test_a_team_that_is_beyond_the_bound_is_not_made():
     found, decisions, made = turns([0, 12])
     done = rearrange(found, decisions, Limits(most_moved=1, seconds=60), teams=made.members)
-    assert done.answers == () and "within the bounds on churn" in done.notes[0]
+    assert done.answers == () and "within the limits" in done.notes[0]
 
 
 KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu", "mps", "time_slicing"])

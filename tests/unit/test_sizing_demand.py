@@ -51,7 +51,7 @@ def test_no_sample_is_no_data():
 
 @pytest.mark.parametrize(
     ("samples", "missing"),
-    [(35, "35 samples, and 100 are the least"), (99, "99 samples, and 100 are the least"), (100, "")],
+    [(35, "35 samples, fewer than 100"), (99, "99 samples, fewer than 100"), (100, "")],
 )
 def test_a_short_history_says_so(samples, missing):
     demand = only(demands(fleet([row([10], samples)], [row([5], samples)])))
@@ -61,7 +61,7 @@ def test_a_short_history_says_so(samples, missing):
 
 def test_many_samples_of_a_short_time_are_too_little_as_well():
     found = Fleet.of(["a"], np.arange(600) * 15.0, np.full((1, 600), 5.0), np.full((1, 600), GIB))
-    assert only(demands(found)).evidence.missing == "2.5 hours of samples, and 3.0 are the least"
+    assert only(demands(found)).evidence.missing == "2.5 h of samples, less than 3.0 h"
 
 
 def test_a_history_that_is_mostly_gaps_is_too_little():
@@ -111,7 +111,7 @@ def test_the_margin_is_told_and_is_what_is_added():
     demand = only(demands(fleet([5.0], [np.full(3 * DAY, 20.0)])))
     assert demand.memory_margin_ratio == pytest.approx(POLICY.memory_margin_ratio / 2)
     assert demand.memory_bytes == pytest.approx(20 * GIB * (1 + POLICY.memory_margin_ratio / 2))
-    assert "at most 20.0 GiB seen in 3.0 days, and 15 % on top" in demand.reason
+    assert "at most 20.0 GiB in 3.0 days, plus 15 %" in demand.reason
 
 
 def test_no_more_is_asked_for_than_the_card_has_today():

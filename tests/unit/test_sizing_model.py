@@ -22,15 +22,15 @@ def of(names=("a",), times=(1.0, 2.0), duty=((1.0, 2.0),), memory=((1.0, 2.0),),
 @pytest.mark.parametrize(
     ("wrong", "where", "what"),
     [
-        ({"duty": [[1.0, 101.0]]}, "duty of a at 2", "101 cannot be"),
-        ({"duty": [[-1.0, 1.0]]}, "duty of a at 1", "-1 cannot be"),
-        ({"memory": [[1.0, -5.0]]}, "memory of a at 2", "-5 cannot be"),
-        ({"memory": [[1.0, float("inf")]]}, "memory of a at 2", "inf cannot be"),
-        ({"times": (2.0, 2.0)}, "times", "do not rise"),
-        ({"times": (2.0, NAN)}, "times", "do not rise"),
-        ({"duty": [[1.0]]}, "duty", "shape is (1, 1) for 1 workloads and 2 times"),
-        ({"memory": [[1.0, 2.0], [1.0, 2.0]]}, "memory", "shape is (2, 2) for 1 workloads"),
-        ({"card": 0.0}, "card", "no bytes"),
+        ({"duty": [[1.0, 101.0]]}, "duty of a at 2", "101 is impossible"),
+        ({"duty": [[-1.0, 1.0]]}, "duty of a at 1", "-1 is impossible"),
+        ({"memory": [[1.0, -5.0]]}, "memory of a at 2", "-5 is impossible"),
+        ({"memory": [[1.0, float("inf")]]}, "memory of a at 2", "inf is impossible"),
+        ({"times": (2.0, 2.0)}, "times", "do not increase"),
+        ({"times": (2.0, NAN)}, "times", "do not increase"),
+        ({"duty": [[1.0]]}, "duty", "shape is (1, 1), and the fleet needs (1, 2)"),
+        ({"memory": [[1.0, 2.0], [1.0, 2.0]]}, "memory", "shape is (2, 2), and the fleet needs (1, 2)"),
+        ({"card": 0.0}, "card", "no memory"),
     ],
 )
 def test_a_history_that_cannot_be_is_refused_with_the_place(wrong, where, what):
@@ -42,7 +42,7 @@ def test_a_history_that_cannot_be_is_refused_with_the_place(wrong, where, what):
 
 
 def test_a_workload_is_there_once():
-    with pytest.raises(SizingError, match="workload a: it is there twice"):
+    with pytest.raises(SizingError, match="workload a: the name is not unique"):
         of(("a", "a"), duty=[[1, 2]] * 2, memory=[[1, 2]] * 2)
 
 

@@ -79,7 +79,7 @@ def test_small_quiet_workloads_share():
     answer = share(found, 80 * GIB)
     assert groups(answer) == [("w00", "w01", "w02", "w03")]
     assert answer.worth_it
-    assert answer.reason == "3 of 4 cards are saved"
+    assert answer.reason == "saves 3 of 4 cards"
 
 
 def test_peaks_that_coincide_are_kept_apart_and_those_that_do_not_share():
@@ -172,7 +172,7 @@ def test_a_saving_below_the_least_is_not_proposed():
 
 @pytest.mark.parametrize("card", [0, -1, float("nan"), float("inf")])
 def test_a_card_without_memory_is_refused(card):
-    with pytest.raises(SizingError, match="Give the memory of the card"):
+    with pytest.raises(SizingError, match="Pass the memory of the card"):
         share(fleet([np.full(DAY, 5.0)], [5.0]), card)
 
 

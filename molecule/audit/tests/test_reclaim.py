@@ -24,7 +24,7 @@ def test_by_default_it_is_listed_and_goes_on(listed):
     assert rows(listed) == {DRAFT.name: "", CONTAINER.name: "", BILLING.name: "exempt (bill*)"}
     told = " ".join(listed.told.split())
     for name in STOPPED:
-        assert re.search(rf"ada: unit {name}\.service, quiet for 16[789] h or longer: can be stopped", told)
+        assert re.search(rf"ada: unit {name}\.service, idle for at least 16[789] h: can be stopped", told)
     assert listed.active == dict.fromkeys(ALL, "active")
     assert listed.log == []
 

@@ -79,7 +79,7 @@ def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
             return "since when pid %d runs is not known" % holder.pid
         hours = (time.time() - holder.started_seconds) / 3600
         if hours < quiet_seconds / 3600:
-            return "pid %d began %.1f hours ago, and the grace is %.0f" % (holder.pid, hours, quiet_seconds / 3600)
+            return "pid %d started %.1f h ago; protected for %.0f h" % (holder.pid, hours, quiet_seconds / 3600)
     return ""
 
 

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who holds which GPU and uses it how much: from history and hosts' own state to findings. It runs on the controller."""
+"""Audit GPU reservations and use, from metrics and the state of hosts. Runs on the controller."""

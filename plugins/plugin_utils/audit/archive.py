@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reports side by side: a directory each, a link to the latest, and a page with the trend.
+"""Keep several reports: a directory for each, a link to the latest, and a page with the trend.
 
 2026-11-22T060000Z/{audit.html,audit.csv,audit.json,summary.json}
 latest -> 2026-11-22T060000Z
@@ -26,16 +26,16 @@ from .write_line import line
 LATEST, INDEX, SUMMARY = "latest", "index.html", "summary.json"
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
-# With anything else in it a directory is not ours to remove.
+# A directory with any other file is not removed.
 _FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
-#: These, whole or half-written when a run was cut off.
+#: These files, and their unfinished versions after an interrupted run.
 _OURS = (*_FILES, *(durable.unfinished(Path(name)).name for name in _FILES))
 
 
 def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
-    """Write the audit beside the ones before it, of which the last `count` stay, this one among them.
+    """Write the audit and keep the last `count` reports, including this one.
 
-    Gives the files that were written. Raises ReportError.
+    Returns the files that were written. Raises ReportError.
     """
     if count < 1:
         raise ValueError(count)
@@ -44,19 +44,19 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
     try:
         private.write(place / SUMMARY, _summary(audit))
         _link(directory / LATEST, place.name)
-        others = [other for other in _places(directory) if other != place]
-        for old in others[: max(0, len(others) + 1 - count)]:
+        older = [path for path in _places(directory) if path != place]
+        for old in older[: max(0, len(older) + 1 - count)]:
             _remove(old)
         private.write(directory / INDEX, report_index.to_text(_entries(directory)))
     except OSError as error:
         raise ReportError(
-            str(directory), "the reports cannot be kept: %s" % error, "Mend it, or name another directory."
+            str(directory), "the reports cannot be kept: %s" % error, "Repair the directory, or name another one."
         ) from None
     return [*files, place / SUMMARY, directory / INDEX]
 
 
 def _place(directory: Path, made_at_seconds: float) -> Path:
-    """Where it goes, by its time in UTC: a second later where that is another's, so that no report takes another's place."""
+    """Return a new directory, named by the time in UTC. Adds seconds if the name exists."""
     made = datetime.datetime.fromtimestamp(made_at_seconds, datetime.timezone.utc)
     while (place := directory / made.strftime("%Y-%m-%dT%H%M%SZ")).exists():
         made += datetime.timedelta(seconds=1)
@@ -74,31 +74,31 @@ def _summary(audit: Audit) -> str:
 
 
 def _places(directory: Path) -> list[Path]:
-    """The reports' directories, the oldest first."""
+    """Return the directories of reports, the oldest first."""
     return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink())
 
 
 def _entries(directory: Path) -> list[Entry]:
-    """What each of them says of itself; one without a word, as after a run that was cut off, is left out."""
-    found = []
+    """Read the summaries of all reports. Skips those without one, which interrupted runs leave behind."""
+    entries = []
     for place in _places(directory):
         try:
             data = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
-            found.append(Entry.of(place.name, data))
+            entries.append(Entry.of(place.name, data))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found
+    return entries
 
 
 def _link(path: Path, target: str) -> None:
-    """Moved in one step, so that there is a latest at every time."""
+    """Replace the link in one step, so that it always exists."""
     if path.exists() and not path.is_symlink():
-        raise ReportError(str(path), "it is in the way of the link to the latest report", "Move it away.")
+        raise ReportError(str(path), "it blocks the link to the latest report", "Move it away.")
     durable.link(path, target)
 
 
 def _remove(place: Path) -> None:
-    """Our files, and the directory with them, unless there is something else in it."""
+    """Remove the report and its directory, unless the directory contains other files."""
     if {path.name for path in place.iterdir()} - set(_OURS):
         return
     for name in _OURS:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an audit asks a server: a few queries at a time, and in parts, host by host at last, where one is too much."""
+"""Query the server: a few queries at a time, split by hosts if a query is too large."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .prometheus import Answer, Course, Prometheus, PrometheusError, RangeAnswer
 _Row = TypeVar("_Row")
 _Answer = TypeVar("_Answer", Answer, RangeAnswer)
 
-#: Queries under way at once. One query takes one core of a Prometheus, which lets 20 run at a time if nothing else is said
-#: (--query.max-concurrency, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/): the most are left to others.
+#: Concurrent queries. A query takes one core of Prometheus, which runs 20 by default, so most are left to other clients
+#: (--query.max-concurrency, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/).
 AT_ONCE = 4
 
-#: GPUs in one query about single GPUs.
+#: GPUs per query, for queries by GPU.
 GPUS_A_QUERY = 40
 
-#: An expression with %(where)s in its selectors, and the time it is asked of, in seconds since the epoch.
+#: An expression with %(where)s in its selectors, and its evaluation time in seconds since the epoch.
 Question = tuple[str, float]
 
 
 class Asking:
-    """A server that is asked of one fleet.
+    """Queries about one fleet.
 
-    `selector` narrows the series, as ``cluster="a"``; `hosts` are those to go by where a query is too much for the server, and
-    `notes` gets what it warns of.
+    `selector` has label matchers, for example ``cluster="a"``. `hosts` is used to split queries that are too large. Warnings of
+    the server are added to `notes`.
     """
 
     def __init__(self, server: Prometheus, end_seconds: float, selector: str, notes: list[str]) -> None:
@@ -40,15 +40,15 @@ class Asking:
         self.hosts: list[str] = []
 
     def ask(self, expression: str) -> list[Sample]:
-        """What holds at the end of the window. Raises PrometheusError."""
+        """Evaluate an expression at the end of the window. Raises PrometheusError."""
         return self._in_parts(expression, self.end_seconds, self.hosts, whole=True)
 
     def ask_all(self, expressions: Sequence[str]) -> list[list[Sample]]:
-        """The same of several, in their order."""
+        """Evaluate several expressions. Returns the answers in their order."""
         return self._at_once(self.ask, expressions)
 
     def ask_of(self, expression: str, uuids: Sequence[str]) -> list[Sample]:
-        """The same of some GPUs only, a few dozen a query."""
+        """Evaluate an expression for some GPUs, in groups. Raises PrometheusError."""
 
         def query(where: str) -> Sequence[Sample]:
             return self._noted(self.server.query(expression.replace("%(where)s", where), self.end_seconds)).samples
@@ -56,7 +56,7 @@ class Asking:
         return self._of_gpus(query, uuids)
 
     def ask_courses(self, expression: str, span_seconds: int, step_seconds: int, uuids: Sequence[str]) -> list[Course]:
-        """The courses of some GPUs over the last `span_seconds`, a few dozen GPUs a query. Raises PrometheusError."""
+        """Return the values of some GPUs over the last `span_seconds`, in groups. Raises PrometheusError."""
         start = self.end_seconds - span_seconds
 
         def query(where: str) -> Sequence[Course]:
@@ -71,7 +71,7 @@ class Asking:
         return [row for answer in answers for row in answer]
 
     def ask_for_one(self, questions: Sequence[Question]) -> list[Sample | None]:
-        """The only sample of each answer. Of several parts the fleet's cannot be told: what is too much is None, and noted."""
+        """Return the only sample of each answer. Fleet-wide queries cannot be split: too large ones are None, with a note."""
         return self._at_once(self._one, questions)
 
     def _at_once(self, ask, questions):
@@ -80,7 +80,7 @@ class Asking:
             try:
                 return [one.result() for one in under_way]
             except PrometheusError:
-                # The others would fail as well, each after its own time.
+                # The other queries would also fail, each after its timeout.
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -91,7 +91,7 @@ class Asking:
         except PrometheusError as error:
             if not error.too_much:
                 raise
-            self.notes.append("The fleet's history is too much for %s, and left out." % self.server.name)
+            self.notes.append("%s could not compute the history of the fleet, so it is omitted." % self.server.name)
             return None
         return samples[0] if samples else None
 
@@ -118,10 +118,7 @@ class Asking:
 
 
 def in_halves(query: Callable[[str], Sequence[_Row]], selector: str, uuids: Sequence[str]) -> list[_Row]:
-    """What a query by label matchers gives of these GPUs, asked again for half of them where it is too much.
-
-    Raises PrometheusError.
-    """
+    """Run a query by label matchers for these GPUs, in halves if it is too large. Raises PrometheusError."""
     try:
         return list(query(",".join([*([selector] if selector else []), "gpu_uuid=~%s" % any_of(uuids)])))
     except PrometheusError as error:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stable names for findings, and two audits held against each other: new, still, gone, unseen. Pure."""
+"""Give findings stable IDs and compare two audits: new, still, gone, unseen. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Callable, Mapping, Sequence
 
-from .model import WORDS, Finding, Holding, Subject, Verdict
-
-#: Words that ask for nothing: they come and go without being news.
-_CALM = ("right", "free", "no_data")
+from .model import CALM, WORDS, Finding, Holding, Subject, Verdict
 
 
 @dataclass(frozen=True)
 class Former:
-    """What is kept of a finding of the audit before, as the JSON report has it."""
+    """A finding of the previous audit, read from its JSON report."""
 
     id: str
     word: str
@@ -26,7 +23,7 @@ class Former:
 
 
 def finding_id(subject: Subject, word: str) -> str:
-    """Ten hexadecimal digits of who and what, never of a figure, so that the same finding keeps its name."""
+    """Return ten hexadecimal digits made from the subject and the verdict. Figures are left out, so the ID is stable."""
     parts = (subject.kind, subject.host, subject.gpu_uuid, subject.mig_instance, subject.name, word)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
@@ -34,7 +31,7 @@ def finding_id(subject: Subject, word: str) -> str:
 def findings(
     judged: Sequence[tuple[Holding, Verdict]], former: Mapping[str, Former], now_seconds: float
 ) -> tuple[Finding, ...]:
-    """All findings, the gravest first, of these the dearest. `former` is by id; empty where there was no audit before."""
+    """Return all findings by urgency, then cost. `former` maps IDs to findings of the previous audit, if there was one."""
     made = []
     for holding, verdict in judged:
         name = finding_id(holding.subject, verdict.word)
@@ -47,16 +44,16 @@ def findings(
 def gone(
     present: Sequence[Finding], former: Mapping[str, Former], *, looked: Callable[[Subject], bool]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """(gone, unseen): findings of the audit before that asked for something, and are not there now.
+    """Return (gone, unseen): findings of the previous audit that this audit does not have.
 
-    `looked` says whether this audit could have seen a subject that it has no finding of. What it could not see, or of
-    which it has no data, is not mended for that: it stays on record as unseen, with its age.
+    `looked` says whether this audit could have seen a subject. A finding is gone only if its subject was checked and has
+    data. Otherwise it is unseen and keeps its age.
     """
-    there = {found.id for found in present}
+    present_ids = {found.id for found in present}
     words = {_key(found.holding.subject): found.verdict.word for found in present}
     away, hidden = [], []
     for name, before in sorted(former.items()):
-        if name in there or before.finding is None or before.word in _CALM:
+        if name in present_ids or before.finding is None or before.word in CALM:
             continue
         subject = before.finding.holding.subject
         word = words.get(_key(subject))

@@ -1,12 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures over a window, of each subject: which series they are asked of, and which answers count.
+"""Read statistics of each subject over a window: choose the series, and drop impossible values.
 
-Every quantile and maximum is computed by the server, over roll-ups of a quarter of an hour for windows of days, of five minutes
-for shorter ones (the rules of the role gpu_monitoring record both), and over the series themselves where there are none. One row
-a subject and figure crosses the network, whatever the window. What a server does for it grows with the samples it goes through,
-so that none are asked twice for what one answer tells.
+The server computes all quantiles and maxima: over roll-ups of a quarter of an hour for windows of days, of five minutes for
+shorter ones (both are recorded by the rules of the role gpu_monitoring), or else over the series themselves. The network carries
+one row per subject and figure. The server's work grows with the samples read, so no samples are read twice.
 """
 
 from __future__ import annotations
@@ -30,18 +29,24 @@ from .series import (
     key_of,
 )
 
-#: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
+#: Boundaries in seconds before the end of the window, to find how long a subject has been held.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
-#: From the labels of a sample to the subject that it is of.
+#: Note for servers without the roll-ups of a series.
+RULES_MISSING = (
+    "Some recording rules are missing. Figures are correct; queries are slower. "
+    "Load the current rules of the role gpu_monitoring."
+)
+
+#: From the labels of a sample to its subject.
 KeyOf = Callable[[Mapping[str, str]], Key]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are.
+    """Source of the figures of a series: the series to query, seconds per sample, and samples per subject.
 
-    `peaks` is what p99 and max are asked of.
+    `peaks` is the series for p99 and max.
     """
 
     source: str
@@ -50,13 +55,14 @@ class Found:
     peaks: str
 
     def of(self, figure: str) -> str:
+        """Return the series for a figure."""
         return self.peaks if figure in ("p99", "max") else self.source
 
 
 class Figures:
-    """The figures of one window of `seconds`, up to the time that `asking` asks of; `notes` gets what was noticed.
+    """The figures of a window of `seconds`, up to the evaluation time of `asking`. Anomalies are added to `notes`.
 
-    Answers are by the labels `by`, of which `key` makes a subject. `dropped` counts, for each series, the values that cannot be.
+    Queries group by the labels `by`, and `key` turns them into a subject. `dropped` counts impossible values by series.
     """
 
     def __init__(self, asking: Asking, seconds: float, notes: list[str]) -> None:
@@ -69,7 +75,7 @@ class Figures:
         self._spans = list(zip(cuts, cuts[1:]))
 
     def source(self, series: Series, by: str = BY, key: KeyOf = key_of) -> Found | None:
-        """The longest roll-up that the window asks for and the server has, or the series itself where it has none."""
+        """Return the longest roll-up that suits the window and exists, or the series itself. None if the server has neither."""
         if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
             counts = self._over("count", series.long, by, key, [(0, self.span)])[0]
             return Found(series.long, LONG_SECONDS, counts, series.peaks)
@@ -83,7 +89,7 @@ class Figures:
         return Found(series.name, step, counts, series.name)
 
     def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
-        """The figures that the series has, of each subject that it has all of them of."""
+        """Return the statistics of each subject that has all figures of the series."""
         if found is None:
             return {}
         figures = {}
@@ -97,19 +103,19 @@ class Figures:
         return self._judged(series, found, figures)
 
     def recorded_seconds(self, series: str) -> dict[Key, float]:
-        """Return for how many seconds of the window a roll-up of five minutes is there."""
+        """Return for how many seconds of the window a five-minute roll-up exists, by subject."""
         counts = self._over("count", series, BY, key_of, [(0, self.span)])[0]
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
-        """Return for how many seconds it has been held: 0 where it is less than an hour, or not certain."""
+        """Return for how many seconds each subject has been held. 0 if less than an hour or uncertain."""
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}
         found.update(lasting(self._pieces(HELD, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
         return found
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
-        """Whether the longer roll-up is there now, and was when the window began if the other was: rules come with releases."""
+        """Whether the longer roll-up covers the window like the shorter one. Rules are added by releases."""
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(
             [
@@ -120,14 +126,11 @@ class Figures:
         return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
 
     def _distance(self, series: Series) -> float | None:
-        """Between two samples of a series that has no roll-up: the shortest of any, so that gaps do not hide in it."""
+        """Return the shortest interval of samples of a series without roll-up, so that gaps stay visible."""
         dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
         if not dense:
             return None
-        self.notes.append(
-            "There is no %s: figures are of %s itself, which the server takes longer for."
-            % (series.roll_up, series.name)
-        )
+        self.notes.append(RULES_MISSING)
         return 3600 / dense[0].value if dense[0].value > 0 else ROLL_UP_SECONDS
 
     def _over(
@@ -138,7 +141,7 @@ class Figures:
         key: KeyOf,
         pieces: Sequence[tuple[int, int]],
     ) -> list[dict[Key, float]]:
-        """A figure of each piece of the window. `max by` takes one of series that stand for the same subject."""
+        """Return a figure for each piece of the window. `max by` merges series of the same subject."""
         inner = [
             OVER_TIME[figure]
             % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))
@@ -148,7 +151,7 @@ class Figures:
         return [{key(sample.labels): sample.value for sample in answer} for answer in answers]
 
     def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
-        """Whole answers only: half a one would say too little of how sure it is, or nothing."""
+        """Build statistics of subjects with a complete and possible set of figures."""
         stats = {}
         for key, count in found.counts.items():
             known = {name: values[key] for name, values in figures.items() if key in values}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a server knows of a fleet, as far as it was asked."""
+"""The history of a fleet, read from the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Record(Measured):
-    """All that the server knows of one subject."""
+    """The server's data about one subject."""
 
     stats: Mapping[str, Stat] = field(default_factory=dict)
     memory_limit_bytes: float | None = None
@@ -25,7 +25,7 @@ class Record(Measured):
 
 @dataclass(frozen=True)
 class History:
-    """The whole answer: subjects by their keys, and what was noticed on the way, in words."""
+    """All records by key, and notes about anomalies as sentences."""
 
     window: Window
     records: Mapping[Key, Record]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""History and hosts' own state, put together: one Holding for each GPU, MIG instance and tenant. Pure.
+"""Combine metrics and the state of hosts into one Holding for each GPU, MIG instance and tenant. Pure.
 
-Either may be missing. A host knows who holds what just now, history what was done with it; what neither knows is said.
+Either may be missing. Hosts know the current holders, metrics the use over time. Each holding lists what is unknown.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...module_utils.layout.profile_name import ProfileNameError, parse_profile_
 from .history import History, Key, Record
 from .model import Holder, Holding, Measured, Pod, Subject
 
-#: Kinds of holders that are a process, rather than a claim to the GPU.
+#: Kinds of holders that are processes. Others only reserve the GPU.
 _RUNNING = ("process", "mps")
-#: A process with the GPU's node open of which NVML lists no context.
+#: A process that has the GPU's device node open, without a context in NVML.
 _BARE_HANDLE = "device_handle"
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one GPU costs for one hour. `model` is a glob on NVML's name without "NVIDIA "; the first match holds."""
+    """Price of one GPU per hour. `model` is a glob on NVML's name without "NVIDIA ". The first match applies."""
 
     model: str
     price: float
@@ -32,21 +32,21 @@ class Price:
 
 @dataclass(frozen=True)
 class HostState:
-    """What a host says of itself: the result of the module gpu_info, and its gpu_layout where the inventory has one."""
+    """State of a host: the result of the module gpu_info, and its gpu_layout from the inventory, if any."""
 
     gpus: Sequence[Mapping[str, Any]]
     tenants: Sequence[Mapping[str, Any]] = ()
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    #: By UID, those of its pods that hold GPUs and that the API server knows.
+    #: Pods that hold its GPUs and that the API server knows, by UID.
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    #: GPUs that do not work.
+    #: GPUs that failed.
     lost: Sequence[Mapping[str, Any]] = ()
 
 
 def hosts_of(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]] | None = None
 ) -> dict[str, HostState]:
-    """Return by host what an audit uses of the results of gpu_info, with the pods of each host by UID."""
+    """Return the state of each host from the results of gpu_info, with its pods by UID."""
     return {
         host: HostState(
             state.get("gpus") or (),
@@ -61,17 +61,17 @@ def hosts_of(
 def holdings(
     history: History | None, hosts: Mapping[str, HostState], prices: Sequence[Price] = ()
 ) -> tuple[Holding, ...]:
-    """One Holding for each GPU without instances, each MIG instance and each tenant, ordered by host, GPU, instance, name.
+    """Return one Holding for each GPU without instances, MIG instance and tenant, ordered by host, GPU, instance, name.
 
-    `history` is None where no server could be asked; `hosts` lacks the hosts that did not answer.
+    `history` is None without a server. `hosts` contains only hosts that answered.
     """
     records: Mapping[Key, Record] = history.records if history else {}
     found: dict[Key, Holding] = {key: _of_record(record) for key, record in records.items()}
     for host, state in hosts.items():
-        there = _add_host(found, host, state)
-        # History remembers instances that are no more: the host says which these are.
-        for key in [key for key in found if key[0] == host and key not in there]:
-            if key[2] or any(present[:2] == key[:2] for present in there):
+        current = _add_host(found, host, state)
+        # History contains removed instances. The host's state shows which ones were removed.
+        for key in [key for key in found if key[0] == host and key not in current]:
+            if key[2] or any(present[:2] == key[:2] for present in current):
                 del found[key]
             else:
                 found[key] = replace(found[key], missing=(*found[key].missing, "the host does not list this GPU"))
@@ -85,7 +85,7 @@ def holdings(
     known = {key[:2]: record.price_per_hour for key, record in records.items() if record.price_per_hour is not None}
     if history:
         whole = [_aged(holding, history.window.end_seconds) for holding in whole]
-    done = [_priced(_said(holding, history, hosts), prices, known, shares) for holding in whole]
+    done = [_priced(_with_missing(holding, history, hosts), prices, known, shares) for holding in whole]
     return tuple(sorted(done, key=lambda holding: holding.subject.rack_order))
 
 
@@ -96,7 +96,7 @@ def _of_record(record: Record) -> Holding:
         measured["memory_total_bytes"] = record.memory_limit_bytes
     return Holding(
         **measured,
-        # A server that has the series for some kind has it for all that there are.
+        # A server that has the series for one kind of holder has it for all.
         holders=None
         if held is None
         else tuple(Holder(kind, "%d" % count) for kind, count in sorted(held.items()) if count > 0),
@@ -105,7 +105,7 @@ def _of_record(record: Record) -> Holding:
 
 
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
-    """An instance with what befell its GPU: errors, heat and loss are reported per GPU, not per instance."""
+    """Add errors, throttling and loss of the GPU to an instance. They are reported per GPU."""
     if whole is None:
         return instance
     return replace(
@@ -117,15 +117,15 @@ def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
 
 
 def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
-    """Put a host's own word beside its history; gives the keys of what is there now."""
-    there: set[Key] = set()
+    """Merge the state of a host into `found`. Returns the keys of its current subjects."""
+    current: set[Key] = set()
     for gpu in state.lost:
-        # Without a UUID it has no history that could be told from another one's: the report names it in a note.
+        # Without a UUID its history cannot be identified. The report lists the GPU in a note.
         if gpu.get("uuid"):
             index = "" if gpu.get("index") is None else str(gpu["index"])
             whole = Subject("gpu", host, gpu["uuid"], gpu_index=index, model=gpu.get("name") or "", vendor="nvidia")
             key = (host, whole.gpu_uuid, "", "")
-            there.add(key)
+            current.add(key)
             found[key] = replace(_with_state(found.get(key), whole, {}, {}), lost=True)
     for gpu in state.gpus:
         whole = Subject(
@@ -139,20 +139,20 @@ def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key
         instances = (gpu.get("mig") or {}).get("instances") or ()
         if not instances:
             key = (host, whole.gpu_uuid, "", "")
-            there.add(key)
+            current.add(key)
             found[key] = _with_state(found.get(key), whole, gpu, state.pods)
         for instance in instances:
             subject = replace(
                 whole, kind="mig_instance", mig_profile=str(instance["profile"]), mig_instance=str(instance["id"])
             )
             key = (host, whole.gpu_uuid, subject.mig_instance, "")
-            there.add(key)
+            current.add(key)
             found[key] = _with_state(found.get(key), subject, instance, state.pods)
         for tenant in state.tenants:
             for place in tenant.get("gpus") or ():
                 if tenant.get("name") and place.get("uuid") == whole.gpu_uuid:
-                    there.add(_add_tenant(found, whole, tenant))
-    return there
+                    current.add(_add_tenant(found, whole, tenant))
+    return current
 
 
 def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holding:
@@ -193,11 +193,11 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
 
 
 def _aged(holding: Holding, now: float) -> Holding:
-    """A holding with the age of its newest process. A bare handle does nothing, and has no history."""
+    """Add the age of the newest process. Bare handles do nothing and do not count."""
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
-    # A host's clock may be ahead.
+    # The host's clock may be ahead.
     return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 
@@ -210,29 +210,29 @@ def _add_tenant(found: dict[Key, Holding], whole: Subject, tenant: Mapping[str, 
     return key
 
 
-def _said(holding: Holding, history: History | None, hosts: Mapping[str, HostState]) -> Holding:
-    """What could not be known of it, in words."""
+def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str, HostState]) -> Holding:
+    """Add sentences about unknown facts."""
     missing = list(holding.missing)
     if history is None:
-        missing.append("no history: use over time is not known")
+        missing.append("no history: use over time is unknown")
     elif holding.memory is None and holding.busy is None and holding.subject.kind != "tenant":
-        missing.append("the server has no samples of it")
+        missing.append("the server has no samples")
     else:
         for name, stat in (("memory use", holding.memory), ("activity", holding.busy)):
             if stat is None and not (name == "activity" and holding.subject.kind == "tenant"):
-                missing.append("%s is not known" % name)
+                missing.append("%s is unknown" % name)
         if holding.tensor is None and holding.bandwidth is None and holding.subject.kind != "tenant":
-            missing.append("tensor and bandwidth activity are not known: busy cannot be told from useful")
+            missing.append("tensor and bandwidth activity are unknown: useful and busy cannot be distinguished")
     if holding.holders is None and holding.subject.kind != "tenant":
         missing.append(
-            "who holds it is not known: the host %s"
-            % ("did not look" if holding.subject.host in hosts else "was not asked or did not answer")
+            "holders are unknown: the host %s"
+            % ("did not check" if holding.subject.host in hosts else "was not asked or did not answer")
         )
     return replace(holding, missing=tuple(dict.fromkeys(missing)))
 
 
 def _weight(subject: Subject) -> float:
-    """What of its GPU an instance is, by the memory in its profile's name: 40 for 3g.40gb."""
+    """Return the memory in the name of an instance's profile: 40 for 3g.40gb. 0 if unknown."""
     try:
         return float(parse_profile_name(subject.mig_profile).memory_gb)
     except ProfileNameError:
@@ -242,7 +242,7 @@ def _weight(subject: Subject) -> float:
 def _shares(
     found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
 ) -> dict[tuple[str, str], float]:
-    """What a GPU with instances is in all, by which its price is shared among them: what is not carved belongs to no instance."""
+    """Return the total weight of each GPU with instances, for sharing its price. Unused memory belongs to no instance."""
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
         if subject.kind == "mig_instance":
@@ -261,9 +261,9 @@ def _priced(
     known: Mapping[tuple[str, str], float],
     shares: Mapping[tuple[str, str], float],
 ) -> Holding:
-    """By the table, else by the server's word, which is the whole GPU's."""
+    """Add the price, from the table or else from metrics. Metrics have the price of the whole GPU."""
     subject = holding.subject
-    # A tenant's GPU has the price already.
+    # The price counts with the tenant's GPU.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)
@@ -276,21 +276,22 @@ def _priced(
 
 
 def price_of(model: str, prices: Sequence[Price]) -> float | None:
+    """Return the price of the first entry that matches a model, or None."""
     short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
     return next((price.price for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
 
 
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
+    """Return the holders without bare handles, or all if there are only bare handles. See docs/holders.md, "Bare handles".
 
-    A user who may open a GPU's node may keep it open without limit. Such a handle has no memory there and runs nothing, so it
-    says nothing of what others do with the GPU.
+    Any user with access to a GPU's node can keep it open. Such a handle has no memory there and runs nothing, so it shows nothing
+    about the use by others.
     """
     return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 
 
 def is_held(holding: Holding) -> bool | None:
-    """Return whether it is held; None where that is not known."""
+    """Return whether it is held, or None if unknown."""
     if holding.processes_now:
         return True
     if holding.holders is None:
@@ -299,7 +300,7 @@ def is_held(holding: Holding) -> bool | None:
 
 
 def runs_processes(holding: Holding) -> bool | None:
-    """Whether a process of a holder runs on it now; None where that is not known."""
+    """Return whether a holder's process runs on it now, or None if unknown."""
     if holding.processes_now is not None:
         return holding.processes_now > 0
     if holding.holders is None:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""For how long something has held, by what is known of the pieces of a window."""
+"""Calculate for how long a condition has held, from pieces of a window."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Callable, Mapping, Sequence
 
 from .history import Key
 
-#: Of the samples of the stretch that it is said to have lasted for, and of every shorter one on the way there.
+#: Minimum share of samples that must be present in the interval, and in every shorter one.
 _LEAST_RATIO, _LEAST_RATIO_BETWEEN = 0.9, 0.5
-#: What may be missing at the end: so old at most is what is taken for the state now (signals.py).
+#: Maximum time without samples at the end. signals.py uses the same limit for the current state.
 _FRESH_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the window, in seconds before its end, and of each subject a figure and the number of samples in it."""
+    """A part of the window, in seconds before its end, with a figure and the number of samples of each subject."""
 
     newest: int
     oldest: int
@@ -28,10 +28,10 @@ class Piece:
 
 
 def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
-    """For how long up to now it held of each subject, in seconds: as far back as is certain. `pieces` are the newest first.
+    """Return for how many seconds up to now the condition certainly held, by subject. `pieces` are ordered from the newest.
 
-    Certain is a stretch only with nearly all of its samples: a gap is neither idleness nor possession. That goes for a gap that
-    has not ended above all, in which something may have begun just now; and a long one hides in no longer stretch.
+    An interval counts only if nearly all of its samples exist, because a gap proves nothing. A gap at the end counts most
+    strictly, since something may have just started. A long gap must not disappear within a longer interval.
     """
     found: dict[Key, int] = {}
     for key in {key for piece in pieces for key in piece.figures}:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One audit, from what is asked to the finished object: server, hosts, words, comparison."""
+"""Make an audit: query the server, combine metrics with host state, judge, and compare with the previous audit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
+from ..counted import counted
 from ..idle.rhythm import Span
 from .compare import Former, findings, gone
 from .history import History
@@ -24,12 +25,11 @@ from .verdict import Thresholds, judge
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked. `access` is None where there is no server; `hosts` has those that answered of `hosts_asked`.
+    """The inputs of an audit.
 
-    The window ends at `end_seconds`, or now if it is None: the series of a server tell of a past time as well as of now.
-    `refused` says of hosts whose answer was not taken why; to all else they are hosts that did not answer. `notes` are of hosts
-    that did.
-    `exempt` are hosts, GPUs' UUIDs and tenants of which nothing is said, `holidays` spans of time that do not count as quiet.
+    `access` is None without a server. `hosts` has the answers of `hosts_asked`. The window ends at `end_seconds`, or now if None.
+    `refused` has the reasons for rejected answers, whose hosts count as not answered. `notes` are about hosts that answered.
+    `exempt` has hosts, GPU UUIDs and tenants to leave out. `holidays` are time spans that do not count as quiet.
     """
 
     window_seconds: float
@@ -48,34 +48,34 @@ class Order:
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
-#: Hosts of which the report says why they did not answer.
+#: Maximum number of reasons in the report for hosts without an answer.
 _MOST_REASONS = 20
 
 
 class AuditError(FleetError):
-    """There is nothing to audit with: no server answered, and no host."""
+    """Neither a server nor a host answered."""
 
 
 def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Audit:
-    """The audit. A server or hosts that do not answer are missing, and said; raises AuditError where neither does."""
+    """Return the audit, which lists sources that did not answer. Raises AuditError if no source answered."""
     history, missing = _history(order, now_seconds, say)
     silent = sorted(set(order.hosts_asked) - set(order.hosts))
     if silent:
         missing.append(
-            "%d of %d hosts did not answer (%s): who holds their GPUs is not known but by the server."
-            % (len(silent), len(order.hosts_asked), _some(silent))
+            "%d of %s did not answer (%s): the holders of their GPUs are known only from metrics."
+            % (len(silent), counted(len(order.hosts_asked), "host"), _some(silent))
         )
     for reasons in (order.refused, order.notes):
         missing += reasons[:_MOST_REASONS]
         if len(reasons) > _MOST_REASONS:
-            missing.append("The reasons of %d more hosts are left out." % (len(reasons) - _MOST_REASONS))
+            missing.append("Reasons of %s are omitted." % counted(len(reasons) - _MOST_REASONS, "more host"))
     if not order.hosts_asked:
-        missing.append("No host was asked: who holds what is known only as far as the server has it.")
+        missing.append("No host was asked: holders are known only from metrics.")
     if history is None and not order.hosts:
         raise AuditError(
             "audit",
-            "there is nothing to audit with. " + " ".join(missing),
-            "Mend the server or the hosts, and run again.",
+            "there is nothing to audit. " + " ".join(missing),
+            "Repair the server or the hosts, and run the audit again.",
         )
     window = history.window if history else Window(now_seconds, now_seconds)
     say("judging")
@@ -114,24 +114,27 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
 
 
 def _named(subject: Subject) -> set[str]:
-    """What an exemption may call it."""
+    """Return the names by which an exemption can match a subject."""
     return {subject.host, subject.gpu_uuid, subject.name} - {""}
 
 
 def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tuple[History | None, list[str]]:
     if order.access is None:
-        return None, ["No server was named: use over time is not known, and no GPU is called idle for it."]
+        return None, ["No server is configured: use over time is unknown, and no GPU is reported idle."]
     server = Prometheus(order.access)
     try:
         quiet = QuietQuestion(order.thresholds.idle_hours * 3600, tuple(order.holidays))
         question = Question(quiet, order.selector, now_seconds, order.end_seconds)
         history = read(server, order.window_seconds, question, say)
     except PrometheusError as error:
-        # With hosts the audit goes on, with half of its sight.
-        return None, ["%s Use over time is not known, and no GPU is called idle for it." % error]
-    say("%d queries, %d bytes" % (server.queries, server.bytes_received))
+        # The audit continues with the hosts alone.
+        return None, ["%s Use over time is unknown, and no GPU is reported idle." % error]
+    say("%s, %s" % (counted(server.queries, "query", "queries"), counted(server.bytes_received, "byte")))
     if not history.records:
-        return history, ["%s has no gpu:info: its rules are not loaded, or nothing is scraped." % server.name]
+        return history, [
+            "%s has no gpu:info. Load the rules of the role gpu_monitoring, and check that it scrapes the exporters."
+            % server.name
+        ]
     return history, []
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an audit speaks of. All frozen; a figure that is not known is None, never 0."""
+"""The values of an audit. All are frozen. An unknown figure is None, never 0."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Mapping
 
 from ...module_utils.holders.model import KUBELET
 
-#: Of the JSON that reports are written as. A reader of version n reads what has n, whatever keys came since.
+#: Version of the JSON report. A reader of version n reads every report of version n and ignores keys that were added later.
 SCHEMA_VERSION = 1
 
-#: What a subject is.
+#: Kinds of subjects.
 KINDS = ("gpu", "mig_instance", "tenant", "workload")
 
-#: Verdicts that ask for something, the gravest first: the first table of a report.
+#: Verdicts that are findings, the most urgent first. A report lists them first and counts them as findings.
 ASKING = (
     "unhealthy",
     "broken_metrics",
@@ -27,13 +27,29 @@ ASKING = (
     "oversized_memory",
     "oversized_compute",
 )
+#: Verdicts that are not findings.
+CALM = ("no_data", "free", "right")
 #: All verdicts, in the order of reports.
-WORDS = (*ASKING, "no_data", "free", "right")
+WORDS = (*ASKING, *CALM)
+#: What each verdict means, for the legends of the reports. docs/audit.md has the thresholds.
+MEANINGS = {
+    "unhealthy": "The driver lost the GPU, an XID error shows a hardware or memory fault, or heat or power supply slow it down.",
+    "broken_metrics": "The metrics contradict each other. Repair the exporter first.",
+    "held_without_process": "A container, job or open device file holds it, no process runs on it, and it is idle.",
+    "idle": "A workload holds it and has shown no sign of work for longer than its usual pauses.",
+    "standby": "It is idle, but its workload waits for clients, has clients connected, or works on another GPU.",
+    "saturated": "Its memory is full, or its compute is at the limit for at least 5 % of the time.",
+    "oversized_memory": "Half of its memory and half of its compute would have been enough.",
+    "oversized_compute": "Half of its compute would have been enough. Its memory is needed.",
+    "no_data": "There are too few samples for a verdict.",
+    "free": "Nothing holds it.",
+    "right": "Its memory and compute are in use.",
+}
 
 
 @dataclass(frozen=True)
 class Window:
-    """The time that is looked at: seconds since the epoch, by the server's clock."""
+    """The time range of the audit: seconds since the epoch, by the server's clock."""
 
     start_seconds: float
     end_seconds: float
@@ -45,9 +61,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Stat:
-    """How a figure was spread over the window, in the unit of the figure. What was not asked for is None.
+    """Statistics of a figure over the window, in the unit of the figure. None for statistics that were not queried.
 
-    `seconds` is for how much of the window there were samples, `coverage_ratio` the same as a share of it.
+    `seconds` is the time of the window that has samples, `coverage_ratio` its share of the window.
     """
 
     seconds: float
@@ -61,9 +77,9 @@ class Stat:
 
 @dataclass(frozen=True)
 class Subject:
-    """A GPU, a MIG instance, a tenant's quota or a workload on one of these. `name` is the tenant's or the workload's.
+    """A GPU, a MIG instance, a tenant's quota, or a workload on one of these. `name` names the tenant or workload.
 
-    `mig_instance` is the GPU instance's id, as NVML and DCGM number them.
+    `mig_instance` is the ID of the GPU instance in NVML and DCGM.
     """
 
     kind: str
@@ -78,12 +94,12 @@ class Subject:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Where it is: GPU and instance of a host."""
+        """Host, GPU and instance."""
         return (self.host, self.gpu_uuid, self.mig_instance)
 
     @property
     def rack_order(self) -> tuple[str, int, str, int, str]:
-        """What sorts subjects by host, GPU and instance: by number where the label is one, as hosts say it."""
+        """Sort key: host, GPU, instance. Labels that are numbers sort as numbers, others last."""
         index, instance = (
             int(text) if text.isascii() and text.isdecimal() else default
             for text, default in ((self.gpu_index, 1 << 30), (self.mig_instance, -1))
@@ -100,7 +116,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod as the API server has it. `owner` is the workload that made it, as Deployment/web; empty for none."""
+    """A pod of the Kubernetes API. `owner` is the workload that created it, for example Deployment/web, or empty."""
 
     namespace: str
     name: str
@@ -112,19 +128,20 @@ class Pod:
 
     @property
     def labels_text(self) -> str:
-        """The labels as kubectl prints them: key=value, with commas."""
+        """The labels in the format of kubectl: key=value, separated by commas."""
         return ",".join("%s=%s" % label for label in sorted(self.labels.items()))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder of a subject. `kind` as in docs/holders.md; `who` names it as the host does.
+    """A holder of a subject. `kind` is one of docs/holders.md, `who` the host's name for it.
 
-    A server knows only how many there are of a kind; `who` is their number then. `since_seconds` is when its process began, as a
-    Unix time by the host's clock. `listens` says whether its unit, container or
-    process has a TCP socket that waits for clients, and `clients` how many are connected; None where the host did not look.
-    `pid` is its process; None where it has none or only the server knows. `pod` is None where it is in no pod, or the API server
-    was not asked or does not know it.
+    Metrics have only the number of holders of a kind: `who` is that number then.
+    `since_seconds` is the start of its process, in Unix time by the host's clock.
+    `listens` says whether its unit, container or process has a listening TCP socket, `clients` is the number of connected
+    clients. Both are None if the host did not check sockets.
+    `pid` is None if there is no process or only metrics know the holder.
+    `pod` is None outside Kubernetes, or if the API server was not asked or does not know the pod.
     """
 
     kind: str
@@ -145,12 +162,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class Quiet:
-    """For how long, up to the end of the window, a subject has shown no sign of work: `seconds`.
+    """The current quiet time of a subject: `seconds` without a sign of work, up to the end of the window.
 
-    `whole_window` says that it never showed one for as far as the server remembers. `longest_seconds` is the longest quiet time
-    of its holder that ended, `held_seconds` the time since its last known release, and `signals` the signs of work that
-    are measured, by name. `kernel_hours_ratio` is the share of the hours of the grace in which any kernel ran, however briefly:
-    less than a sign of work, yet not nothing.
+    `whole_window` is true if the server has no sign of work at all. `longest_seconds` is the longest earlier quiet time of its
+    holder. `held_seconds` is the time since the subject was last free. `signals` names the measured signs of work.
+    `kernel_hours_ratio` is the share of the hours of the grace in which any kernel ran, even if too briefly for a sign of work.
     """
 
     seconds: float
@@ -163,9 +179,9 @@ class Quiet:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured of one subject.
+    """The measurements of one subject.
 
-    `xid` has the classes of the window's errors by number, `throttled` the share of time of each reason.
+    `xid` maps XID numbers in the window to their classes, `throttled` maps reasons to their share of the time.
     """
 
     subject: Subject
@@ -173,17 +189,17 @@ class Measured:
     memory_total_bytes: float | None = None
     processes_now: float | None = None
     quiet: Quiet | None = None
-    #: The same without regard to the CPU time of its processes; None where it is the same, or not known.
+    #: `quiet` without the CPU time of its processes. None if that is the same or unknown.
     device_quiet: Quiet | None = None
-    #: Time in the window in which other metrics showed work that the busy ratio did not report.
+    #: Time in the window in which other metrics showed work and the busy ratio did not.
     unreported_work_seconds: float = 0.0
-    #: Time in the window in which the busy ratio showed kernels all the time, and no other metric any work.
+    #: Time in the window in which the busy ratio showed kernels all the time and no other metric showed work.
     unexplained_busy_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    #: Since its last sample, at the end of the window.
+    #: Time between its last sample and the end of the window.
     silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
@@ -191,10 +207,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Holding(Measured):
-    """All that is known of one subject.
+    """Metrics and host state of one subject.
 
-    Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1. `holders` is None
-    where they are unknown, which differs from an empty tuple, none. `missing` says in words what could not be known.
+    Memory is in bytes. Busy (a kernel ran), compute (SMs in use), bandwidth and tensor are ratios from 0 to 1.
+    `holders` is None if unknown, and empty if there are none. `missing` lists unknown facts as sentences.
     """
 
     holders: tuple[Holder, ...] | None = None
@@ -204,21 +220,20 @@ class Holding(Measured):
     bandwidth: Stat | None = None
     tensor: Stat | None = None
     processes: Stat | None = None
-    #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
+    #: Age of the newest process of a holder at the end of the window. None without an answer of the host.
     newest_holder_seconds: float | None = None
-    #: Other GPUs that a process of its holders has, and is not known to be idle on.
+    #: Other GPUs that a process of its holders uses. GPUs on which it is idle are left out.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One word with its reason.
+    """The verdict on a subject, with its reason.
 
-    `use` is none, useful, busy (kernels run, but neither tensor cores nor bandwidth do much) or unknown.
-
-    `waste_per_month` is the wasted part of the price, in the price table's currency; None without a price. `idle_after_seconds`
-    is from how long a quiet time on this holder is idle; None where nothing is quiet.
+    `use` is none, useful, busy (kernels run, but tensor cores and memory bandwidth do little) or unknown.
+    `waste_per_month` is the wasted part of the price, in the currency of the price table. None without a price.
+    `idle_after_seconds` is the quiet time after which this holder is idle. None if it is not quiet.
     """
 
     word: str
@@ -230,20 +245,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """A holding and what is said of it. `id` stays the same from audit to audit while the word does."""
+    """A holding with its verdict. `id` is the same in all audits as long as the verdict stays the same."""
 
     id: str
     verdict: Verdict
     holding: Holding
-    #: Against the audit before: new, still; gone where that audit alone has it; unseen where it could not be looked at again, for
-    #: want of history or of the host's answer.
+    #: Compared with the previous audit: new, still, gone (no longer found), or unseen (metrics or the host's answer are missing,
+    #: so it could not be checked).
     state: str = "new"
     first_found_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Day:
-    """The fleet on one day: GPUs on the average, and how much of the time they were held and busy. None is not known."""
+    """Averages of the fleet over one day: number of GPUs, ratios of time held and busy, memory in use. None if unknown."""
 
     start_seconds: float
     gpus: float | None = None
@@ -254,7 +269,7 @@ class Day:
 
 @dataclass(frozen=True)
 class Sources:
-    """What the audit read. `missing` says in words what could not be read and what therefore is not known."""
+    """The sources of an audit. `missing` lists unavailable data and its consequences as sentences."""
 
     prometheus: str = ""
     hosts_asked: tuple[str, ...] = ()
@@ -264,7 +279,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Audit:
-    """The whole. `settings` are the thresholds and prices that the verdicts were made with, as plain data."""
+    """A finished audit. `settings` are its thresholds and prices as plain data."""
 
     made_at_seconds: float
     window: Window
@@ -278,11 +293,12 @@ class Audit:
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:
+        """Return the number of subjects with a verdict."""
         return sum(1 for found in self.findings if found.verdict.word == word)
 
     @property
     def waste_per_month(self) -> float | None:
-        """Summed over findings of whole GPUs and instances, so that nothing counts twice; None where nothing has a price."""
+        """Sum over whole GPUs and instances, so that nothing counts twice. None without prices."""
         known = [
             found.verdict.waste_per_month
             for found in self.findings

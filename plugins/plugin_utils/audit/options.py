@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an inventory says of an audit, checked: addresses, times and thresholds."""
+"""Check the settings of an audit: addresses, times and thresholds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 class OptionError(FleetError):
-    """An option that cannot be meant."""
+    """An option is invalid."""
 
 
 def seconds(text: str) -> float:
-    """Of ``14d``, ``12h`` or ``90m``. Raises OptionError."""
+    """Parse a length of time such as ``14d``, ``12h`` or ``90m``. Raises OptionError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
     if not found or float(found.group(1)) == 0:
-        raise OptionError("window", "%r is not a length of time" % text, "Write a number and m, h, d or w, as 14d.")
+        raise OptionError(
+            "window", "%r is not a length of time" % text, "Write a number and m, h, d or w, for example 14d."
+        )
     return float(found.group(1)) * _UNITS[found.group(2)]
 
 
 def access(given: Mapping[str, Any]) -> Access | None:
-    """How to reach the server; None where no url is given. Raises OptionError."""
+    """Return how to reach the server, or None without a url. Raises OptionError."""
     known_keys("prometheus", given, {field.name for field in dataclasses.fields(Access)})
     if not given.get("url"):
         return None
@@ -54,7 +56,7 @@ def access(given: Mapping[str, Any]) -> Access | None:
 
 
 def prices(rows: Sequence[Mapping[str, Any]]) -> list[Price]:
-    """The price table. Raises OptionError."""
+    """Return the price table. Raises OptionError."""
     found = []
     for number, row in enumerate(rows):
         where = "prices[%d]" % number
@@ -65,57 +67,61 @@ def prices(rows: Sequence[Mapping[str, Any]]) -> list[Price]:
 
 
 def thresholds(given: Mapping[str, Any]) -> Thresholds:
-    """The thresholds, with those that the inventory changes. Raises OptionError."""
+    """Return the thresholds with the inventory's changes. Raises OptionError."""
     known_keys("thresholds", given, {field.name for field in dataclasses.fields(Thresholds)})
     values = {}
     for name, value in given.items():
         number = _number("thresholds.%s" % name, value)
         if name.endswith("_ratio") and number > 1:
-            raise OptionError("thresholds.%s" % name, "%g is above 1" % number, "Ratios go from 0 to 1: 0.5 is a half.")
+            raise OptionError(
+                "thresholds.%s" % name, "%g is above 1" % number, "Ratios are from 0 to 1: 0.5 is a half."
+            )
         values[name] = number
     return Thresholds(**values)
 
 
 def holidays(given: Mapping[str, Any]) -> tuple[Span, ...]:
-    """The days that do not count as quiet, in seconds since the epoch. Raises OptionError and HolidayError."""
+    """Return the holidays as spans in seconds since the epoch. Raises OptionError and HolidayError."""
     known_keys("holidays", given, {"days", "time_zone"})
     days = given.get("days") or []
     if not isinstance(days, list):
-        raise OptionError("holidays.days", "it is no list", "Write it as [2026-12-25, 2027-01-01].")
+        raise OptionError("holidays.days", "it is not a list", "Write it as [2026-12-25, 2027-01-01].")
     return spans(days, str(given.get("time_zone") or "UTC"))
 
 
 def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> None:
-    """Raise OptionError for a key that is none of these names."""
+    """Raise OptionError for an unknown key."""
     for name in given:
         if name not in names:
-            raise OptionError("%s.%s" % (where, name), "there is no such key", "It has: %s." % ", ".join(sorted(names)))
+            raise OptionError("%s.%s" % (where, name), "unknown key", "Known keys: %s." % ", ".join(sorted(names)))
 
 
 def _one_line(where: str, value: Any) -> str:
-    """A word or a secret, which no message repeats. A line break behind it comes from the tool that wrote it down."""
+    """Return one line of text. Removes a line break at the end. Messages do not repeat the value, which may be a secret."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise OptionError(where, "it is no text", "Write one line of text.")
+        raise OptionError(where, "it is not text", "Write one line of text.")
     text = str(value).rstrip("\r\n")
     if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
-        raise OptionError(where, "a line break or another control character is in it", "Write one line of text.")
+        raise OptionError(where, "it contains a line break or another control character", "Write one line of text.")
     return text
 
 
 def _ascii(where: str, text: str) -> str:
-    """What goes into a header of HTTP as it is."""
+    """Return the text if it can be an HTTP header. Raises OptionError."""
     if not text.isascii():
-        raise OptionError(where, "a sign is in it that no header of HTTP can have", "Look whether it was copied whole.")
+        raise OptionError(
+            where, "it contains a character that HTTP headers cannot have", "Check whether it was copied completely."
+        )
     return text
 
 
 def _headers(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise OptionError("prometheus.headers", "it is no mapping", "Write it as {X-Scope-OrgID: fleet}.")
+        raise OptionError("prometheus.headers", "it is not a mapping", "Write it as {X-Scope-OrgID: fleet}.")
     found = {}
     for name, value in given.items():
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", str(name)):
-            raise OptionError("prometheus.headers", "a header has a name that is none", "Write it as X-Scope-OrgID.")
+            raise OptionError("prometheus.headers", "a header has an invalid name", "Write it like X-Scope-OrgID.")
         where = "prometheus.headers.%s" % name
         found[str(name)] = _ascii(where, _one_line(where, value))
     return found
@@ -126,7 +132,7 @@ def _number(where: str, value: Any, above: float = -1.0) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = -1.0
-    # Not a comparison the other way round: NaN is no number to compare with.
+    # `not number > above` is also true for NaN.
     if isinstance(value, bool) or not number > above or number < 0:
         raise OptionError(where, "%r is not a number above 0" % (value,), "Write a number.")
     return number

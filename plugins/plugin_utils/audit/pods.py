@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Ask the Kubernetes API which pods hold GPUs: namespace, name, owner and labels.
 
-A host says which UIDs hold its GPUs (docs/holders.md). The API is asked for the pods of the node that the inventory names, so a
-host can name no pods but its own. The API is asked on the controller: a kubeconfig is never copied to a host.
+Hosts report the UIDs of pods on their GPUs (docs/holders.md). The API is asked only for pods of the node in the inventory, so a
+host cannot claim pods of other nodes. The controller asks the API: a kubeconfig is never copied to a host.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ..host_values import text
 from ..plain import plain
 from .model import Pod
 
-#: What a host's variables say of its cluster.
+#: Variables of a host about its cluster, without the prefix gpu_kubernetes_.
 KEYS = ("backend", "node", "kubeconfig", "context", "delegate_to")
-#: Where the audit runs itself.
+#: Names of the controller.
 _HERE = ("localhost", "127.0.0.1", "::1")
-#: Nodes that are asked for at a time.
+#: Concurrent requests.
 _AT_A_TIME = 8
-#: Put on pods by the controller of ReplicaSets: https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
+#: Label that the Deployment controller adds to pods: https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
 _TEMPLATE_HASH = "pod-template-hash"
-#: More labels than people give to a pod. The API has no bound of its own.
+#: Maximum number of labels that are kept. The API has no limit.
 _MOST_LABELS = 64
-#: Characters of a name, of a label's key with its prefix, and of its value: as long as the API allows.
+#: The API's maximum lengths of a name, of a label's key with prefix, and of its value.
 _NAME, _KEY, _VALUE = 253, 317, 63
 
 
 class PlaceError(FleetError):
-    """The option `kubernetes` has a key or a value that it cannot have."""
+    """The option `kubernetes` has an unknown key or an invalid value."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A host's node, and the cluster that has it. Without kubeconfig and context, what kubectl would take."""
+    """A host's node and its cluster. Without kubeconfig and context, the defaults of kubectl apply."""
 
     node: str
     kubeconfig: str = ""
@@ -49,19 +49,19 @@ class Place:
 
 
 def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
-    """Return by host where its node is, of a mapping of variables by host for each of KEYS. Raises PlaceError.
+    """Return the node of each host in a cluster, from a mapping of variables by host for each of KEYS.
 
-    A host without a backend follows no cluster.
+    Hosts without a backend are not in a cluster. Raises PlaceError.
     """
     given = plain(given)
     for key in given:
         if key not in KEYS:
-            raise PlaceError("kubernetes", "unknown key %r" % key, "It has %s." % ", ".join(KEYS))
+            raise PlaceError("kubernetes", "unknown key %r" % key, "Known keys: %s." % ", ".join(KEYS))
     for key, by_host in given.items():
         for host, value in by_host.items():
             if not isinstance(value, str):
                 where = "kubernetes.%s of %s" % (key, host)
-                raise PlaceError(where, "%r is no text" % (value,), "Write a text.")
+                raise PlaceError(where, "%r is not text" % (value,), "Write text.")
     found = {}
     for host, backend in given.get("backend", {}).items():
         if backend:
@@ -73,22 +73,22 @@ def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
 def look_up(
     states: Mapping[str, Mapping[str, Any]], where: Mapping[str, Place]
 ) -> tuple[dict[str, dict[str, Pod]], list[str]]:
-    """Return (by host the pods that hold its GPUs, by UID; what is not known, and why), of results of gpu_info.
+    """Look up the pods that hold GPUs, from results of gpu_info. One call per host with pods on its GPUs.
 
-    Only hosts with pods on their GPUs are asked for, by one call each.
+    Returns (pods by host and UID, sentences about unknown pods).
     """
     wanted = {host: uids for host in where if host in states and (uids := set(_uids(states[host])))}
     if not wanted:
         return {}, []
     if not has_client():
         cure = "Install the Python package kubernetes on the controller."
-        return {}, ["Owners and labels of pods on %s are not known. %s" % (_hosts(wanted), cure)]
+        return {}, ["Owners and labels of pods on %s are unknown. %s" % (_hosts(wanted), cure)]
     elsewhere = {host for host in wanted if where[host].delegate_to not in _HERE}
     missing = []
     if elsewhere:
         missing.append(
-            "Owners and labels of pods on %s are not known: gpu_kubernetes_delegate_to is another host, and the audit asks"
-            " the API on the controller alone." % _hosts(elsewhere)
+            "Owners and labels of pods on %s are unknown: gpu_kubernetes_delegate_to is another host, and the audit asks"
+            " the API only on the controller." % _hosts(elsewhere)
         )
     asked = sorted(set(wanted) - elsewhere)
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
@@ -96,7 +96,7 @@ def look_up(
     found = {}
     for host, answer in zip(asked, answers):
         if isinstance(answer, FleetError):
-            missing.append("Owners and labels of pods on %s are not known. %s" % (host, answer))
+            missing.append("Owners and labels of pods on %s are unknown. %s" % (host, answer))
         else:
             found[host] = answer
     return found, missing
@@ -105,15 +105,15 @@ def look_up(
 def named(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the results of gpu_info by host with the pods' own names, and their owners, in the texts of who holds a GPU.
+    """Return the results of gpu_info with names and owners of pods in the texts of holders.
 
-    `pods` is what `look_up` found. What the API does not know keeps the name that its host gave it.
+    `pods` is a result of `look_up`. Pods that the API does not know keep the host's name for them.
     """
     return {host: _named(state, pods[host]) if pods.get(host) else state for host, state in states.items()}
 
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
-    """Return a pod of an answer of the API. A Deployment's pod is owned by a ReplicaSet, which is named after the Deployment."""
+    """Return a pod from an item of the API. A ReplicaSet that belongs to a Deployment is replaced by the Deployment."""
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
     owners = metadata.get("ownerReferences") or ()
@@ -158,7 +158,7 @@ def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
 
 
 def _uids(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the holders of a host's GPUs say of their pods; a Slurm job's id, which is a number, is none."""
+    """Yield the pod UIDs of the holders of a host's GPUs. Numbers are IDs of Slurm jobs, and are skipped."""
     for gpu in state.get("gpus") or ():
         for row in (gpu, *((gpu.get("mig") or {}).get("instances") or ())):
             for holder in row.get("holders") or ():

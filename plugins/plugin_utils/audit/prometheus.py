@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The HTTP API of a Prometheus-compatible server. The only file that speaks to one.
+"""Client of the HTTP API of a Prometheus-compatible server. The only one in the collection.
 
-An audit asks instant queries only: what crosses the network then grows with the number of series, never with samples.
-Right-sizing asks for ranges besides, of few series and so many points at most.
+An audit uses instant queries only, so the network traffic grows with the number of series and not of samples.
+Right-sizing also queries ranges, with a limited number of series and points.
 API: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
@@ -28,23 +28,23 @@ from ...module_utils.foreign_text import one_line
 from ...module_utils.http_opener import HTTPException, Request, basic, opener
 from ..host_values import MOST_TEXT, text
 
-#: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
+#: Maximum size of an answer. 10,000 GPUs with seven instances each take some 40 MiB.
 _MOST_BYTES = 1 << 30
 _BLOCK = 1 << 16
-#: Seconds in which an answer must be complete, once it has begun.
+#: Maximum time from the start to the end of an answer, in seconds.
 _ANSWER_SECONDS = 600
 
-#: Characters of what a server says of an error, and how many of its warnings are told.
+#: Maximum length of an error message of the server, and maximum number of its warnings.
 _SHOWN, _MOST_WARNINGS = 300, 20
 
-#: Of one series in one answer. A server refuses more than 11,000 (its web/api/v1).
+#: Maximum points per series and answer. A server refuses more than 11,000 (its web/api/v1).
 MOST_POINTS = 5000
 
 
 class PrometheusError(FleetError):
     """The server did not answer a query. `where` is its address, without credentials.
 
-    `too_much` is set where the server refused the query for its size, so that asking for less may work.
+    `too_much` is set if the server refused the query because of its size, so a smaller query may work.
     """
 
     def __init__(self, where: str, problem: str, cure: str = "", *, too_much: bool = False) -> None:
@@ -63,7 +63,7 @@ class Access:
     ca_file: str = ""
     verify: bool = True
     timeout_seconds: float = 30.0
-    #: Further headers, as Mimir's X-Scope-OrgID.
+    #: Additional headers, for example Mimir's X-Scope-OrgID.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -77,7 +77,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave. `warnings` are the server's own, as of a store that did not answer."""
+    """Result of an instant query. `warnings` are the server's, for example about a store that did not answer."""
 
     samples: tuple[Sample, ...]
     warnings: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Course:
-    """One series of an answer over time: value by time in seconds, only where there is one."""
+    """One series of a range query: values by time in seconds. Times without a sample are left out."""
 
     labels: Mapping[str, str]
     values: Mapping[float, float]
@@ -93,32 +93,34 @@ class Course:
 
 @dataclass(frozen=True)
 class RangeAnswer:
+    """Result of a range query."""
+
     courses: tuple[Course, ...]
     warnings: tuple[str, ...] = ()
 
 
 class Prometheus:
-    """A server. `bytes_received` and `queries` count what crossed the network since the beginning."""
+    """A server. `bytes_received` and `queries` count the traffic so far."""
 
     def __init__(self, access: Access) -> None:
         parts = urllib.parse.urlsplit(access.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise PrometheusError(
                 "prometheus.url",
-                "%r is not the address of a server" % _without_credentials(access.url),
+                "%r is not the URL of a server" % _without_credentials(access.url),
                 "Write it as http://prometheus.example.org:9090 or https://….",
             )
         if parts.username or parts.password:
             raise PrometheusError(
                 "prometheus.url",
-                "the address carries a user or a password",
-                "Give them as user and password, which are kept out of reports and messages.",
+                "the URL contains a user or a password",
+                "Set user and password instead. They are not shown in reports and messages.",
             )
         self.access = access
         self.name = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         self.queries = 0
         self.bytes_received = 0
-        # Several queries may be under way.
+        # Queries run concurrently.
         self._counting = threading.Lock()
         self._opener = opener(self._tls() if parts.scheme == "https" else None)
 
@@ -137,10 +139,7 @@ class Prometheus:
         return context
 
     def query(self, expression: str, at_seconds: float | None = None) -> Answer:
-        """An instant query; the server's own time if none is given.
-
-        Raises PrometheusError.
-        """
+        """Run an instant query, by default at the server's current time. Raises PrometheusError."""
         form = {"query": expression, "timeout": "%ds" % max(1, math.floor(self.access.timeout_seconds))}
         if at_seconds is not None:
             form["time"] = "%.3f" % at_seconds
@@ -161,9 +160,9 @@ class Prometheus:
     def query_range(
         self, expression: str, start_seconds: float, end_seconds: float, step_seconds: float
     ) -> RangeAnswer:
-        """The expression at start, start + step, … up to end: at most MOST_POINTS times.
+        """Run a range query at start, start + step, … up to end.
 
-        Raises PrometheusError, and ValueError where that would be more, or never end.
+        Raises PrometheusError, and ValueError for more than MOST_POINTS points or an invalid step.
         """
         if not step_seconds > 0 or not 0 <= (end_seconds - start_seconds) / step_seconds < MOST_POINTS:
             raise ValueError("from %r to %r in steps of %r" % (start_seconds, end_seconds, step_seconds))
@@ -187,10 +186,10 @@ class Prometheus:
         return RangeAnswer(courses, _warnings(data))
 
     def now(self) -> float:
-        """The server's clock, in seconds since the epoch. Raises PrometheusError."""
+        """Return the server's time in seconds since the epoch. Raises PrometheusError."""
         samples = self.query("time()").samples
         if not samples or not math.isfinite(samples[0].value):
-            raise self._error("it does not say what time it is", _NOT_ONE)
+            raise self._error("it does not report its time", _NOT_ONE)
         return samples[0].value
 
     def _ask(self, path: str, form: Mapping[str, str]) -> dict[str, Any]:
@@ -205,12 +204,12 @@ class Prometheus:
             headers["Authorization"] = "Bearer " + self.access.token
         elif self.access.user:
             headers["Authorization"] = basic(self.access.user, self.access.password)
-        # POST: a query over many hosts is longer than an address may be.
+        # POST, because a query about many hosts exceeds the maximum length of a URL.
         request = Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
         with self._counting:
             self.queries += 1
         try:
-            # The server is told to give up first, so that its own words arrive.
+            # The server's timeout is shorter, so that its error message arrives.
             with self._opener.open(request, timeout=self.access.timeout_seconds + 2) as response:
                 body = self._read(response)
         except urllib.error.HTTPError as error:
@@ -219,7 +218,7 @@ class Prometheus:
         except TimeoutError:
             raise self._error(
                 "it did not answer within %g s" % self.access.timeout_seconds,
-                "Give it more time (timeout_seconds), or ask for a shorter window.",
+                "Increase timeout_seconds, or use a shorter window.",
                 too_much=True,
             ) from None
         except urllib.error.URLError as error:
@@ -228,17 +227,18 @@ class Prometheus:
             raise self._error("it could not be reached: %s" % one_line(error.reason, _SHOWN), _REACH) from None
         except (HTTPException, OSError, EOFError, zlib.error) as error:
             raise self._error(
-                "its answer broke off: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
+                "its answer was interrupted: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
             ) from None
         except ValueError:
-            # Its text would repeat a header, and with it a secret.
+            # The text of the error repeats a header, which may be a secret.
             raise self._error(
-                "it cannot be asked: the token or a header is none of HTTP's", "Look at prometheus.token and headers."
+                "the request is invalid: the token or a header is not allowed in HTTP",
+                "Check prometheus.token and headers.",
             ) from None
         try:
             found = json.loads(body)
         except (ValueError, RecursionError):
-            raise self._error("it answered with something other than JSON", _NOT_ONE) from None
+            raise self._error("its answer is not JSON", _NOT_ONE) from None
         if not isinstance(found, dict) or found.get("status") != "success" or not isinstance(found.get("data"), dict):
             why = found.get("error", "no reason given") if isinstance(found, dict) else "not an object"
             raise self._error("it refused the query: %s" % one_line(why, _SHOWN), _NOT_ONE)
@@ -249,18 +249,18 @@ class Prometheus:
         size = 0
         packed = response.headers.get("Content-Encoding") == "gzip"
         deadline = time.monotonic() + _ANSWER_SECONDS
-        # One read of the socket each: a server that sends a byte now and then meets no timeout of the socket.
+        # Each read is one read of the socket. A server that sends single bytes does not trigger the timeout of the socket.
         for block in iter(lambda: response.read1(_BLOCK), b""):
             if time.monotonic() > deadline:
                 raise self._error(
-                    "its answer takes longer than %d s" % _ANSWER_SECONDS, "Ask for fewer hosts.", too_much=True
+                    "its answer takes longer than %d s" % _ANSWER_SECONDS, "Query fewer hosts.", too_much=True
                 )
             size += len(block)
             with self._counting:
                 self.bytes_received += len(block)
             if size > _MOST_BYTES:
                 raise self._error(
-                    "its answer is larger than %d bytes" % _MOST_BYTES, "Ask for fewer hosts.", too_much=True
+                    "its answer is larger than %d bytes" % _MOST_BYTES, "Query fewer hosts.", too_much=True
                 )
             blocks.append(block)
         body = b"".join(blocks)
@@ -269,55 +269,55 @@ class Prometheus:
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
             unpacked = file.read(_MOST_BYTES + 1)
         if len(unpacked) > _MOST_BYTES:
-            raise self._error("its answer is larger than %d bytes" % _MOST_BYTES, "Ask for fewer hosts.", too_much=True)
+            raise self._error("its answer is larger than %d bytes" % _MOST_BYTES, "Query fewer hosts.", too_much=True)
         return unpacked
 
     def _refused(self, code: int, text: str) -> PrometheusError:
         if code in (401, 403):
             return self._error(
-                "it wants other credentials (HTTP %d)" % code,
-                "Look at prometheus.user, password or token, in the vault.",
+                "it rejected the credentials (HTTP %d)" % code,
+                "Check prometheus.user, password or token in the vault.",
             )
         if code in (301, 302, 303, 307, 308):
-            return self._error("it sends elsewhere (HTTP %d)" % code, "Give the address that it sends to.")
+            return self._error("it redirects (HTTP %d)" % code, "Use the URL that it redirects to.")
         if code == 404:
-            return self._error("there is no API at this address (HTTP 404)", _NOT_ONE)
-        # 422: the query cannot be carried out, as for too many samples; 503: it took too long. Thanos and Mimir say 413
-        # and 429 for what is above their limits.
+            return self._error("no API at this URL (HTTP 404)", _NOT_ONE)
+        # 422: the query failed, for example because of too many samples. 503: it took too long. 413 and 429: limits of Thanos and
+        # Mimir.
         if code in (413, 422, 429, 503):
             return self._error(
-                "it could not carry out the query (HTTP %d): %s" % (code, text),
-                "Ask for a shorter window or fewer hosts, or raise the server's limits (--query.max-samples).",
+                "the query failed (HTTP %d): %s" % (code, text),
+                "Use a shorter window or fewer hosts, or increase the server's limits (--query.max-samples).",
                 too_much=True,
             )
-        return self._error("it answered HTTP %d: %s" % (code, text), "Look at its log.")
+        return self._error("it answered HTTP %d: %s" % (code, text), "See its log.")
 
     def _malformed(self, error: Exception) -> PrometheusError:
-        # The text of the error repeats what the server sent.
-        return self._error("its answer is not what the API promises: %s" % one_line(error, _SHOWN), _NOT_ONE)
+        # The text of the error contains data from the server.
+        return self._error("its answer does not have the format of the API: %s" % one_line(error, _SHOWN), _NOT_ONE)
 
     def _error(self, problem: str, cure: str, *, too_much: bool = False) -> PrometheusError:
         return PrometheusError(self.name, problem, cure, too_much=too_much)
 
 
-#: What an answer of another form than the API's raises.
+#: Raised while reading an answer in another format.
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError)
-_REACH = "Look whether the address is right and the server runs, and whether this machine may reach it."
-_NOT_ONE = "Look whether prometheus.url is that of a Prometheus-compatible API (ends before /api/v1)."
+_REACH = "Check the URL, that the server runs, and that this machine can reach it."
+_NOT_ONE = "Check that prometheus.url is a Prometheus-compatible API (the part before /api/v1)."
 
 
 def _text_of(error: urllib.error.HTTPError) -> str:
-    """What the server says of a refusal, in one line."""
+    """Return the server's error message in one line."""
     try:
         body = error.read(_BLOCK)
         if error.headers.get("Content-Encoding") == "gzip":
             with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
                 body = file.read(_BLOCK)
         found = json.loads(body)
-        said = str(found["error"])
+        message = str(found["error"])
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error, HTTPException):
-        said = error.reason or "no reason given"
-    return one_line(said, _SHOWN)
+        message = error.reason or "no reason given"
+    return one_line(message, _SHOWN)
 
 
 def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -326,8 +326,8 @@ def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
-    """An exporter chooses most of them, and they come into reports and messages."""
-    # Of the millions that a large fleet has nearly all are fine as they are.
+    """Return the labels as printable text. Exporters choose them, and reports and messages show them."""
+    # Fast path for nearly all of the millions of labels of a large fleet.
     if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):
         return dict(given)
     return {text(name): text(value) for name, value in given.items()}

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""For how long GPUs have shown no sign of work, and what quiet times their holders had before.
+"""Find the current quiet times of GPUs and the earlier quiet times of their holders.
 
-Two steps. One instant query finds the GPUs that were quiet for the whole grace. Only of these the past is read: by the hour, as
-events, so that a GPU that rests costs next to nothing.
+One instant query finds the GPUs that were quiet for the whole grace. Only their history is read, by the hour and as events, so a
+GPU at rest costs almost nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .history import Key
 from .model import Quiet
 from .series import ACTIVITY, BY, DEVICE_ACTIVITY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
 
-#: How far back the rhythm of a holder is looked up: a monthly job has run twice within it.
+#: Length of the history of a holder. A monthly job runs twice in it.
 LOOK_BACK_SECONDS = 56 * 86400
 
-#: What tells a GPU or instance from others under whatever host.
+#: Labels that identify a GPU or instance on any host.
 _BY_GPU = "gpu_uuid, mig_instance"
 
 _HOUR = 3600
-#: So many samples make an hour one that is known: a third of the roll-ups of five minutes.
+#: Minimum samples of a known hour: a third of the five-minute roll-ups.
 _LEAST_SAMPLES = 4
 
-#: Labels of an event, beside those of BY.
+#: Kinds of events, used as the value of the label `event`.
 _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
 
 
 @dataclass(frozen=True)
 class QuietQuestion:
-    """Quiet times from `grace_seconds` on are looked up. `holidays` are spans that do not count as quiet."""
+    """Which quiet times to find: those of at least `grace_seconds`. `holidays` are spans that do not count as quiet."""
 
     grace_seconds: float = Policy.grace_seconds
     holidays: tuple[Span, ...] = ()
@@ -47,10 +47,10 @@ BY_DEFAULT = QuietQuestion()
 
 
 def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> dict[Key, Quiet]:
-    """Return the quiet time of each GPU and instance that was quiet for the whole grace. Raises PrometheusError.
+    """Return the quiet time of each GPU and instance that was quiet for the whole grace.
 
-    Activity is ACTIVITY. A server whose rules do not record that yet is asked for the share of time in which kernels ran, which
-    hides short work: this is noted.
+    Without the series ACTIVITY, the share of time in which kernels ran is used, which misses short work. A note says so.
+    Raises PrometheusError.
     """
     for series in (ACTIVITY, SERIES["busy"].roll_up, SERIES["busy"].name):
         if asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % series):
@@ -59,16 +59,16 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
         return {}
     if series != ACTIVITY:
         notes.append(
-            "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
-            % ACTIVITY
+            "The recording rule %s is missing: idle times are based on gpu:busy_ratio alone, which misses short work. "
+            "Load the current rules of the role gpu_monitoring." % ACTIVITY
         )
     return _quiet_by(asking, question, series, QUIET_RATIO if series == ACTIVITY else QUIET_BUSY_RATIO)
 
 
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
-    """Return the same by what GPUs do alone, of those where the CPU time of processes is the only sign of work.
+    """Return the quiet times without regard to CPU time, of GPUs and instances with CPU time as the only sign of work.
 
-    `known` are those that are quiet by all signs. A server without the series has none. Raises PrometheusError.
+    `known` are those that are quiet by all signs. Empty if the server does not have the series. Raises PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
         return {}
@@ -81,8 +81,8 @@ def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collectio
 def _quiet_by(
     asking: Asking, question: QuietQuestion, series: str, least: float, without: Collection[Key] = ()
 ) -> dict[Key, Quiet]:
-    """Return the quiet times by one series, without those of `without`."""
-    # A GPU that is not measured just now may have begun to work.
+    """Return the quiet times by one series, except for the keys in `without`."""
+    # A GPU without current samples may have started to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
@@ -108,21 +108,21 @@ def _quiet_by(
 
 
 def _known(series: str, ago: str, by: str = BY) -> str:
-    """What tells the hours with samples. An average that has a NaN in it is NaN, and not above 0."""
+    """Return PromQL for hours with samples. An average with a NaN is NaN, and so not above 0."""
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
         by, series, ago, _LEAST_SAMPLES, series, ago,
     )  # fmt: skip
 
 
 def _anywhere(key: Key) -> Key:
-    """The same GPU or instance under whatever host."""
+    """Return the key of the same GPU or instance on any host."""
     return ("", *key[1:])
 
 
 def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
-    """The events of these GPUs, under any host where the GPU has one host now: its label may have changed, or the GPU moved.
+    """Return the events of these GPUs. A GPU with one host now has the events of all hosts, since labels change and GPUs move.
 
-    A GPU that several hosts report just now has the events of each: what one says is no history of the other's.
+    A GPU that several hosts report now has separate events for each host.
     """
     several = "count by (gpu_uuid) (count by (host, gpu_uuid) (last_over_time(%s{%%(where)s}[15m]))) > 1" % series
     shared = {sample.labels.get("gpu_uuid", "") for sample in asking.ask_of(several, uuids)}
@@ -135,7 +135,7 @@ def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) 
 def _events(
     asking: Asking, series: str, least: float, uuids: Sequence[str], by: str
 ) -> dict[Key, dict[str, list[float]]]:
-    """The hours that begin or end something, by their ends in seconds, of each GPU or instance and kind of event."""
+    """Return the hours in which something starts or ends, by GPU or instance and event: the end of the hour, in seconds."""
     watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (by, HELD)
     free = "(%s == 0)" % watched
     now, before = "", " offset 1h"
@@ -156,7 +156,7 @@ def _events(
 
 
 def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
-    """The names of the signals that are measured now, of each GPU or instance. NaN is no measurement."""
+    """Return the names of the currently measured signals by GPU or instance. NaN is not a measurement."""
     expression = "count by (%s, signal) (%s)" % (
         BY,
         " or ".join(
@@ -172,7 +172,7 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
 
 
 def _measured(signal: Signal) -> str:
-    """PromQL of where the signal could show work: power says nothing without a limit or a lowest hour to hold it against."""
+    """Return PromQL for a measured signal. Power needs a limit or a lowest hour to compare with."""
     text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
     if signal is not POWER:
         return text
@@ -183,7 +183,7 @@ def _measured(signal: Signal) -> str:
 
 
 def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
-    """The share of the hours of this span in which any kernel ran, of each GPU or instance: 0 hours are left out."""
+    """Return the share of the hours of this span in which any kernel ran, by GPU or instance. Zeros are left out."""
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, span_seconds,
     )  # fmt: skip
@@ -192,14 +192,16 @@ def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> 
 
 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
-    """Those of a GPU or instance in the order of SIGNALS.
+    """Return the signals of a GPU or instance in the order of SIGNALS.
 
-    Power and traffic are measured of the whole GPU. Beside a neighbour that works they say nothing of an instance, so that they
-    count for the only one of a GPU.
+    Power and traffic are measured for the whole GPU. With a neighbour they show nothing about an instance, so they count only for
+    the only instance of a GPU.
     """
     known = signals.get(key, set())
     neighbours = [
-        other for other, names in signals.items() if other[:2] == key[:2] and other[2] and KERNELS.name in names
+        neighbour
+        for neighbour, names in signals.items()
+        if neighbour[:2] == key[:2] and neighbour[2] and KERNELS.name in names
     ]
     if len(neighbours) < 2:
         known = known | signals.get((*key[:2], "", ""), set())
@@ -220,7 +222,7 @@ def _quiet(
         began = appears[0] - _HOUR
     ends = [at - _HOUR for at in vanishes]
     gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
-    # Since it was free last, or since the first look; a gap between is no change of hands.
+    # Held since it was last free, or since the first sample. A gap is not a change of holders.
     changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
     held_since = max([began, *(at - _HOUR for at in changes)])
     whole = _rhythm(began, works, gaps, excluded)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit as a table, a row a finding, for spreadsheets. An empty cell is what is not known."""
+"""Write an audit as CSV, one row per finding. An empty cell is an unknown value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .model import Audit, Finding, Stat
 
 _GIB = float(1 << 30)
 _FIGURES = ("p50", "p95", "p99", "max")
-#: A spreadsheet takes a cell that begins so for a formula, blanks and control characters before it or not, and a holder's command
-#: line may begin with anything. https://owasp.org/www-community/attacks/CSV_Injection
+#: Spreadsheets run cells that start with these as formulas, also after spaces and control characters. Users choose command lines
+#: of holders, which are in cells. https://owasp.org/www-community/attacks/CSV_Injection
 _STARTS_FORMULA = ("=", "+", "-", "@")
 
 COLUMNS = (
@@ -30,10 +30,10 @@ COLUMNS = (
 
 
 def to_text(audit: Audit) -> str:
-    """Comma-separated values with a line of names, as RFC 4180 writes them. Every cell is in quotes: some spreadsheets take a
-    semicolon for the comma, and would begin a cell behind it.
+    """Return comma-separated values with a header (RFC 4180).
 
-    Last what the audit before found and this one did not, or could not look at: without figures, except what it cost then.
+    Every cell is quoted, because some spreadsheets split at semicolons too. The last rows are findings of the previous audit
+    that are unseen or gone. They have no figures except their former waste.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)
@@ -94,6 +94,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return "%.2f" % value
     text = printable(str(value))
-    # Full-width forms and the like are what NFKC makes of them.
+    # NFKC turns full-width and similar forms into plain characters.
     begins = unicodedata.normalize("NFKC", text.lstrip(" ")[:1])[:1]
     return "'" + text if begins in _STARTS_FORMULA else text

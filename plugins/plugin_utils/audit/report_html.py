@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit as one page that needs nothing else: no script, no font, no image from elsewhere.
+"""Write an audit as one self-contained HTML page: no scripts, and no fonts or images from elsewhere.
 
-Pages of hosts are parts of the page that show when their link is followed (CSS :target), so that it opens from a mail.
+Hosts' pages are sections of the page. A link shows them (CSS :target), so the page also works as an attachment of a mail.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from typing import Any, Iterable, Sequence
 
 import jinja2
 
-from .model import ASKING, WORDS, Audit, Day, Finding, Stat
+from ..counted import counted
+from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary
 from .write_line import line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: Rows of the first table: readers skip more, and the table of all is the CSV.
+#: Rows of the table of findings. The CSV has all.
 _TOP = 100
 
-#: The picture's own units: it is stretched to the room there is.
+#: Units of the chart, which is stretched to the available space.
 _CHART = {"width": 640, "height": 150}
-#: Room for a line's breadth above 100 % and below 0.
+#: Margin for the width of a line at 100 % and at 0.
 _EDGE = 3
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Of all pages, with templates in further folders: what is put into one is text, whatever it looks like."""
+    """Return the Jinja environment of all reports, which escapes every value. `folders` have further templates."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
@@ -39,13 +40,13 @@ def environment(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(words=_words, when=_when, percent=_percent, gib=_gib, hours=_hours)
+    made.filters.update(words=_words, when=when, percent=_percent, gib=_gib, hours=_hours, counted=counted)
+    made.globals["meanings"] = MEANINGS
     return made
 
 
 def to_text(audit: Audit) -> str:
-    """The page."""
-    # The rest of the fleet is in the map and on the hosts' pages.
+    """Return the page. Subjects without findings are in the map and on the hosts' pages."""
     asking = [found for found in audit.findings if found.verdict.word in ASKING]
     hosts = _hosts(audit.findings)
     return (
@@ -72,7 +73,7 @@ def _dearest(found: Finding) -> tuple[float, int]:
 
 
 def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Hosts with their GPUs, each with its cells: itself, or its instances; tenants stand under their GPU."""
+    """Return the hosts with their GPUs. Cells of a GPU are its instances, or itself. Tenants are rows of their GPU."""
     hosts = []
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
     for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
@@ -96,7 +97,7 @@ def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names without the domain that all of them have; as they are where there is none, or only one."""
+    """Remove the domain that all names share. A single name stays as it is."""
     parts = [name.split(".") for name in names]
     same = 0
     while len(parts) > 1 and all(len(one) > same + 1 and one[-same - 1] == parts[0][-same - 1] for one in parts):
@@ -109,7 +110,7 @@ def _gpu(found: Finding) -> tuple[str, str]:
 
 
 def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
-    """Percents of a bar's length: the middle, the 95th percentile and the most; None where they are not known."""
+    """Return median, 95th percentile and maximum in percent of a bar's length. None if unknown."""
     if stat is None or not total or stat.max is None:
         return None
     p50, p95 = stat.p50 if stat.p50 is not None else 0.0, stat.p95 if stat.p95 is not None else stat.max
@@ -117,7 +118,7 @@ def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
 
 
 def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
-    """Lines of the fleet's days in a picture's own units; a day that is not known leaves a gap. None below two days."""
+    """Return the lines of the chart of days. Unknown days leave gaps. None for fewer than two days."""
     if len(days) < 2:
         return None
     room = _CHART["height"] - 2 * _EDGE
@@ -140,7 +141,7 @@ def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
     if not lines:
         return None
     grid = [_EDGE + room * share for share in (0, 0.5, 1)]
-    first, last = (_when(day.start_seconds)[:10] for day in (days[0], days[-1]))
+    first, last = (when(day.start_seconds)[:10] for day in (days[0], days[-1]))
     return {**_CHART, "lines": lines, "grid": grid, "first": first, "last": last}
 
 
@@ -148,7 +149,8 @@ def _words(word: str) -> str:
     return word.replace("_", " ")
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
+    """Return a Unix time as a date and time in UTC."""
     if seconds is None:
         return ""
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

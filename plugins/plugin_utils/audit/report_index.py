@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of all reports that are kept: how the fleet went from one to the next. Pure."""
+"""Write the page that lists all kept reports and their trend. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .write_line import money
 _CHART = {"width": 640, "height": 150}
 _EDGE = 3
 
-#: The lines of the trend, from the summary's words.
+#: Verdicts in the chart of findings, with their labels.
 _LINES = (
     ("held_without_process", "held without process"),
     ("idle", "idle"),
@@ -28,7 +28,7 @@ _LINES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A report: its directory's name, when it was made, its line and its counts."""
+    """A kept report: name of its directory, time, line and counts. `new` and `gone` count findings."""
 
     name: str
     made_at_seconds: float
@@ -41,7 +41,7 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> Entry:
-        """From a report's summary.json. Raises KeyError, TypeError or ValueError where it is none."""
+        """Read a report's summary.json. Raises KeyError, TypeError or ValueError if the data is not a summary."""
         sums = data["summary"]
         waste = sums["waste_per_month"]
         return cls(
@@ -49,7 +49,8 @@ class Entry:
             float(data["made_at_seconds"]),
             str(data["line"]),
             {word: int(sums["words"].get(word, 0)) for word in WORDS},
-            int(sums["new"]),
+            # Reports of older releases count all subjects that are new.
+            int(sums.get("new_findings", sums["new"])),
             int(sums["gone"]),
             None if waste is None else float(waste),
             str(sums["currency"]),
@@ -57,10 +58,10 @@ class Entry:
 
 
 def to_text(entries: Sequence[Entry]) -> str:
-    """The page, the latest report first."""
+    """Return the page, with the latest report first."""
     ordered = sorted(entries, key=lambda entry: entry.made_at_seconds)
     counts = [(name, title, [float(entry.words[name]) for entry in ordered]) for name, title in _LINES]
-    wasted = [("waste", "wasted a month", [entry.waste_per_month for entry in ordered])]
+    wasted = [("waste", "wasted per month", [entry.waste_per_month for entry in ordered])]
     times = [entry.made_at_seconds for entry in ordered]
     return (
         environment()
@@ -72,7 +73,7 @@ def to_text(entries: Sequence[Entry]) -> str:
                 chart
                 for chart in (
                     _chart("Findings", times, counts, lambda value: "%d" % value),
-                    _chart("Money", times, wasted, lambda value: money(value, ordered[-1].currency)),
+                    _chart("Waste", times, wasted, lambda value: money(value, ordered[-1].currency)),
                 )
                 if chart
             ],
@@ -84,14 +85,14 @@ def to_text(entries: Sequence[Entry]) -> str:
 def _chart(
     title: str, times: Sequence[float], lines: Sequence[tuple[str, str, Sequence[float | None]]], show: Any
 ) -> dict[str, Any] | None:
-    """Lines by time, from 0 to the most there was, in the picture's own units. None below two reports, or without a figure."""
+    """Return the lines over time, from 0 to the maximum. None for fewer than two reports, or without values."""
     most = max((value for _name, _title, values in lines for value in values if value is not None), default=0.0)
     if len(times) < 2 or times[-1] <= times[0] or most <= 0:
         return None
     room = _CHART["height"] - 2 * _EDGE
     drawn = []
     for name, label, values in lines:
-        # A report without a price leaves a gap, not a zero.
+        # A report without prices leaves a gap.
         parts: list[list[str]] = [[]]
         for at, value in zip(times, values):
             if value is None:
@@ -105,7 +106,7 @@ def _chart(
                 {
                     "name": name,
                     "title": label,
-                    "last": show(values[-1]) if values[-1] is not None else "not known",
+                    "last": show(values[-1]) if values[-1] is not None else "unknown",
                     "parts": [" ".join(part) for part in parts if part],
                 }
             )

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit as JSON (docs/audit.schema.json), and the former one read back from it."""
+"""Write an audit as JSON (docs/audit.schema.json), and read the previous one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from .compare import Former
-from .model import SCHEMA_VERSION, WORDS, Audit, Finding, Holding, Subject, Verdict
+from .model import ASKING, SCHEMA_VERSION, WORDS, Audit, Finding, Holding, Subject, Verdict
 
 
 class ReportError(FleetError):
-    """A former report that cannot be read, or a place where none can be written."""
+    """A previous report cannot be read, or a report cannot be written."""
 
 
 def to_data(audit: Audit) -> dict[str, Any]:
-    """The whole audit as dictionaries, lists and scalars."""
+    """Return the audit as dictionaries, lists and scalars."""
     data = dataclasses.asdict(audit)
     data["summary"] = summary(audit)
     return data
 
 
 def summary(audit: Audit) -> dict[str, Any]:
-    """What automation asks first: how many of each word, how many are new or gone, and what is wasted."""
+    """Return the counts by verdict and state, and the waste.
+
+    `findings`, `new` and `still` count all subjects. `new_findings` counts those with a verdict in ASKING.
+    """
     return {
         "findings": len(audit.findings),
         "words": {word: audit.count(word) for word in WORDS},
         "new": sum(1 for found in audit.findings if found.state == "new"),
+        "new_findings": sum(1 for found in audit.findings if found.state == "new" and found.verdict.word in ASKING),
         "still": sum(1 for found in audit.findings if found.state == "still"),
         "gone": len(audit.gone),
         "unseen": len(audit.unseen),
@@ -41,14 +45,14 @@ def summary(audit: Audit) -> dict[str, Any]:
 
 
 def to_text(audit: Audit) -> str:
-    # NaN is no JSON: what is not a number was dropped on the way in.
+    """Return the audit as JSON. Values that are not finite were dropped when they were read."""
     return json.dumps(to_data(audit), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_former(path: Path) -> dict[str, Former]:
-    """What a report before said, by the findings' ids.
+    """Read the findings of a previous report, by their IDs.
 
-    Raises ReportError where the file is none of ours, or of a version that is not known here.
+    Raises ReportError if the file is not an audit, or has an unknown version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -56,15 +60,15 @@ def read_former(path: Path) -> dict[str, Former]:
         if version != SCHEMA_VERSION:
             raise ReportError(
                 str(path),
-                "it is a report of version %r, and this release reads version %d" % (version, SCHEMA_VERSION),
-                "Leave previous out once; the next audit can be compared again.",
+                "the report has version %r, and this release reads version %d" % (version, SCHEMA_VERSION),
+                "Leave out previous once. The next audit can be compared again.",
             )
-        # What the audit before could not see again keeps its age until one can.
+        # Findings that the previous audit could not check keep their age.
         return {row["id"]: _former(row) for row in (*data.get("unseen", ()), *data["findings"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = error or type(error).__name__
         raise ReportError(
-            str(path), "it cannot be read as an audit: %s" % why, "Name an audit.json of this collection."
+            str(path), "the file is not an audit report: %s" % why, "Name an audit.json of this collection."
         ) from None
 
 
@@ -82,5 +86,5 @@ def _former(row: Mapping[str, Any]) -> Former:
 
 
 def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys that a later release of the same version has added."""
+    """Return the known keys. Later releases of the same version may have added others."""
     return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A holding that shows no sign of work, by the idle rule (plugin_utils/idle). Pure."""
+"""Apply the idle rule (plugin_utils/idle) to a holding without signs of work. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..idle.rule import HOUR_SECONDS, Policy, threshold_seconds
 from ..idle.signals import CLIENTS, missing_groups
 from .model import Holding
 
-#: Quiet times are known to the hour.
+#: Tolerance of quiet times, which are known to the hour.
 _HOUR_OFF = 1.5 * HOUR_SECONDS
 
 
 @dataclass(frozen=True)
 class Resting:
-    """`seconds` it has been quiet, `idle_after_seconds` from when on that is idle, `why` in words.
+    """A quiet holding: `seconds` of quiet time, `idle_after_seconds` (the limit of idle), and `why` as text.
 
-    `too_early` says in words why nothing can be said of a holder that has not worked since it came; empty where that is not so.
+    `too_early` explains why a holder that has not worked since it started has no verdict yet. Empty otherwise.
     """
 
     seconds: float
@@ -30,11 +30,11 @@ class Resting:
 
 
 def resting(holding: Holding, policy: Policy) -> Resting | None:
-    """Return how it rests; None where it is not quiet for the grace, or that is not known.
+    """Return the quiet state, or None if it was not quiet for the grace or that is unknown.
 
-    A holder is blamed for the time since it came only, and has no longer history than its newest process: the GPU may have gone
-    from hand to hand without a pause. Where the server knows since when the GPU is held, a process that began later does not make
-    the blame shorter, or a service that restarts every night would never be idle. Where it is not known, there is no history.
+    A holder is blamed only for the time since it started. Its history is no longer than the age of its newest process,
+    because a GPU can change hands without a pause. If the server knows since when the GPU is held, newer processes do not
+    shorten the blame: otherwise a service that restarts every night would never be idle. If not, there is no history.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:
@@ -56,12 +56,12 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
     is_idle = blamed >= after
     early = ""
     if never_worked and not is_idle:
-        early = "No work in the %s since it is held: too early to say, idle from %s on." % (
+        early = "No work in the %s since it is held. Too early for a verdict: idle after %s." % (
             duration(blamed),
             duration(after),
         )
-    pause = "its longest pause before was %s" % duration(quiet.longest_seconds)
-    why = "No sign of work for %s; %s, so it is idle from %s on. Signals: %s." % (
+    pause = "its longest earlier pause was %s" % duration(quiet.longest_seconds)
+    why = "No sign of work for %s; %s, so it is idle after %s. Signals: %s." % (
         duration(quiet.seconds),
         pause if quiet.longest_seconds else "no earlier pause is known",
         duration(after),
@@ -73,6 +73,6 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in hours, from two days on in days."""
+    """Return a length of time in hours, or in days from two days on."""
     hours = seconds / HOUR_SECONDS
     return "%.1f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpu:*` series to typed history. What is not known stays None; a wrong value is dropped and said.
+"""Read `gpu:*` series into a typed history. Unknown values are None. Impossible values are dropped, with a note.
 
-Who there is, its figures over the window (figures.py), what holds of it now, and the fleet's days. Series as dense as the scrapes
-are looked at in steps: what a server does for an answer grows with the samples it goes through.
+Reads the subjects, their figures over the window (figures.py), their current state, and the fleet's days. Raw series are sampled
+in steps, because the server's work grows with the samples read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Callable, Mapping
 
+from ..counted import counted
 from .asking import Asking
 from .figures import Figures
 from .history import History, Key, Record
@@ -34,20 +35,20 @@ from .series import (
     tenant_key_of,
 )
 
-#: Clocks further apart than this are reported.
+#: Maximum clock difference without a note.
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0
-#: Any server's price of an hour is below; sums of more are no numbers that JSON can have.
+#: Maximum price per hour. Sums of larger values could overflow to infinity, which JSON does not have.
 _MOST_PRICE = 1e9
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked beside the length of the window, which ends now or at `end_seconds` (since the epoch).
+    """Settings of a query, besides the length of the window. The window ends now, or at `end_seconds` since the epoch.
 
-    `quiet` says which quiet times are looked up. `selector` narrows the series, as ``cluster="a"``; `our_seconds` is this
-    machine's clock, to tell of a wrong one where the window ends now.
+    `quiet` selects the quiet times. `selector` has label matchers, for example ``cluster="a"``. `our_seconds` is this machine's
+    clock, which is compared with the server's if the window ends now.
     """
 
     quiet: QuietQuestion = BY_DEFAULT
@@ -62,10 +63,7 @@ def read(
     question: Question = Question(),  # frozen
     say: Callable[[str], None] = lambda line: None,
 ) -> History:
-    """Ask the server for a window of so many seconds.
-
-    Raises PrometheusError where the server does not answer; a figure that it does not have is None.
-    """
+    """Read a window of `window_seconds` from the server. Figures that it does not have are None. Raises PrometheusError."""
     return _Reading(server, window_seconds, question, say).run()
 
 
@@ -76,12 +74,12 @@ class _Reading:
         self.say = say
         self.quiet = question.quiet
         self.notes: list[str] = []
-        # By the server's clock: what it recorded bears its time.
+        # The server's clock, since its samples have its time.
         end = server.now() if question.end_seconds is None else question.end_seconds
         ours = question.our_seconds
         if question.end_seconds is None and ours is not None and abs(ours - end) > _SKEW_SECONDS:
             self.notes.append(
-                "The clock of %s is %d s %s this machine's: times are by the server's."
+                "The clock of %s is %d s %s this machine's. Times in the report are the server's."
                 % (server.name, abs(ours - end), "ahead of" if end > ours else "behind")
             )
         self.window = Window(end - window_seconds, end)
@@ -91,32 +89,32 @@ class _Reading:
         self.records: dict[Key, Record] = {}
 
     def run(self) -> History:
-        self.say("reading what there is")
+        self.say("reading GPUs and instances")
         self._subjects()
         if self.records:
             self._stats()
             self._tenants()
-            self.say("reading what holds now")
+            self.say("reading the current state")
             self._state()
         for name, count in sorted(self.figures.dropped.items()):
             self.notes.append(
-                "%d values of %s were impossible (NaN, blank or out of range) and left out." % (count, name)
+                "%s of %s dropped: NaN, blank or out of range." % (counted(count, "impossible value"), name)
             )
         self.say("reading the fleet's days")
         days = self._days() if self.records else ()
         return History(self.window, self.records, days, tuple(dict.fromkeys(self.notes)))
 
-    # --- Who there is -----------------------------------------------------------------------------------------------
+    # --- Subjects ---------------------------------------------------------------------------------------------------
 
     def _subjects(self) -> None:
-        """Every GPU and instance that there was in the window, by what was last said of it.
+        """Read all GPUs and instances of the window, with their latest labels.
 
-        One that was there for less than six hours and is gone for more than a day may be missed.
+        A subject that existed for less than six hours, and not within the last day, may be missed.
         """
         now, *before = self.asking.ask_all(
             [
                 "last_over_time(gpu:info{%(where)s}[15m])",
-                # The time of the last step at which it was there; timestamp() would take twenty times as long.
+                # The last step at which it existed. timestamp() would take twenty times as long.
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
             ]
@@ -126,7 +124,7 @@ class _Reading:
         for sample in [*(replace(sample, value=end) for sample in now), *(sample for one in before for sample in one)]:
             key = key_of(sample.labels)
             if not key[0] or not key[1]:
-                self.notes.append("Series of gpu:info without host or gpu_uuid were left out.")
+                self.notes.append("Series of gpu:info without the label host or gpu_uuid are ignored.")
                 continue
             if not math.isfinite(sample.value):
                 continue
@@ -152,8 +150,8 @@ class _Reading:
         twice = sorted(key for key, count in reports.items() if count > 1 and key in self.records)
         if twice:
             self.notes.append(
-                "%d GPUs or instances are reported by more than one exporter, %s first: the highest value of each figure "
-                "is taken." % (len(twice), " gpu ".join(twice[0][:2]))
+                "Several exporters report %s, for example %s. The highest value of each figure is used."
+                % (counted(len(twice), "GPU or instance", "GPUs or instances"), " gpu ".join(twice[0][:2]))
             )
 
     # --- Figures ----------------------------------------------------------------------------------------------------
@@ -194,13 +192,13 @@ class _Reading:
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
     def _throttled(self, rolled_up: bool) -> None:
-        """The share of the time that there are figures of in which a GPU was throttled, by reason."""
+        """Read the share of the measured time in which a GPU was throttled, by reason."""
         by = BY + ", reason"
         if not rolled_up:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
             return
-        # Of a GPU with instances it is these that have figures.
+        # For a GPU with instances, the instances have figures.
         seen: dict[tuple[str, str], float] = {}
         for key, record in self.records.items():
             seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])
@@ -212,7 +210,7 @@ class _Reading:
         )
 
     def _tenants(self) -> None:
-        """Tenants with a quota, beside the GPU that they share."""
+        """Read tenants with a quota."""
         by = BY + ", tenant"
         span = "[%ds]" % self.span
         limits = self.asking.ask(
@@ -242,10 +240,10 @@ class _Reading:
     # --- State ------------------------------------------------------------------------------------------------------
 
     def _state(self) -> None:
-        """What holds at the end of the window: the last value of a quarter of an hour."""
+        """Read the state at the end of the window: the last value of a quarter of an hour."""
         self._take("memory_total_bytes", "gpu:memory_total_bytes", 1e15)
         if any(record.memory_total_bytes is None for record in self.records.values()):
-            # Of what is silent by now, what it was.
+            # For subjects without current samples, the last known value.
             for sample in self.asking.ask(
                 "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (BY, self.span)
             ):
@@ -261,7 +259,7 @@ class _Reading:
         ):
             self._change(key_of(sample.labels), sharing=sample.labels.get("sharing", ""))
         self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % BY)
-        # Classed by the alerts' rules, so that an audit and a page at night say the same of an error.
+        # Classes are from the rules of the alerts, so audits and alerts agree.
         xids: dict[Key, dict[str, str]] = {}
         for sample in self.asking.ask(
             "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}[%ds])) > 0"
@@ -296,7 +294,7 @@ class _Reading:
     # --- The fleet --------------------------------------------------------------------------------------------------
 
     def _days(self) -> tuple[Day, ...]:
-        """The fleet's days, the oldest first, each the 24 hours up to a time of day that is the window's end."""
+        """Return the days of the fleet, the oldest first. Each day ends at the time of day at which the window ends."""
         ends = []
         for back in range(math.ceil(self.window.seconds / _DAY)):
             end = self.window.end_seconds - back * _DAY
@@ -305,7 +303,7 @@ class _Reading:
                 ends.append((end, length))
 
         def of(length: float, text: str) -> str:
-            # Steps lie at multiples of themselves: of a day that is cut short, a longer one might have none.
+            # Steps are aligned to multiples of their length. A shortened day might contain no longer step.
             return text.replace("SPAN", "%ds" % round(length)).replace("STEP", "%ds" % (length // 4))
 
         answers = self.asking.ask_for_one([(of(length, text), end) for end, length in ends for text in FLEET.values()])

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send a message by mail, or to a web hook that takes JSON: of an audit, or of idle holders. It fits one screen."""
+"""Send messages about audits and idle holders by mail or to a web hook. A message fits one screen."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from ...module_utils.http_opener import FAILURES, HTTPException, Request, opener
-from .model import Audit
+from ..counted import counted
+from .model import CALM, Audit
 from .report_json import summary
 from .write_line import line
 
 _TIMEOUT_SECONDS = 30
 _SHOWN = 20
-#: What chats act on: mentions (<!channel>, @everyone), links with a text of their own (<url|text>, [text](url)), and images.
+#: Characters of chat markup: mentions (<!channel>, @everyone), links with a text (<url|text>, [text](url)), and images.
 _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
-#: In an address, the account that a message is about.
+#: Placeholder in an address for the account that a message is about.
 USER = "{user}"
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
@@ -35,7 +36,7 @@ class NotifyError(FleetError):
 
 @dataclass(frozen=True)
 class Notice:
-    """Either `url` (a web hook), or `to` with the `server` (host:port) that takes mail `sender` sends."""
+    """A receiver: either `url` (a web hook), or `to` (a mail address) with `sender` and the mail `server` (host:port)."""
 
     url: str = ""
     to: str = ""
@@ -44,37 +45,44 @@ class Notice:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], personal: bool = False) -> Notice:
-        """Raises NotifyError. `personal`: ``{user}`` in `to` stands for whom the message is about."""
+        """Read a receiver of the inventory. With `personal`, ``{user}`` in `to` stands for the user concerned.
+
+        Raises NotifyError.
+        """
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise NotifyError("notify.%s" % name, "there is no such key", "It has: %s." % ", ".join(sorted(known)))
+                raise NotifyError("notify.%s" % name, "unknown key", "Known keys: %s." % ", ".join(sorted(known)))
         notice = cls(**{name: str(value).strip() for name, value in given.items()})
         if bool(notice.url) == bool(notice.to):
-            raise NotifyError("notify", "it needs either url or to", "Write {url: https://…} or {to: gpu@example.org}.")
-        # Not repeated in what is said: it often is a secret.
+            raise NotifyError(
+                "notify", "url or to is required, and not both", "Write {url: https://…} or {to: gpu@example.org}."
+            )
+        # The message does not repeat the URL, which is often a secret.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
-            raise NotifyError("notify.url", "it is not the address of a web hook", "Write https://…, without blanks.")
+            raise NotifyError("notify.url", "the URL of the web hook is invalid", "Write https://…, without spaces.")
         if USER in notice.to and not personal:
-            cure = "Write an address without it; gpu_rightsize_reclaim_tell may have one with it."
-            raise NotifyError("notify.to", "an audit is about no single user, so %s has no value" % USER, cure)
+            cure = "Write an address without it. Only gpu_rightsize_reclaim_tell may use it."
+            raise NotifyError("notify.to", "%s has no value, because an audit is not about one user" % USER, cure)
         return notice
 
     @property
     def is_personal(self) -> bool:
-        """Whether each user gets a message about what is theirs."""
+        """Whether each user gets a message about their own workloads."""
         return USER in self.to
 
     def to_user(self, user: str) -> Notice:
-        """Return the way to one user. Raises NotifyError for a name that no account has."""
+        """Return the receiver for one user. Raises NotifyError if the name cannot be an account."""
         if not _ACCOUNT.fullmatch(user):
-            raise NotifyError("notify.to", "%r is no name of an account" % user[:80], "See who runs what is idle.")
+            raise NotifyError(
+                "notify.to", "%r is not an account name" % user[:80], "Check which account runs the idle workload."
+            )
         return replace(self, to=self.to.replace(USER, user))
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is said: `data` goes to web hooks besides the text."""
+    """A message. Web hooks get `data` in addition to the text."""
 
     subject: str
     text: str
@@ -82,12 +90,12 @@ class Message:
 
 
 def tell(notice: Notice, audit: Audit) -> str:
-    """Tell one of an audit; return whom. Raises NotifyError."""
+    """Send an audit to a receiver. Returns its address without secrets. Raises NotifyError."""
     return send(notice, Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit)}))
 
 
 def send(notice: Notice, message: Message) -> str:
-    """Send a message; return to whom. Raises NotifyError."""
+    """Send a message. Returns the receiver's address without secrets. Raises NotifyError."""
     try:
         if notice.url:
             _post(notice.url, message)
@@ -99,20 +107,20 @@ def send(notice: Notice, message: Message) -> str:
             raise _refused(notice.url, error.code) from None
     except FAILURES as error:
         where = _shown(notice.url) if notice.url else notice.server
-        # The text of an address that is none would repeat it.
+        # The error for an invalid address repeats the address.
         why = type(error).__name__ if isinstance(error, (HTTPException, ValueError)) else error
         raise NotifyError(where, "the notification was not sent: %s" % why, "The report is written.") from None
 
 
 def _refused(url: str, status: int) -> NotifyError:
     if 300 <= status < 400:
-        cure = "Give the address that it sends to. The report is written all the same."
-        return NotifyError(_shown(url), "the web hook sends elsewhere (HTTP %d), which is not followed" % status, cure)
-    return NotifyError(_shown(url), "the web hook answered HTTP %d" % status, "The report is written all the same.")
+        cure = "Write the address that it redirects to. The report is written."
+        return NotifyError(_shown(url), "the web hook redirects (HTTP %d), which is not followed" % status, cure)
+    return NotifyError(_shown(url), "the web hook answered HTTP %d" % status, "The report is written.")
 
 
 def _shown(url: str) -> str:
-    """A web hook without its path, which often is the secret."""
+    """Return the URL of a web hook without its path, which is often a secret."""
     parts = urllib.parse.urlsplit(url)
     return "%s://%s/…" % (parts.scheme, parts.hostname)
 
@@ -125,9 +133,9 @@ def _post(url: str, message: Message) -> None:
 
 
 def without_markup(text: str) -> str:
-    """Return the text with look-alikes in place of what a chat would act on.
+    """Return the text with look-alikes in place of characters of chat markup.
 
-    Users choose names and command lines. Each chat escapes in another way, and which one takes the web hook is not known.
+    Users choose names and command lines. Chats differ in how they escape, and the chat behind a web hook is unknown.
     """
     return text.translate(_MARKUP)
 
@@ -143,17 +151,13 @@ def _mail(notice: Notice, message: Message) -> None:
 
 
 def text_of(audit: Audit) -> str:
-    """The summary and the first findings that are new and ask for something."""
-    news = [
-        found
-        for found in audit.findings
-        if found.state == "new" and found.verdict.word not in ("right", "free", "no_data")
-    ]
+    """Return the summary and the first new findings."""
+    news = [found for found in audit.findings if found.state == "new" and found.verdict.word not in CALM]
     lines = [line(audit)]
     lines += [
         "%s: %s. %s" % (f.holding.subject, f.verdict.word.replace("_", " "), f.verdict.reason) for f in news[:_SHOWN]
     ]
     if len(news) > _SHOWN:
-        lines.append("… and %d more new findings" % (len(news) - _SHOWN))
-    lines += ["Not known: %s" % text for text in audit.sources.missing]
+        lines.append("… and %s" % counted(len(news) - _SHOWN, "more new finding"))
+    lines += ["Missing data: %s" % text for text in audit.sources.missing]
     return "\n".join(lines) + "\n"

@@ -1,23 +1,34 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit in one line."""
+"""Write an audit as one line."""
 
 from __future__ import annotations
 
-from .model import WORDS, Audit
+from typing import Sequence
+
+from ..counted import counted
+from .model import ASKING, CALM, Audit
 
 
 def line(audit: Audit) -> str:
-    """The summary for a log, a mail's subject, a person in a hurry."""
-    words = ["%d %s" % (audit.count(word), word.replace("_", " ")) for word in WORDS if audit.count(word)]
-    text = "%d findings: %s" % (len(audit.findings), ", ".join(words)) if words else "nothing found"
-    new = sum(1 for found in audit.findings if found.state == "new")
+    """Return the summary for logs and subjects of mails. Only verdicts in ASKING count as findings."""
+    number = sum(map(audit.count, ASKING))
+    text = "%s: %s" % (counted(number, "finding"), _words(audit, ASKING)) if number else "no findings"
+    new = sum(1 for found in audit.findings if found.state == "new" and found.verdict.word in ASKING)
     text += "; %d new, %d gone" % (new, len(audit.gone))
+    others = _words(audit, CALM)
+    if others:
+        text += "; without findings: %s" % others
     if audit.waste_per_month is not None:
         text += "; wasted: %s/month" % money(audit.waste_per_month, audit.currency)
     return text
 
 
+def _words(audit: Audit, words: Sequence[str]) -> str:
+    return ", ".join("%d %s" % (audit.count(word), word.replace("_", " ")) for word in words if audit.count(word))
+
+
 def money(amount: float, currency: str) -> str:
+    """Return an amount without decimals, with its currency."""
     return ("%s %s" % (format(round(amount), ","), currency)).strip()

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What site.yml reports of the whole fleet. It runs on the controller."""
+"""Reports of site.yml about the fleet. Runs on the controller."""

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Draw the report of a run of site.yml as a page: each GPU a bar of its instances.
+"""Write the report of a run of site.yml as an HTML page, with a bar of instances for each GPU.
 
-What hosts say is text and numbers, whatever they send: a page that an administrator opens must run nothing of theirs.
+Values from hosts are inserted as text and numbers only, so they cannot add scripts or markup to the page.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any, Mapping
 from ..audit.report_html import environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Where the name of a profile may be broken: behind "g.", and ahead of a sign.
-_BREAK = re.compile(r"(g\.|(?=[+-]))")
-#: The colours are by compute slices.
+#: Line breaks in names of profiles: after "g.", before a sign, and before the "." of a suffix.
+_BREAK = re.compile(r"(g\.|(?=[+-])|(?<=[a-z])(?=\.))")
+#: Compute slices select the colour.
 _SLICES = re.compile(r"([1-7])g\.")
 
 
-def to_text(report: Mapping[str, Any], planned: bool = False) -> str:
-    """Return the page for what the filter fleet_report returned. Raises ValueError where a number is none."""
+def to_text(report: Mapping[str, Any], planned: bool = False, made_at: str = "") -> str:
+    """Return the page for a result of the filter fleet_report. `made_at` is the date that the page shows.
+
+    Raises ValueError if a number is not a number.
+    """
     hosts = [_host(host) for host in report["hosts"]]
     return (
         environment(_TEMPLATES)
         .get_template("report.html.j2")
-        .render(summary=report["summary"], hosts=hosts, planned=planned)
+        .render(summary=report["summary"], hosts=hosts, planned=planned, made_at=made_at)
     )
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Days that do not count as quiet, as the inventory lists them."""
+"""Read the holidays of the inventory, which do not count as quiet."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ENTRY = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\s*/\s*(\d{4}-\d{2}-\d{2}))?")
 
 
 class HolidayError(FleetError):
-    """An entry that is not a day or a range of days."""
+    """An entry is not a day or a range of days."""
 
 
 def spans(entries: Sequence[object], time_zone: str = "UTC") -> tuple[Span, ...]:
-    """Return the spans of the days, in seconds since the epoch, sorted and without overlap.
+    """Return the spans of holidays in seconds since the epoch, sorted and without overlap.
 
     An entry is a day (``2026-12-25``) or its first and last day (``2026-12-24/2027-01-01``), from midnight to midnight of the
     IANA `time_zone`. Raises HolidayError.
@@ -30,7 +30,7 @@ def spans(entries: Sequence[object], time_zone: str = "UTC") -> tuple[Span, ...]
     try:
         zone = zoneinfo.ZoneInfo(time_zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise HolidayError("time_zone", "%r is not a time zone" % time_zone, "Write it as Europe/Berlin.") from None
+        raise HolidayError("time_zone", "%r is not a time zone" % time_zone, "Write it like Europe/Berlin.") from None
     found = sorted(_span("holidays[%d]" % number, str(entry), zone) for number, entry in enumerate(entries))
     merged: list[Span] = []
     for start, end in found:
@@ -53,7 +53,7 @@ def _span(where: str, entry: str, zone: zoneinfo.ZoneInfo) -> Span:
         after = last + datetime.timedelta(days=1)
     except (ValueError, OverflowError):
         raise HolidayError(
-            where, "%r is not a day" % entry, "Write a day as 2026-12-25, or a range as 2026-12-24/2027-01-01."
+            where, "%r is not a day" % entry, "Write a day like 2026-12-25, or a range like 2026-12-24/2027-01-01."
         ) from None
     start, end = (datetime.datetime.combine(day, datetime.time(), zone).timestamp() for day in (first, after))
     return start, end

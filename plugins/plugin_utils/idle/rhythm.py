@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The quiet times of one holder: the present one, and the longest that ended. Pure; times in seconds since the epoch, rising.
+"""Find the current and the longest earlier quiet time of a holder. Pure. Times are in seconds since the epoch, increasing.
 
-What happened while there was no sample is not known. Such a gap never makes the present quiet time longer. But where it lies
-between two quiet times, these count as one: a host that is off on Saturdays rests for the whole weekend.
+Gaps between samples prove nothing. They never extend the current quiet time. A gap between two quiet times joins them:
+a host that is off on Saturdays is quiet for the whole weekend.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from typing import Sequence
 #: An interval of time: start and end, in seconds since the epoch.
 Span = tuple[float, float]
 
-#: Of the present quiet time so much has samples. After a longer gap it begins again.
+#: Minimum share of the current quiet time with samples. It restarts after a longer gap.
 LEAST_COVERED_RATIO = 0.9
 
 
 class Rhythm:
-    """What is told in the order of time by `works` and `gap`; `longest_seconds` is 0 while no quiet time has ended.
+    """Quiet times, built by calls of `works` and `gap` in order of time.
 
-    `excluded` are spans that do not count as quiet, as public holidays.
+    `longest_seconds` is the longest quiet time that ended, or 0. `excluded` has spans that do not count as quiet, for example
+    holidays.
     """
 
     def __init__(self, began_seconds: float, excluded: Sequence[Span] = ()) -> None:
         self.longest_seconds = 0.0
         self._excluded = excluded
-        # The parts of the present quiet time that have samples: all but the last are ended by a gap.
+        # Parts of the current quiet time with samples. All but the last are followed by a gap.
         self._ended: list[Span] = []
         self._since = began_seconds
 
     def works(self, start: float, end: float) -> None:
-        """There was work within the span."""
+        """Add work within the span."""
         self._end_part(start)
         first: float | None = None
         for begin, stop in self._ended:
-            # It worked right up to the gap or right after it: nothing says that it rested within.
+            # It worked right before or after the gap, so the gap does not count as quiet.
             if stop <= begin:
                 first = None
                 continue
@@ -46,12 +47,12 @@ class Rhythm:
         self._since = max(end, self._since)
 
     def gap(self, start: float, end: float) -> None:
-        """There was no sample within the span."""
+        """Add a span without samples."""
         self._end_part(start)
         self._since = max(end, self._since)
 
     def quiet_seconds(self, now: float) -> float:
-        """Return for how long up to now it has been quiet, as far back as there were samples; 0 where it works."""
+        """Return the quiet time up to now in seconds, as far back as there are samples. 0 if it works."""
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0
         for start, end in reversed(parts):

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a quiet GPU is idle: the one rule of audit, reclaim, right-sizing and the benchmark. Pure.
+"""The idle rule of audit, reclaim, right-sizing and the benchmark. Pure.
 
-No fixed time is right for a service at night, a notebook at lunch and a weekly job at once. So a quiet time has to be longer than
-a grace and longer than what the holder's own history explains.
+No fixed time suits services at night, notebooks at lunch and weekly jobs. So a quiet time must exceed a grace and the
+holder's own earlier pauses.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class Policy:
-    """Times in seconds.
+    """Limits of the idle rule. Times are in seconds.
 
-    `grace_seconds`: nothing that is quiet for less is idle.
-    `rhythm_factor`: a quiet time has to be so many times longer than the longest one before it that ended.
-    `night_seconds`: a holder that ever paused for so long sleeps, and may take a weekend off though it never did before.
-    `weekend_ratio`: so many times the grace are idle on such a holder at the earliest: 64 hours, a weekend.
-    `new_seconds`: a holder with less history than this has not shown its weekends, or that it works once a week.
-    `new_threshold_seconds`: so it is idle after a week at the earliest, and eight hours for a weekly job that begins late.
-    `missing_signal_ratio`: of the grace, added for each group of signals that is not measured.
+    `grace_seconds`: minimum quiet time.
+    `rhythm_factor`: minimum multiple of the longest earlier quiet time.
+    `night_seconds`: a holder that ever paused for so long may also take its first weekend off.
+    `weekend_ratio`: minimum multiple of the grace for such a holder: 64 hours, a weekend.
+    `new_seconds`: a holder with less history may not have shown its weekends or its weekly job yet.
+    `new_threshold_seconds`: minimum quiet time of such a holder: a week, and eight hours for a weekly job that starts late.
+    `missing_signal_ratio`: share of the grace that is added for each group of signals that is not measured.
     """
 
     grace_seconds: float = 48 * HOUR_SECONDS
@@ -44,10 +44,10 @@ def threshold_seconds(
     history_seconds: float,
     missing_signals: int = 0,
 ) -> float:
-    """Return from how long a quiet time on a holder is idle.
+    """Return the quiet time in seconds after which a holder is idle.
 
-    `longest_seconds` is its longest quiet time that ended, `history_seconds` for how long it is known, and `missing_signals` how
-    many groups of signals that are not measured.
+    `longest_seconds` is its longest earlier quiet time, `history_seconds` the length of its history, and `missing_signals` the
+    number of groups of signals that are not measured.
     """
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0

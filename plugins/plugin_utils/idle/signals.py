@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The signs of work, and which of them are measured.
+"""The signs of work, and groups of them.
 
-Any of them vetoes idleness. The rules of gpu_monitoring take the highest of all that have a series (gpu:activity_ratio:max5m);
-client connections come from the host. Where a group of signals is missing, the others may miss work, and the grace is longer.
+A single sign of work rules out idle. The rules of gpu_monitoring record the highest one (gpu:activity_ratio:max5m). Client
+connections are reported by hosts. If a group of signals is not measured, work may be missed, so the grace is longer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import Collection
 
 @dataclass(frozen=True)
 class Signal:
-    """`name` is what reports call it, `series` where it is from: empty for the host's own answer.
-
-    Signals of one `group` stand for each other: one of them is enough.
-    """
+    """A sign of work. `name` is for reports. `series` is empty if hosts report it. One measured signal per `group` is enough."""
 
     name: str
     series: str
@@ -43,11 +40,11 @@ SIGNALS = (
     CLIENTS,
 )
 
-#: In the order of SIGNALS.
+#: Groups in the order of SIGNALS.
 GROUPS = tuple(dict.fromkeys(signal.group for signal in SIGNALS))
 
 
 def missing_groups(known: Collection[str]) -> tuple[str, ...]:
-    """Return the groups of which no signal is known, by the names of the known ones."""
-    there = {signal.group for signal in SIGNALS if signal.name in known}
-    return tuple(group for group in GROUPS if group not in there)
+    """Return the groups without a measured signal. `known` has names of measured signals."""
+    measured = {signal.group for signal in SIGNALS if signal.name in known}
+    return tuple(group for group in GROUPS if group not in measured)

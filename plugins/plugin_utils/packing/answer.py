@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From who is on which GPU to an answer: instances get their places, what can stay stays, and all is counted. Pure."""
+"""Build a result from the workloads on each GPU: place instances, keep current places if possible, and count. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .model import Packing, Score, Shape, Standing
 
 
 class Part(NamedTuple):
-    """A workload on one GPU. `stays`: on the very instance (or quota) where it stands today."""
+    """A workload on one GPU. `stays` means on its current instance or quota."""
 
     shape: Shape
     workload: str
     stays: bool = False
 
 
-#: What is to stand on each GPU. One that is left out comes empty, without instances; one without a workload stays as it is.
+#: New content of each GPU. A GPU that is left out is cleared.
 Layouts = Mapping["tuple[str, int]", Sequence[Standing]]
 
 
 def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tuple[Shape, ...], Settled | None]:
-    """(the pattern, how it is settled on the GPU as it is today); None where it does not fit."""
+    """Return (pattern, its placement on the GPU with its current content, or None if it does not fit)."""
     stay = {part.workload for part in parts if part.stays}
     items: tuple[Item, ...] = tuple(
         (s.shape, s.start, MUST if s.workload in stay else VACANT) for s in case.on.get(key, ())
@@ -35,7 +35,7 @@ def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tu
 
 
 def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list[Standing]:
-    """What is to stand on a GPU."""
+    """Return the new content of a GPU."""
     pattern, found = settled(case, key, parts)
     if found is None:
         raise AssertionError("%s cannot hold %s" % (case.gpus[key].label, ", ".join(map(str, pattern))))
@@ -49,7 +49,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
     for shape, start, serves in zip(pattern, found.starts, found.serves):
         owner = today[serves].workload if serves is not None else None
         name = owner if owner in stay else come[shape].pop()
-        # A quota is its tenant's: that of another tenant is created again. An instance can be handed on.
+        # Quotas belong to a tenant and are recreated for another one. Instances can be reused.
         new = serves is None if shape.kind == "mig" else owner != name
         made.append(Standing(*key, shape, start, name, new))
     made += [Standing(*key, today[n].shape, today[n].start) for n in found.spare]
@@ -59,16 +59,16 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
 def answer(
     case: Case, layouts: Layouts, by: str, proven: bool = False, churn: bool = False, bound: int | None = None
 ) -> Packing:
-    """The answer that these layouts are, with all that is counted of it."""
+    """Return the result for these layouts, with its counts."""
     keys = [gpu.key for gpu in case.problem.gpus if gpu.key in layouts]
     standing = tuple(each for key in keys for each in layouts[key])
     placed = {each.workload for each in standing if each.workload}
     unplaced = {w.name: case.why_not(w) for w in case.problem.workloads if w.name not in placed}
-    there = {(s.key, s.shape, s.start, s.workload) for s in standing}
+    placed_parts = {(s.key, s.shape, s.start, s.workload) for s in standing}
     moved = tuple(
         name
         for name, homes in case.home.items()
-        if any((home.key, home.shape, home.start, name) not in there for home in homes)
+        if any((home.key, home.shape, home.start, name) not in placed_parts for home in homes)
     )
     instances = {(s.key, s.shape, s.start) for s in standing}
     destroyed = sum(s.shape.kind == "mig" and (s.key, s.shape, s.start) not in instances for s in case.problem.today)
@@ -87,18 +87,18 @@ def answer(
 
 
 def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> int:
-    """What workloads take of a GPU, in thousandths."""
+    """Return the share of a GPU that its workloads use, in thousandths."""
     geometry = case.geometry(case.gpus[key])
     return sum(geometry.load(each.shape) for each in standing if each.workload)
 
 
 def squared(load: int) -> int:
-    """The square of a load in percent: its sum over the fleet is least where all GPUs carry the same."""
+    """Return the square of a load in percent. The sum over the fleet is smallest for even loads."""
     return (load // 10) ** 2
 
 
 def within_bounds(case: Case, score: Score) -> bool:
-    """Whether an answer keeps to the bounds on churn."""
+    """Return whether a result is within the limits of changes."""
     rules = case.rules
     return (rules.most_moved is None or score.moved <= rules.most_moved) and (
         rules.most_destroyed is None or score.destroyed <= rules.most_destroyed

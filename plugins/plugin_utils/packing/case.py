@@ -145,8 +145,8 @@ class Case:
         if standing.key not in self.gpus:
             raise PackingError(
                 "%s gpu %d" % standing.key,
-                "%s stands there today, and the fleet has no such GPU" % _whose(standing),
-                "Add the GPU to the fleet, or take what stands there out of today's layout.",
+                "the current layout has %s on it, and the fleet has no such GPU" % _whose(standing),
+                "Add the GPU to the fleet, or remove it from the current layout.",
             )
 
     def _check_gpu(self, gpu: FleetGpu, found: Sequence[Standing]) -> None:

@@ -7,7 +7,7 @@ A GPU's content is one of few patterns (the maximal multisets of shapes that it 
 pattern and never looks at a single one: 6,000 empty GPUs of a model are one cell with a dozen patterns.
 
 Workloads for which more than their size decides (several GPUs, affinity, hosts) are either decided by the search, where
-every GPU is then a cell of its own, or, in a large fleet, stay where the heuristic put them.
+every GPU is then a separate cell, or, in a large fleet, stay where the heuristic put them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .case import Case, shapes_wanted
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
-#: Choices of all cells together before each gets only the nearest to what stands there; the optimum is then not proven.
+#: Maximum choices of all cells. With more, each cell gets only those nearest to its content, and the optimum is not proven.
 MOST_CHOICES = 150_000
 
 #: Bound workloads times GPUs up to which the search decides where they stand.
@@ -106,7 +106,7 @@ class Cells:
         return None if workload is None or workload.bound else self.kind(workload)
 
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
-        """Who can go on using what stands there: a kind, a bound workload's name, MUST for a pinned one, or none."""
+        """Return who can keep using a current part: a kind, the name of a bound workload, MUST for a pinned one, or none."""
         if name is None or self.case.at_home(name, key) is None:
             return None
         workload = self.case.workloads[name]
@@ -195,7 +195,7 @@ class Cells:
 
 
 def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
-    """Those of which most stands there already, of these the ones of few large parts; what has to be there is in all of them."""
+    """Return the choices nearest to the current content, with few large parts first. All contain the required parts."""
     need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
     able = [pattern for pattern in patterns if not need - Counter(pattern)]
     able.sort(key=lambda pattern: (-sum((Counter(pattern) & here).values()), len(pattern)))

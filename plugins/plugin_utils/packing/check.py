@@ -155,7 +155,7 @@ def _counts(problem: Problem, packing: Packing, then: dict, gpus: dict, ends: in
     today = {(s.key, s.shape, s.start) for s in problem.today}
     for standing in packing.standing:
         if not standing.new and (standing.key, standing.shape, standing.start) not in today:
-            yield "%s: %s is said to stand there today" % (gpus[standing.key].label, standing.shape)
+            yield "%s: the current layout has no %s there" % (gpus[standing.key].label, standing.shape)
     if ends != score.destroyed:
         yield "the planner destroys %d instances, and %d are announced" % (ends, score.destroyed)
     if len(then) != score.gpus:

@@ -25,7 +25,7 @@ Item = Tuple[Shape, "int | None", int]
 #: A multiset of shapes, ascending.
 Pattern = Tuple[Shape, ...]
 
-#: Patterns of one GPU model before the list is cut off; the optimum is then no longer proven.
+#: Maximum patterns of a GPU model. With more, the list is shortened and the optimum is not proven.
 MOST_PATTERNS = 6000
 
 
@@ -183,7 +183,7 @@ class Geometry:
             if position == len(shapes) - 1 and not every:
                 # With room for one more of these it is not maximal.
                 longer = longer[-1:]
-            # The fullest first: should the list be cut off, these are in it.
+            # The fullest first, so that a shortened list contains them.
             return all(grow(position + 1, each) for each in reversed(longer))
 
         return found, grow(0, ())

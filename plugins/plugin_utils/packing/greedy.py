@@ -231,7 +231,7 @@ def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[
         keys = bins.best_of(shape, gpus, workload, workload.gpus)
         if keys is None:
             continue
-        # The tightest domain, so that wide ones stay for those who need them; what stands there today is spared.
+        # The smallest domain, to keep large ones for workloads that need them. Current places are kept.
         free = sum(not bins.parts[gpu.key] for gpu in gpus)
         here = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
         if workload.near is not None and not bins.near[workload.near]:

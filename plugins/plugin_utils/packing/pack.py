@@ -56,7 +56,7 @@ def _search(case: Case, contents) -> Packing | None:
 
 
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
-    """Whether what the search proves holds for the problem: it saw every pattern, and placed all that there is.
+    """Return whether the proof of the search holds for the problem: it used every pattern and placed all workloads.
 
     Bound workloads that stay where the heuristic put them take nothing away from the proof where each takes whole GPUs, all
     GPUs are alike, and none was left out: wherever they stand, they take as many.

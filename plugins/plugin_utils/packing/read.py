@@ -18,7 +18,7 @@ from .model import Shape, Standing
 
 @dataclass
 class _Place:
-    """A place on a GPU. `there`: what stands there today; `stays`: its workload goes on using it."""
+    """A place on a GPU. `there` is its current content. `stays` means that its workload keeps using it."""
 
     key: tuple[str, int]
     shape: Shape
@@ -83,7 +83,7 @@ class Reader:
 
     def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
         free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
-        # What stands there already is taken first.
+        # Existing parts are used first.
         min(free, key=lambda place: place.there is None).workload = name
         self.placed.add(name)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One proposal, from what is asked to the finished object."""
+"""Make a proposal, from the request to the finished object."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..audit.make import Order
 from ..audit.make import make as make_audit
 from ..audit.model import Audit
 from ..audit.prometheus import Prometheus, PrometheusError
+from ..counted import counted
 from ..packing import exact
 from ..packing.model import Shape, Standing
 from ..sizing.model import Fleet, Policy
@@ -30,13 +31,13 @@ from .teams import teams
 from .today import fleet_today
 
 _HOURS_PER_MONTH = 730.5
-#: Of these the history is read: they have more than they use.
+#: Verdicts of workloads whose history is read, because they have more than they use.
 _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked. `audit` is the audit's part of it; by host `states` (results of gpu_info) and `layouts` (gpu_layout)."""
+    """The inputs of a proposal. `states` (results of gpu_info), `layouts` (gpu_layout) and `wishes` are by host."""
 
     audit: Order
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Request:
     wishes: Mapping[str, Sequence[Wish]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
-    #: Of workloads whose history is read; the dearest first.
+    #: Maximum number of workloads whose history is read, the most expensive first.
     most_candidates: int = 1000
     reclaim_grace_seconds: float | None = None
     reclaim_exempt: Sequence[str] = ()
@@ -52,7 +53,7 @@ class Request:
 
 
 def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
-    """The proposal. Raises FleetError where there is nothing to go by, or the inventory asks for what cannot be."""
+    """Return the proposal. Raises FleetError without any data, or if the inventory has an impossible setting."""
     audit = make_audit(request.audit, now_seconds, say)
     notes = list(audit.sources.missing)
     hosts = hosts_today(request.states, request.layouts)
@@ -126,39 +127,41 @@ def _needs(
     notes: list[str],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Need | str], Fleet | None]:
-    """(by workload what it needs, or why that is not known; the histories), of those only that could change."""
+    """Return (needs by workload, or why they are unknown; the histories) for workloads that may change."""
     fleet = None
-    there = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
-    wanted = [one for one in there if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
+    included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
+    wanted = [one for one in included if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
     found: dict[str, Need | str] = {
         one.name: need_of_tenant(one, request.policy) for one in wanted if one.shape.kind == "vgpu"
     }
     asked = [one for one in wanted if one.shape.kind != "vgpu"]
     asked.sort(key=lambda one: (-(one.finding.verdict.waste_per_month or 0.0), one.name))
     for one in asked[request.most_candidates :]:
-        found[one.name] = "its history was not read: %d others waste more" % request.most_candidates
+        found[one.name] = "its history was not read: %s more waste" % counted(
+            request.most_candidates, "workload has", "workloads have"
+        )
     asked = asked[: request.most_candidates]
     if asked and request.audit.access is not None:
         server = Prometheus(request.audit.access)
         try:
             read, grid, noticed = histories(server, asked, audit.window, request.audit.selector, say)
         except PrometheusError as error:
-            notes.append("%s What workloads need is not known." % error)
+            notes.append("%s Needs of workloads are unknown." % error)
         else:
             notes += noticed
-            say("%d queries, %d bytes" % (server.queries, server.bytes_received))
+            say("%s, %s" % (counted(server.queries, "query", "queries"), counted(server.bytes_received, "byte")))
             cards = {one.name: one.finding.holding.memory_total_bytes for one in asked}
             known = {name: total for name, total in cards.items() if total}
             fleet = fleet_of(asked, read, grid, known)
             found.update(needs(fleet, asked, by_key, request.policy))
     for one in wanted:
         need = with_wish(found.get(one.name), one)
-        found[one.name] = "its history is not known" if need is None else need
+        found[one.name] = "its history is unknown" if need is None else need
     return found, fleet
 
 
 def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tuple[dict[str, Decision], dict[str, str]]:
-    """How each workload could have its GPU, and by name why one stays as it is."""
+    """Return (decision by workload, why others stay as they are by workload)."""
     decisions, stays = {}, {}
     for gpu in gpus:
         for one in gpu.occupants:
@@ -170,7 +173,7 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
             elif isinstance(need, str) and not (one.wish.profile or one.wish.mode == "exclusive"):
                 stays[one.name] = need
             elif one.shape.kind == "vgpu" and not one.wish.forces:
-                # A tenant is one already: its quota may shrink, and it goes on being one.
+                # A tenant stays a tenant. Its quota may shrink.
                 wish = dataclasses.replace(one.wish, isolation="quota", latency="normal")
                 decisions[one.name] = decide(wish, need, gpu.model)
             else:
@@ -179,7 +182,7 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
 
 
 class Judged(NamedTuple):
-    """What was decided of a workload, from what it needs; by name why workloads stay."""
+    """The decision about a workload, its need, and the reasons of workloads that stay."""
 
     decision: Decision | None
     need: Need | str | None
@@ -218,7 +221,7 @@ def _outcome(
     if decision and place.shape == decision.shape:
         reason = decision.reason
     else:
-        reason = "It keeps its size, and makes room elsewhere."
+        reason = "It keeps its size, and moves to free a GPU."
     return dataclasses.replace(
         stays_as,
         change="resized" if place.key == one.key else "moved",
@@ -233,20 +236,20 @@ def _outcome(
 
 
 def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing: str = "") -> str:
-    """Return why a workload that could change does not. `solver_missing`: why OR-Tools is not there."""
+    """Return why a workload that could change does not. `solver_missing` is the reason why OR-Tools is unavailable."""
     if decision.shape == one.shape:
         return decision.reason
     could = _shown(decision.shape, None)
     if decision.shape.kind == one.shape.kind and not smaller(decision, one, model):
-        return "It would take %s, more than it has, and right-sizing never increases an allocation. %s" % (
+        return "It needs %s, more than it has, and right-sizing never increases an allocation. %s" % (
             could,
             decision.reason,
         )
     if solver_missing:
-        # The heuristic did not look at every plan: that no GPU comes free is not known.
-        why = "but the best plan that was found does not change it. OR-Tools is missing: pip install ortools for the optimum."
+        # The heuristic does not search all plans, so a better one may exist.
+        why = "but the best plan found does not change it. OR-Tools is missing: pip install ortools for the optimum."
     else:
-        why = "but no GPU would come free by that within the bounds on churn."
+        why = "but that frees no GPU within the limits of changes."
     return "It could be %s, %s %s" % (could, why, decision.reason)
 
 
@@ -256,8 +259,8 @@ def _mode(kind: str) -> str:
 
 def _shown(shape: Shape, start: int | None) -> str:
     if shape.kind == "time_slicing":
-        # There is no quota: what it is sized by is no promise.
-        return "a GPU by turns"
+        # Time slicing has no quota.
+        return "a time-sliced GPU"
     return "%s%s" % (shape, "" if start is None else " at %d" % start)
 
 
@@ -270,7 +273,7 @@ def _used_then(gpus: Sequence[GpuToday], then: Mapping[str, Sequence[Standing]])
 
 
 def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float | None:
-    """A month's price of the GPUs that come free, less that of those that are taken besides; None without prices."""
+    """Return the monthly price of freed GPUs minus that of newly used ones. None without prices."""
     changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
     known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]
     return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None
@@ -279,14 +282,14 @@ def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float |
 def _host_change(name: str, change, gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> HostChange:
     layout, changes_layout, plan, beside = change
     freed = tuple(gpu.gpu.index for gpu in gpus if gpu.used and gpu.key not in used_then)
-    there: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
+    known: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
     counts = plan.counts()
     return HostChange(
         host=name,
         layout=tuple(layout),
         changes_layout=changes_layout,
-        before=tuple(gpu_line(gpu.gpu, gpu.before()) for gpu in plan.gpus if gpu.gpu.index in there),
-        after=tuple(gpu_line(gpu.gpu, gpu.after()) for gpu in plan.gpus if gpu.gpu.index in there),
+        before=tuple(gpu_line(gpu.gpu, gpu.before()) for gpu in plan.gpus if gpu.gpu.index in known),
+        after=tuple(gpu_line(gpu.gpu, gpu.after()) for gpu in plan.gpus if gpu.gpu.index in known),
         plan=(*plan.lines(), *beside),
         created=counts["create"],
         destroyed=counts["destroy"],

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a workload could share a GPU of its model. Pure: the same arguments always give the same answer.
+"""Decide how a workload can share a GPU of its model. Pure.
 
-The order of the rules is that of what cannot be mended afterwards: what the inventory says; that too large a workload
-shares nothing; isolation; only then latency. docs/rightsize.md has the table.
+Rules are ordered by how hard mistakes are to correct: settings of the inventory, size, isolation, latency.
+docs/rightsize.md has the table.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..packing.model import WHOLE, Shape, mig, share
 from .model import Decision, Need, RightsizeError, Wish
 
 _MIB = 1 << 20
-#: Quotas are rounded up to these, so that a hundred workloads have a handful of sizes.
+#: Quotas are rounded up to multiples of these, to get few different sizes.
 _MEMORY_STEP_MIB, _PERCENT_STEP = 256, 5
 
 
 def decide(wish: Wish, need: Need | None, model: str) -> Decision:
-    """The mode and what it takes of a GPU of the model (a key of the catalogue).
+    """Return the mode and its share of a GPU of the model (a key of the catalogue).
 
-    `need` is None only where `wish` names all that it would be asked for. Raises RightsizeError where the inventory asks
-    for what the model cannot do, CatalogueError for an unknown model.
+    `need` may be None if `wish` has all values. Raises RightsizeError if the model cannot provide a setting of the inventory,
+    CatalogueError for an unknown model.
     """
     rules = geometry(model)
     if wish.profile:
         return _profile(wish, rules)
     if wish.mode == "exclusive":
-        return Decision("exclusive", WHOLE, "The inventory says so (%s)." % wish.where)
+        return Decision("exclusive", WHOLE, "Set in the inventory (%s)." % wish.where)
     if need is None:
-        raise RightsizeError(wish.where, "how much it needs is not known", "Give memory and sm_percent, or a profile.")
+        raise RightsizeError(wish.where, "its need is unknown", "Set memory and sm_percent, or a profile.")
     if wish.mode != "auto":
         return _forced(wish, need, rules)
     return _chosen(wish, need, rules)
@@ -41,62 +41,62 @@ def decide(wish: Wish, need: Need | None, model: str) -> Decision:
 
 def _profile(wish: Wish, rules: Geometry) -> Decision:
     if wish.profile not in rules.capacity.profiles:
-        known = ", ".join(rules.capacity.profiles) or "none: it has no MIG"
+        known = ", ".join(rules.capacity.profiles) or "none, as it has no MIG"
         raise RightsizeError(
             wish.where, "%s has no MIG profile %s" % (rules.key, wish.profile), "Its profiles are %s." % known
         )
-    return Decision("mig", mig(wish.profile), "The inventory says so (%s)." % wish.where)
+    return Decision("mig", mig(wish.profile), "Set in the inventory (%s)." % wish.where)
 
 
 def _forced(wish: Wish, need: Need, rules: Geometry) -> Decision:
     if wish.mode == "mig":
         if not rules.capacity.profiles:
-            raise RightsizeError(wish.where, "%s has no MIG" % rules.key, "Choose another mode for it.")
+            raise RightsizeError(wish.where, "%s has no MIG" % rules.key, "Set another mode.")
         shape = _smallest(need, rules, whole=True)
     else:
         shape = _quota(wish.mode, need, rules)
     if shape is None:
         raise RightsizeError(
             wish.where,
-            "%s asks for %s, and a %s cannot give that by %s" % (wish.match, _told(need), rules.key, wish.mode),
-            "Choose exclusive, or give memory and sm_percent.",
+            "%s needs %s, and a %s cannot provide that by %s" % (wish.match, _text(need), rules.key, wish.mode),
+            "Set the mode exclusive, or memory and sm_percent.",
         )
-    return Decision(wish.mode, shape, "The inventory says so (%s): %s." % (wish.where, _told(need)))
+    return Decision(wish.mode, shape, "Set in the inventory (%s): %s." % (wish.where, _text(need)))
 
 
 def _chosen(wish: Wish, need: Need, rules: Geometry) -> Decision:
     if wish.isolation == "hardware" or (wish.latency == "low" and wish.isolation == "quota"):
         why = (
-            "only the hardware may isolate it"
+            "it requires isolation by hardware"
             if wish.isolation == "hardware"
-            else "tenants with quotas take turns, which it cannot wait for"
+            else "it cannot wait while other tenants have their turn"
         )
         if not rules.capacity.profiles:
             return _exclusive("%s, and %s has no MIG" % (why, rules.key))
         shape = _smallest(need, rules)
         if shape is None:
-            return _exclusive("%s; %s is more than any part of a %s" % (why, _told(need), rules.key))
-        return Decision("mig", shape, "It needs %s, and %s: the smallest instance that holds it." % (_told(need), why))
+            return _exclusive("%s; %s is more than any part of a %s" % (why, _text(need), rules.key))
+        return Decision("mig", shape, "It needs %s, and %s: the smallest instance that fits." % (_text(need), why))
     if wish.isolation == "quota":
-        mode, why = "vgpu", "a quota will do for it"
+        mode, why = "vgpu", "a quota is enough for it"
     elif wish.latency == "batch":
-        mode, why = "time_slicing", "it trusts its neighbours and can wait for its turn"
+        mode, why = "time_slicing", "it trusts its neighbours and can wait"
     elif limits_bind(rules.gpu.compute_capability):
-        mode, why = "mps", "it trusts its neighbours and cannot wait for its turn"
+        mode, why = "mps", "it trusts its neighbours and cannot wait"
     else:
-        return _exclusive("it cannot wait for its turn, and MPS does not enforce shares on a %s" % rules.key)
+        return _exclusive("it cannot wait, and MPS does not enforce limits on a %s" % rules.key)
     shape = _quota(mode, need, rules)
     if shape is None:
-        return _exclusive("%s is more than can be shared of a %s" % (_told(need), rules.key))
-    return Decision(mode, shape, "It needs %s, and %s." % (_told(need), why))
+        return _exclusive("%s is too much for sharing a %s" % (_text(need), rules.key))
+    return Decision(mode, shape, "It needs %s, and %s." % (_text(need), why))
 
 
 def _exclusive(why: str) -> Decision:
-    return Decision("exclusive", WHOLE, "Whole: %s." % why)
+    return Decision("exclusive", WHOLE, "A whole GPU: %s." % why)
 
 
 def _smallest(need: Need, rules: Geometry, whole: bool = False) -> Shape | None:
-    """The smallest instance that holds it, of the profiles without further engines; a part of the GPU unless `whole`."""
+    """Return the smallest instance that fits, of profiles without extra engines. With `whole`, it may be the whole GPU."""
     slices = rules.capacity.compute_slices
     found = [
         mig(name)
@@ -117,5 +117,5 @@ def _quota(kind: str, need: Need, rules: Geometry) -> Shape | None:
     return shape if rules.knows(shape) else None
 
 
-def _told(need: Need) -> str:
+def _text(need: Need) -> str:
     return "%.1f GiB and %.0f %% of the compute" % (need.memory_bytes / 2**30, need.compute_percent)

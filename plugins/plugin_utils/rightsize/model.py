@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What right-sizing speaks of. All frozen; what is not known is None, never 0."""
+"""The values of right-sizing. All are frozen. Unknown values are None, never 0."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ...module_utils.model import Gpu
 from ..audit.model import Finding, Window
 from ..packing.model import Shape, Standing
 
-#: Of the JSON that proposals are written as. A reader of version n reads what has n, whatever keys came since.
+#: Version of the JSON. A reader of version n reads every proposal of version n and ignores keys that were added later.
 SCHEMA_VERSION = 1
 
-#: How a workload can have a GPU, in the words of `gpu_layout`.
+#: Modes of sharing, named as in `gpu_layout`.
 MODES = ("exclusive", "mig", "mps", "vgpu", "time_slicing")
-#: What must keep workloads of one GPU apart: the hardware; quotas, which bind those who mean no harm; nothing.
+#: Required isolation from other workloads of a GPU: hardware, quotas (not a security boundary), or none.
 ISOLATIONS = ("hardware", "quota", "none")
-#: What waiting costs a workload: an answer that a client waits for; something; nothing.
+#: Cost of waiting: low for workloads with waiting clients, batch for those that can wait.
 LATENCIES = ("low", "normal", "batch")
-#: How far a workload may go: nowhere but to another place on its host, or anywhere in the fleet.
+#: Where a workload may move: within its host, or within the fleet.
 REACHES = ("host", "fleet")
 
 RISKS = ("none", "low", "medium", "high")
 
 
 class RightsizeError(FleetError):
-    """The inventory asks for what cannot be meant, or a proposal cannot be made or written."""
+    """The inventory has an invalid setting, or a proposal cannot be made or written."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the inventory says of workloads: of those whose name or place matches, on the hosts that have the variable.
+    """Settings of the workloads whose name or place matches, on the hosts with the variable.
 
-    `memory_bytes` and `sm_percent` replace what history says. `where` names the entry in messages.
+    `memory_bytes` and `sm_percent` replace measured needs. `where` names the entry in messages.
     """
 
     where: str = "gpu_rightsize_workloads"
@@ -54,13 +54,13 @@ class Wish:
 
     @property
     def forces(self) -> bool:
-        """Whether it says what to do, so that history is not asked whether that is worth it."""
+        """Whether it forces a mode or profile, even if no GPU is freed."""
         return self.mode != "auto" or bool(self.profile)
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a workload takes of the whole GPU that it is on. `confidence` from 0 to 1; 1 where the inventory says it."""
+    """Need of a workload, relative to its whole GPU. `confidence` is from 0 to 1, and 1 for values of the inventory."""
 
     memory_bytes: float
     compute_percent: float
@@ -71,7 +71,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a workload is to have a GPU; the reason in words."""
+    """How a workload will use a GPU, with the reason."""
 
     mode: str
     shape: Shape
@@ -80,7 +80,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Occupant:
-    """A workload where it stands today. `holders` are gpu_info's; `left` says why it stays as it is, where it does."""
+    """A workload in its current place. `holders` are from gpu_info. `left` is the reason if it is excluded."""
 
     name: str
     key: tuple[str, int]
@@ -95,16 +95,18 @@ class Occupant:
 
     @property
     def place(self) -> str:
+        """Its current place as text."""
         return self.finding.holding.subject.__str__()
 
     @property
     def standing(self) -> Standing:
+        """Its current place for the packing."""
         return Standing(*self.key, self.shape, self.start, self.name)
 
 
 @dataclass(frozen=True)
 class GpuToday:
-    """A GPU as its host tells it. `left`: why it takes no part; nothing is put on it, and nothing taken off."""
+    """A GPU as reported by its host. `left` is the reason if it is excluded: nothing moves to or from it."""
 
     host: str
     gpu: Gpu
@@ -126,7 +128,7 @@ class GpuToday:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the proposal means for one workload. `change`: stays, resized (on its GPU), moved, or left (out of it)."""
+    """The result for one workload. `change` is stays, resized (on its GPU), moved, or left (excluded)."""
 
     name: str
     host: str
@@ -146,20 +148,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class HostChange:
-    """A host's new layout and what it would cause, in the planner's words."""
+    """A host's new layout, with the plan for applying it."""
 
     host: str
     layout: tuple[Mapping[str, Any], ...]
-    #: Whether that is another layout than today's. Where it is not, workloads only go to instances that are there.
+    #: Whether the layout differs from the current one. If not, workloads only move to existing instances.
     changes_layout: bool
     before: tuple[str, ...]
     after: tuple[str, ...]
     plan: tuple[str, ...]
-    #: GPU instances.
+    #: Numbers of GPU instances.
     created: int
     destroyed: int
     kept: int
-    #: What would be ended, and for whom.
+    #: Devices in use that the plan disturbs, with their users.
     disturbs: tuple[Mapping[str, Any], ...]
     freed_gpus: tuple[int, ...]
     saved_per_month: float | None
@@ -167,7 +169,7 @@ class HostChange:
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """A unit or container that holds GPUs and uses none. `spared` says why it is not to be stopped, where it is not."""
+    """An idle unit or container. `spared` is the reason if it must not be stopped."""
 
     host: str
     kind: str
@@ -178,13 +180,13 @@ class Reclaimable:
     holders: tuple[str, ...]
     waste_per_month: float | None
     spared: str = ""
-    #: From when on a quiet time on what it holds is idle: none of its processes began later than that.
+    #: Quiet time after which its GPUs are idle. Its processes must be at least this old.
     idle_after_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The whole."""
+    """A finished proposal."""
 
     made_at_seconds: float
     window: Window
@@ -192,13 +194,13 @@ class Proposal:
     hosts: tuple[HostChange, ...]
     workloads: tuple[Outcome, ...]
     reclaim: tuple[Reclaimable, ...]
-    #: GPUs of hosts that answered; in use today, and with the proposal.
+    #: Number of GPUs of hosts that answered, used today, and used with the proposal.
     gpus: int
     used_today: int
     used_then: int
     saved_per_month: float | None
     currency: str
-    #: Workloads that have to be restarted elsewhere, or on another part of their GPU; GPU instances that go.
+    #: Workloads that have to be restarted in another place, and GPU instances that are destroyed.
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()
@@ -207,4 +209,5 @@ class Proposal:
 
     @property
     def saved_gpus(self) -> int:
+        """Number of freed GPUs."""
         return self.used_today - self.used_then

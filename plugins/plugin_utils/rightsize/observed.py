@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host's GPUs as the planners know them, from what the module gpu_info returned. Pure."""
+"""Convert results of the module gpu_info to the planners' types. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ...module_utils.model import (
 from ...module_utils.techniques.forms import parse_layout
 from .model import RightsizeError
 
-#: Why a host stays as it is.
-NO_LAYOUT = "the host's layout does not hold: %s"
+#: Reason for excluding a host.
+NO_LAYOUT = "the host's layout is invalid: %s"
 
 
 class HostToday(NamedTuple):
-    """A host as it is, its layout, and by UUID the entry of each GPU that this names. `problem`: why it names none."""
+    """A host, its layout, and the layout's entry of each GPU by UUID. `problem` is the reason if there are no entries."""
 
     state: Mapping[str, Any]
     host: Host
@@ -45,10 +45,7 @@ class HostToday(NamedTuple):
 
 
 def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, Any]) -> dict[str, HostToday]:
-    """Read the results of gpu_info and the `gpu_layout` of the hosts that have one, in the order of their names.
-
-    Raises RightsizeError for a state that is none.
-    """
+    """Read the results of gpu_info and the layouts of hosts, ordered by name. Raises RightsizeError for an invalid state."""
     found = {}
     for name in sorted(states):
         host = host_of(name, states[name])
@@ -66,7 +63,7 @@ def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
 
 
 def model_of(name: str) -> str:
-    """The catalogue's key of what NVML calls a GPU; empty where the catalogue does not have it."""
+    """Return the key of the catalogue for NVML's name of a GPU, or an empty text if it is unknown."""
     for model in catalogue.load_models().values():
         if any(board.name == name for board in model.boards):
             return model.key
@@ -74,7 +71,7 @@ def model_of(name: str) -> str:
 
 
 def host_of(host: str, state: Mapping[str, Any]) -> Host:
-    """The host with its holders marked. Raises RightsizeError where this is no result of gpu_info."""
+    """Return the host with its holders. Raises RightsizeError if `state` is not a result of gpu_info."""
     try:
         gpus = tuple(_gpu(data) for data in state["gpus"])
         holders = [_holder(row, str(data["uuid"])) for data in state["gpus"] for row in data.get("holders") or ()]
@@ -87,16 +84,16 @@ def host_of(host: str, state: Mapping[str, Any]) -> Host:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise RightsizeError(
-            host, "its state is no result of openfleet.gpu.gpu_info (%r)" % error, "Give what the module returned."
+            host, "its state is not a result of openfleet.gpu.gpu_info (%r)" % error, "Pass the result of the module."
         ) from None
     return mark(seen, holders)
 
 
 def _gpu(data: Mapping[str, Any]) -> Gpu:
     found = data.get("mig") or {}
-    told = found.get("profiles")
+    reported = found.get("profiles")
     key = model_of(str(data["name"]))
-    profiles = tuple(_profile(row) for row in told) if told else _profiles(key) if key else ()
+    profiles = tuple(_profile(row) for row in reported) if reported else _profiles(key) if key else ()
     mig = Mig(
         bool(found.get("capable", bool(profiles))),
         bool(found.get("enabled", found.get("instances"))),
@@ -149,6 +146,7 @@ def _processes(row: Mapping[str, Any]) -> tuple[Process, ...]:
 
 def _holder(row: Mapping[str, Any], uuid: str) -> Holder:
     names: Sequence[str] = [field.name for field in dataclasses.fields(Holder)]
-    told = {name: row[name] for name in names if name in row}
-    # Where the host does not say what is held, the GPU in whose list this stands, and all of it.
-    return Holder(**{**told, "gpu_uuid": told.get("gpu_uuid") or uuid, "gpu_instance_id": told.get("gpu_instance_id")})
+    values = {name: row[name] for name in names if name in row}
+    # Without a named device, it holds the whole GPU whose list contains it.
+    held = {"gpu_uuid": values.get("gpu_uuid") or uuid, "gpu_instance_id": values.get("gpu_instance_id")}
+    return Holder(**{**values, **held})

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an inventory says of right-sizing, checked."""
+"""Check the settings of right-sizing."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from ..sizing.model import Policy
 from .model import REACHES, RightsizeError
 from .rearrange import Limits
 
-#: Of gpu_rightsize_packing; the others of the packing's rules are bounds that have variables of their own.
+#: Keys of gpu_rightsize_packing. Limits of changes have separate variables.
 _PACKING = ("policy", "reserve_gpus", "headroom_memory_percent", "headroom_sm_percent", "seconds", "seed", "workers")
 
 
 def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[str, Any]) -> Limits:
-    """Raises RightsizeError and OptionError."""
+    """Return the limits of a proposal. Raises RightsizeError and OptionError."""
     if reach not in REACHES:
-        raise RightsizeError("reach", "%r is none" % (reach,), "It is one of %s." % ", ".join(REACHES))
+        raise RightsizeError("reach", "%r is invalid" % (reach,), "Use one of %s." % ", ".join(REACHES))
     known_keys("packing", packing, _PACKING)
     values = dict(packing)
     if values.get("policy", POLICIES[0]) not in POLICIES:
         raise RightsizeError(
-            "packing.policy", "%r is none" % (values["policy"],), "It is one of %s." % ", ".join(POLICIES)
+            "packing.policy", "%r is invalid" % (values["policy"],), "Use one of %s." % ", ".join(POLICIES)
         )
     reserve = values.pop("reserve_gpus", {})
     if not isinstance(reserve, Mapping):
         raise RightsizeError(
-            "packing.reserve_gpus", "%r is no mapping" % (reserve,), "Write GPUs by model: {H100-80GB: 2}."
+            "packing.reserve_gpus",
+            "%r is not a mapping" % (reserve,),
+            "Write numbers of GPUs by model: {H100-80GB: 2}.",
         )
     for name in ("headroom_memory_percent", "headroom_sm_percent", "seed", "workers"):
         if name in values:
             values[name] = _count("packing.%s" % name, values[name])
     seconds = values.pop("seconds", Limits.seconds)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise RightsizeError("packing.seconds", "%r is no time" % (seconds,), "Write seconds, as 60.")
+        raise RightsizeError("packing.seconds", "%r is not a time" % (seconds,), "Write seconds, for example 60.")
     rules = Rules(
         **values, reserve_gpus={key: _count("packing.reserve_gpus.%s" % key, n) for key, n in reserve.items()}
     )
@@ -52,15 +54,15 @@ def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[st
 
 
 def policy(given: Mapping[str, Any]) -> Policy:
-    """The numbers of sizing, with those that the inventory changes. Raises RightsizeError, OptionError and SizingError."""
+    """Return the numbers of sizing with the inventory's changes. Raises RightsizeError, OptionError and SizingError."""
     known_keys("sizing", given, [item.name for item in dataclasses.fields(Policy)])
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise RightsizeError("sizing.%s" % name, "%r is no number" % (value,), "Write a number.")
+            raise RightsizeError("sizing.%s" % name, "%r is not a number" % (value,), "Write a number.")
     return Policy(**given)
 
 
 def _count(where: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise RightsizeError(where, "%r is no whole number from 0 on" % (value,), "Write a number without quotes.")
+        raise RightsizeError(where, "%r is not an integer of at least 0" % (value,), "Write a number without quotes.")
     return value

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The `gpu_layout` of a host that changes, and what the planner makes of it. Pure."""
+"""Write the `gpu_layout` of a changed host, and plan it. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .observed import HostToday
 
 
 def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Collection[int]) -> list[dict[str, Any]]:
-    """Today's layout with other entries for the GPUs that change.
+    """Return the current layout with new entries for the changed GPUs.
 
-    What is left of an entry that loses a GPU names the others by their indices. Raises PlanError.
+    An entry that loses a GPU lists its remaining GPUs by index. Raises PlanError.
     """
     if today.problem:
         raise PlanError("gpu_layout", today.problem)
@@ -37,17 +37,17 @@ def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Coll
         if vgpu_of(entry) is not None:
             raise PlanError(
                 entry.where,
-                "its tenants may be on any of its GPUs %s, of which only some change" % named,
-                "Write an entry for each of them, or leave them all (leave: true).",
+                "its tenants may be on any of its GPUs %s, and only some of them change" % named,
+                "Write an entry for each GPU, or exclude them all (leave: true).",
             )
         kept.append({**data, "gpus": stay})
     return [*kept, *(dict(entry) for entry in entries)]
 
 
 def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tuple[Plan, list[str]]:
-    """(the plan of the GPUs, lines on the daemons and tenants that the layout asks for).
+    """Plan a layout. Returns (the plan of the GPUs, lines about its daemons and tenants).
 
-    Every instance counts as the collection's own. Raises LayoutError, SelectorError and PlanError, as applying it would.
+    All instances count as managed by the collection. Raises LayoutError, SelectorError and PlanError like applying it.
     """
     parsed = parse_layout(layout)
     plan = planner.plan(gpus, targets(parsed, gpus))

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From needs to problems for the packing, one for each model of GPU (and host), and which of the answers to take. Pure.
+"""Turn needs into packing problems, one per GPU model (and host), and choose which solutions to use. Pure.
 
-A workload may always keep what it has. So the packing changes something only where that frees a GPU, and then as little as
-it can: first GPUs count, then workloads moved, then instances destroyed.
+A workload may always keep what it has, so the packing changes something only if that frees a GPU. It minimizes GPUs, then moved
+workloads, then destroyed instances.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from ...module_utils.errors import FleetError
+from ..counted import counted
 from ..packing.check import by_gpu
 from ..packing.geometry import geometry
 from ..packing.layouts import layouts
@@ -25,7 +26,7 @@ from .model import Decision, GpuToday, Occupant
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the whole proposal. `rules` hold for each problem, except their bounds on churn and time."""
+    """Limits of the whole proposal. `rules` apply to each problem, except for their limits of changes and time."""
 
     most_moved: int | None = None
     most_destroyed: int | None = None
@@ -36,29 +37,29 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """A problem and what to make of it."""
+    """A problem with its solution."""
 
     problem: Problem
     packing: Packing
     saved: int
     moved: tuple[str, ...]
     destroyed: int
-    #: Where a layout changes, or a workload comes or goes.
+    #: Hosts with a changed layout, or with workloads that arrive or leave.
     hosts: frozenset[str]
-    #: GPUs that a layout has to say something else of, and the entries of `gpu_layout` by host.
+    #: GPUs with a changed layout entry, and the entries of `gpu_layout` by host.
     changed: frozenset[tuple[str, int]]
     entries: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The answers that are taken, and what was noticed."""
+    """The chosen solutions, with notes."""
 
     answers: tuple[Answer, ...] = ()
     notes: tuple[str, ...] = ()
 
     def standing(self) -> dict[str, list[Standing]]:
-        """By workload where it is to stand, of the problems that were taken."""
+        """Return the new places of each workload in the chosen solutions."""
         found: dict[str, list[Standing]] = defaultdict(list)
         for answer in self.answers:
             for each in answer.packing.standing:
@@ -67,7 +68,7 @@ class Arrangement:
         return dict(found)
 
     def entries(self, host: str) -> tuple[list[dict[str, Any]], frozenset[int]]:
-        """Entries of `gpu_layout` for the GPUs of a host that change, and which these are."""
+        """Return (entries of `gpu_layout` for the changed GPUs of a host, indices of these GPUs)."""
         made: list[dict[str, Any]] = []
         changed: set[int] = set()
         for answer in (answer for answer in self.answers if host in answer.hosts):
@@ -79,6 +80,7 @@ class Arrangement:
         return sorted(made, key=lambda entry: entry["gpus"]), frozenset(changed)
 
     def hosts(self) -> set[str]:
+        """Return all hosts of the chosen solutions."""
         return {host for answer in self.answers for host in answer.hosts}
 
 
@@ -87,22 +89,22 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
     return frozenset(
         gpu.key
         for gpu in problem.gpus
-        if _told(then.get(gpu.key, ())) != _told(today.get(gpu.key, ()))
-        # Free instances on a free GPU block nothing.
+        if _layout_of(then.get(gpu.key, ())) != _layout_of(today.get(gpu.key, ()))
+        # Free instances on a free GPU do not matter.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
     )
 
 
 def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With tenants as their host calls them."""
+    """Return the entry with the names that tenants have on their host."""
     if "vgpu" not in entry:
         return entry
     tenants = [{**tenant, "name": tenant["name"].partition("@")[0]} for tenant in entry["vgpu"]["tenants"]]
     return {**entry, "vgpu": {**entry["vgpu"], "tenants": tenants}}
 
 
-def _told(standing: Sequence[Standing]) -> tuple:
-    """What a layout would say of it. A whole GPU is told as a free one: it is given to the next workload."""
+def _layout_of(standing: Sequence[Standing]) -> tuple:
+    """Return what a layout contains for these places. Layouts do not distinguish a used whole GPU from a free one."""
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
     return tuple(sorted(quotas, key=repr))
@@ -116,10 +118,10 @@ def rearrange(
     say: Callable[[str], None] = lambda line: None,
     teams: Sequence[Sequence[str]] = (),
 ) -> Arrangement:
-    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement
-    on one of the hosts named.
+    """Choose what to change, within the limits.
 
-    `teams` share a card by turns, as long as the bounds on churn allow that.
+    `check` raises FleetError if the planners would refuse an arrangement on one of the given hosts. Each of `teams` shares a card
+    by time slicing, if the limits of changes allow it.
     """
     problems = _problems(gpus, decisions, limits, {member for team in teams for member in team})
     seconds = max(1.0, limits.seconds / max(1, len(problems)))
@@ -130,7 +132,7 @@ def rearrange(
         answer = _solve(problem, Bounds(seconds), decisions, notes, limits, teams)
         if answer:
             found.append(answer)
-    # The best first: the bounds on churn are the whole proposal's.
+    # The best solutions first, because the limits of changes apply to the whole proposal.
     found.sort(key=lambda answer: (-answer.saved / max(1, len(answer.moved)), _name(answer.problem, limits)))
     taken: list[Answer] = []
     moved, destroyed = limits.most_moved, limits.most_destroyed
@@ -140,14 +142,14 @@ def rearrange(
             answer = _solve(first.problem, Bounds(seconds, moved, destroyed), decisions, notes, limits)
             if answer is None or _beyond(answer, moved, destroyed):
                 notes.append(
-                    "%s: nothing that frees a GPU is left within the bounds on churn (gpu_rightsize_max_moved, "
+                    "%s: no further change frees a GPU within the limits (gpu_rightsize_max_moved, "
                     "gpu_rightsize_max_destroyed)." % _name(first.problem, limits)
                 )
                 continue
         try:
             check(Arrangement((*taken, answer)), answer.hosts)
         except FleetError as error:
-            notes.append("%s stays as it is: %s" % (_name(first.problem, limits), error))
+            notes.append("%s is unchanged: %s" % (_name(first.problem, limits), error))
             continue
         taken.append(answer)
         moved = None if moved is None else moved - len(answer.moved)
@@ -156,9 +158,9 @@ def rearrange(
 
 
 def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
-    """The same answer with what is new throughout put on free GPUs of the host, as far as there are some.
+    """Move GPUs with entirely new content to free GPUs of the same host, if there are any.
 
-    Then the layout can be applied while all goes on where it is, and each workload follows when it suits.
+    Then the layout can be applied while workloads run, and workloads can move later.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
@@ -204,7 +206,7 @@ def _problems(
         of_group = groups[key]
         workloads = tuple(_workload(one, gpu, decisions, limits) for gpu in of_group for one in gpu.occupants)
         today = tuple(each for gpu in of_group for each in (*(one.standing for one in gpu.occupants), *gpu.vacant))
-        # Where nothing can change there is nothing to ask.
+        # Groups that cannot change need no packing.
         if any(
             workload.options != (each.shape,) or workload.name in members
             for workload, each in zip(workloads, _standings(of_group))
@@ -219,7 +221,7 @@ def _standings(gpus: Sequence[GpuToday]) -> list[Standing]:
 
 
 def _reserve(rules: Rules, gpus: Sequence[GpuToday]) -> dict[str, int]:
-    """No more than there are free in any case: a reserve is kept, and no workload is evicted for it."""
+    """Return the reserve, limited to the free GPUs: no workload is evicted for it."""
     free = sum(not gpu.used for gpu in gpus)
     model = gpus[0].model
     wanted = rules.reserve_gpus.get(model, 0)
@@ -245,19 +247,19 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
         near=wish.near if limits.reach == "fleet" else None,
         apart=apart,
         apart_on=wish.apart_on,
-        # A tenant's name is known on its host; the same name elsewhere is another's.
+        # Names of tenants are per host. The same name on another host is another tenant.
         hosts=frozenset((gpu.host,)) if "@" in one.name else None,
     )
 
 
 def smaller(decision: Decision, one: Occupant, model: str) -> bool:
-    """Whether it would take less of a GPU than today. Nothing is made larger: what a full one would use is not known."""
+    """Whether it would use less of a GPU. Nothing is enlarged, since history does not show what a full workload would use."""
     rules = geometry(model)
     return rules.load(decision.shape) < rules.load(one.shape)
 
 
 class Bounds(NamedTuple):
-    """How long a search may take, and how much its answer may move and destroy; None: any number."""
+    """Limits of a search: time in seconds, moved workloads and destroyed instances. None is unlimited."""
 
     seconds: float
     moved: int | None = None
@@ -272,7 +274,7 @@ def _solve(
     limits: Limits,
     teams: Sequence[Sequence[str]] = (),
 ) -> Answer | None:
-    """The packing's answer where it is worth it: it frees a GPU, or the inventory asks for a change."""
+    """Return the solution, or None if it frees no GPU and the inventory requires no change."""
     before = {each.workload: each for each in problem.today if each.workload}
     mine = {"+".join(team): tuple(team) for team in teams if all(name in before for name in team)}
     rules = dataclasses.replace(
@@ -285,12 +287,12 @@ def _solve(
         teamed = _teamed(dataclasses.replace(problem, rules=rules), mine)
         packing = pack(teamed)
     except PackingError as error:
-        notes.append("%s stays as it is: %s" % (_name(problem, limits), error))
+        notes.append("%s is unchanged: %s" % (_name(problem, limits), error))
         return None
     notes += ["%s: %s." % (_name(problem, limits), note) for note in packing.notes]
     if packing.unplaced:
         first, why = sorted(packing.unplaced.items())[0]
-        notes.append("%s stays as it is, for %s would find no place: %s" % (_name(problem, limits), first, why))
+        notes.append("%s is unchanged, because there is no place for %s: %s" % (_name(problem, limits), first, why))
         return None
     packing = onto_free(teamed, packing, {each.key for each in before.values()})
     packing = _apart(packing, mine, decisions)
@@ -303,8 +305,8 @@ def _solve(
         return None
     if saved < 0:
         notes.append(
-            "%s takes %d GPUs more than today: what the inventory asks for (%s) is more than they have now."
-            % (_name(problem, limits), -saved, ", ".join(sorted(asked)[:4]))
+            "%s needs %s than today, because the inventory gives more to %s."
+            % (_name(problem, limits), counted(-saved, "more GPU"), ", ".join(sorted(asked)[:4]))
         )
     changed, moving = _changed(problem, packing), set(gone)
     hosts = {host for host, _index in changed}
@@ -314,23 +316,23 @@ def _solve(
 
 
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
-    """With each team as one workload that has a whole GPU, today that of its first member."""
+    """Return the problem with each team as one workload with a whole GPU, currently that of its first member."""
     if not teams:
         return problem
     first = {team[0]: name for name, team in teams.items()}
-    within = {member for team in teams.values() for member in team}
-    workloads = [workload for workload in problem.workloads if workload.name not in within]
+    members = {member for team in teams.values() for member in team}
+    workloads = [workload for workload in problem.workloads if workload.name not in members]
     today = [
         dataclasses.replace(each, workload=first.get(each.workload or "", each.workload))
         for each in problem.today
-        if each.workload not in within or each.workload in first
+        if each.workload not in members or each.workload in first
     ]
     workloads += [Workload(name, (WHOLE,)) for name in teams]
     return dataclasses.replace(problem, workloads=tuple(workloads), today=tuple(today))
 
 
 def _apart(packing: Packing, teams: Mapping[str, Sequence[str]], decisions: Mapping[str, Decision]) -> Packing:
-    """The answer with the members in the place of their teams."""
+    """Return the solution with teams replaced by their members."""
     standing: list[Standing] = []
     for each in packing.standing:
         for member in teams.get(each.workload or "", ()):

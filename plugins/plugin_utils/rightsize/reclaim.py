@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units and containers that hold GPUs and use none: which may be stopped, and which are spared, and why. Pure.
+"""Find idle units and containers that may be stopped, and the reasons why others are spared. Pure.
 
-Nothing is stopped here. What may be is looked at once more on its host, right before it is: the module reclaim.
+The module reclaim stops them, after checking again on their host.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
 _STANDBY = "standby"
-#: Units that hold GPUs for other processes, and interactive sessions: never stopped for being idle.
+#: Units that hold GPUs for other processes, and interactive sessions. They are never stopped.
 _NEVER = (
     "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
     "containerd*", "crio*", "podman*", "libvirtd*", "gpu-layout*", "gpu-exporter*", "openfleet*", "ssh*", "dbus*", "systemd-*",
 )  # fmt: skip
-#: The same of containers.
+#: Containers that are never stopped.
 _NEVER_CONTAINERS = (
     "*dcgm*",
     "*exporter*",
@@ -38,21 +38,20 @@ _NEVER_CONTAINERS = (
     "nvidia-*",
     "openfleet*",
 )
-#: Whose containers a tool on the host can stop by what the holder's name tells.
+#: Engines whose containers can be stopped by name.
 RUNTIMES = ("docker", "podman")
 _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
-#: What a container is called where its name is not known: by its id.
+#: ID of a container without a known name.
 UNNAMED = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be stopped at all.
+    """Limits of what may be stopped.
 
-    Nothing that was quiet for less than `grace_seconds`, and nothing that has run for less than that and than the time after
-    which the audit calls it idle. None: the latter alone.
-    Nothing that `exempt` matches: globs on units (with or without .service), containers, users and hosts. What the audit calls
-    standby only where `standby`, such globs too, matches it.
+    `grace_seconds` is the minimum quiet time and age. None uses the audit's idle time, which is always the minimum age.
+    `exempt` has globs on units (with or without .service), containers, users and hosts that are never stopped.
+    `standby` has globs on those that may be stopped although the audit's verdict is standby.
     """
 
     grace_seconds: float | None = None
@@ -61,10 +60,9 @@ class Bounds:
 
 
 def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: Bounds) -> tuple[Reclaimable, ...]:
-    """All that hold a GPU or instance that the audit calls idle or standby, the dearest first.
+    """Return all holders of GPUs or instances that are idle or standby, the most expensive first.
 
-    One that holds another GPU that is in use is spared, and one that began within the grace: what was quiet before was something
-    else.
+    A holder is spared if it also holds a GPU in use, or if it started within the grace: an earlier quiet time was another's.
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
@@ -83,7 +81,7 @@ def _place(finding: Finding) -> tuple[str, str, str]:
 
 
 def _holders(host: str, state: Mapping[str, Any]):
-    """(where in words, place, holder): of instances where a GPU has some, since only these tell who is in which."""
+    """Yield (place as text, place, holder). For GPUs with instances, the holders of the instances."""
     for gpu in state.get("gpus") or ():
         instances = (gpu.get("mig") or {}).get("instances") or ()
         for instance in instances:
@@ -97,7 +95,7 @@ def _holders(host: str, state: Mapping[str, Any]):
 
 
 def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
-    # A process of the unit that only has another GPU's node open, or began to a minute ago, does nothing there: it spares none.
+    # A process of the unit that only has another GPU's node open does nothing there, and does not spare the unit.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
     used = [row for row in rows if id(row[1]) in counted]
@@ -124,11 +122,11 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
 
 def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | None) -> str:
     if found.kind == "process":
-        return "no unit or container: a person has to end it"
+        return "not a unit or container: an operator has to stop it"
     if any(row.get("kind") == "unknown" for row in holders):
-        return "who holds the GPU is not known"
+        return "the holder of the GPU is unknown"
     if any(row.get("job") for row in holders):
-        return "a scheduler's: cancel it there"
+        return "a job of a scheduler: cancel it there"
     named = (
         found.name,
         re.sub(r"\.service$", "", found.name),
@@ -142,37 +140,43 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     if kept:
         return kept
     if any(one is None or one.verdict.word not in (*_WORDS, _STANDBY) for one in findings):
-        return "it holds another GPU too, which is in use or not known"
+        return "it also holds another GPU, which is in use or unknown"
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
         return "it waits for clients (standby)"
-    # What holds a GPU since yesterday did not rest on it for a week, whatever the GPU did.
+    # A holder cannot have been quiet for longer than it runs.
     grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
-        return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
+        return "idle for %s; protected for %.0f h" % (_age(found.quiet_seconds), grace / 3600)
     least = max(grace, found.idle_after_seconds)
     if age is not None and age < least:
-        return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, least / 3600)
+        return "started %s ago; protected for %.0f h" % (_age(age), least / 3600)
     return ""
 
 
+def _age(seconds: float) -> str:
+    """Return a time in whole hours, rounded down: a rounded time could equal the limit that it has not reached."""
+    hours = int(seconds // 3600)
+    return "%d h" % hours if hours else "less than an hour"
+
+
 def _kept_unit(name: str) -> str:
-    """Return why a unit is never stopped; empty where it may be."""
+    """Return why a unit is never stopped, or an empty text."""
     if is_essential(name) or any(fnmatch.fnmatchcase(name, rule) for rule in _NEVER):
         return "it holds GPUs for other processes, or is an interactive session"
     if not name.endswith(".service"):
-        return "not a service: nothing would start it again"
-    return "" if is_a("unit", name) else "no unit has such a name"
+        return "not a service, so nothing would start it again"
+    return "" if is_a("unit", name) else "not a valid name of a unit"
 
 
 def _kept_container(found: Reclaimable, bounds: Bounds) -> str:
-    """Return why a container is never stopped; empty where it may be."""
+    """Return why a container is never stopped, or an empty text."""
     if found.runtime not in RUNTIMES:
-        return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
+        return "containers of %s have to be stopped where they were started" % (found.runtime or "this kind")
     if not is_a("container", found.name):
-        return "no container has such a name"
+        return "not a valid name of a container"
     if any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
-        return "it watches GPUs, or gives them to others"
-    return "its name is not known, and may be exempt" if bounds.exempt and UNNAMED.fullmatch(found.name) else ""
+        return "it monitors GPUs, or provides them to others"
+    return "its name is unknown, and may be exempt" if bounds.exempt and UNNAMED.fullmatch(found.name) else ""
 
 
 def _matching(rules: Sequence[str], names: Sequence[str]) -> str | None:

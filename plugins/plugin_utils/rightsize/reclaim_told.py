@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whom the controller tells of idle holders, and what: the settings of the inventory, and the results of hosts, checked."""
+"""Notify owners of idle holders from the controller. Checks the settings of the inventory and the results of hosts."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _RESULT = {"noticed!": [{**_ITEM, "stop_after!": "number"}, 256], "stopped!": [_
 
 
 class TellError(FleetError):
-    """A setting of gpu_rightsize_reclaim_tell, _notice or _owners that cannot be meant."""
+    """A setting of gpu_rightsize_reclaim_tell, _notice or _owners is invalid."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """How owners are told: by the controller, and on the host (words of the module reclaim)."""
+    """How owners are notified: receivers of the controller, and methods on the host (values of the module reclaim)."""
 
     controller: tuple[Notice, ...]
     host: tuple[str, ...]
 
 
 def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
-    """Return the ways that the inventory names; without any, those of the audit. Raises FleetError."""
+    """Return the notification methods of the inventory, or else those of the audit. Raises FleetError."""
     known = [Notice.of(row, personal=True) for row in audits]
     if given is None:
         return Ways(tuple(known), ())
@@ -64,13 +64,13 @@ def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Wa
                 raise TellError(where, "gpu_audit_notify has no %s" % entry, "Write {%s: …} instead." % _KINDS[entry])
             controller += named
         else:
-            cure = "It is one of webhook, mail, wall and home, or {url: …} or {to: …}."
+            cure = "Use webhook, mail, wall, home, {url: …} or {to: …}."
             raise TellError(where, "%r is not a known notification method" % (entry,), cure)
     return Ways(tuple(dict.fromkeys(controller)), tuple(dict.fromkeys(host)))
 
 
 def notice_seconds(text: Any) -> float:
-    """Return the time between notice and stop; 0 for none. Raises FleetError."""
+    """Return the time between notice and stop in seconds, or 0 for no notice. Raises FleetError."""
     if re.fullmatch(r"\s*0\s*[mhdw]?\s*", str(text)):
         return 0.0
     try:
@@ -80,48 +80,50 @@ def notice_seconds(text: Any) -> float:
 
 
 def owners(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (glob, account) of each row. Raises TellError."""
+    """Return (glob, account) for each row. Raises TellError."""
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or set(row) != {"match", "user"}:
             cure = 'Write {match: "notebook-a*", user: alice}.'
-            raise TellError("gpu_rightsize_owners[%d]" % number, "it needs match and user", cure)
+            raise TellError(
+                "gpu_rightsize_owners[%d]" % number, "match or user is missing, or there is another key", cure
+            )
     return [(str(row["match"]), str(row["user"])) for row in rows]
 
 
 def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a host says that it announced and stopped. Raises HostValueError."""
+    """Check a host's result about announced and stopped holders. Raises HostValueError."""
     return Reader(host).read("", result, _RESULT)
 
 
 def tell(
-    host: str, result: Mapping[str, Any], told_by: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
+    host: str, result: Mapping[str, Any], notices: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Send a message for each receiver and stage; return (who was told, what failed, notices that were delivered)."""
-    told: list[str] = []
-    untold: list[str] = []
+    """Send a message for each receiver and stage. Returns (receivers, failures, delivered notices)."""
+    receivers: list[str] = []
+    failures: list[str] = []
     reached: list[dict[str, Any]] = []
     for stage in ("noticed", "stopped"):
         rows = result[stage]
-        for notice in told_by if rows else ():
+        for notice in notices if rows else ():
             parts, problems = _parts(notice, rows, owned)
-            untold += problems
+            failures += problems
             for receiver, theirs in parts:
                 try:
-                    told.append(send(receiver, _message(host, stage, theirs, keep_url)))
+                    receivers.append(send(receiver, _message(host, stage, theirs, keep_url)))
                 except NotifyError as error:
-                    untold.append(str(error))
+                    failures.append(str(error))
                 else:
                     reached += theirs if stage == "noticed" else []
     confirmed = [
         {name: row[name] for name in ("kind", "name", "runtime", "gpus")} for row in result["noticed"] if row in reached
     ]
-    return told, untold, confirmed
+    return receivers, failures, confirmed
 
 
 def _parts(
     notice: Notice, rows: Sequence[dict[str, Any]], owned: Sequence[tuple[str, str]]
 ) -> tuple[list[tuple[Notice, list[dict[str, Any]]]], list[str]]:
-    """(each receiver with what concerns it, what concerns no known receiver)."""
+    """Return (receivers with their rows, problems of rows without a receiver)."""
     if not notice.is_personal:
         return [(notice, list(rows))], []
     by_user: dict[str, list[dict[str, Any]]] = {}
@@ -136,13 +138,13 @@ def _parts(
             except NotifyError as error:
                 problems.append("%s: %s" % (names, error))
         else:
-            cure = "Name one in gpu_rightsize_owners, or tell a fixed address too."
-            problems.append(str(NotifyError(names, "no user is known to own it, so no mail was sent", cure)))
+            cure = "Set gpu_rightsize_owners, or add a fixed address."
+            problems.append(str(NotifyError(names, "its owner is unknown, so no mail was sent", cure)))
     return found, problems
 
 
 def _owner(row: Mapping[str, Any], owned: Sequence[tuple[str, str]]) -> str:
-    """The account that the inventory names, or else the one that the host names."""
+    """Return the account in the inventory, or else the one that the host reports."""
     name = row["name"]
     plain = name.removesuffix(".service")
     named = (user for match, user in owned if fnmatch.fnmatchcase(name, match) or fnmatch.fnmatchcase(plain, match))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal as one page that needs nothing else: no script, no font, no image from elsewhere."""
+"""Write a proposal as one self-contained HTML page: no scripts, and no fonts or images from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .model import RISKS, Outcome, Proposal
 from .sums import line, summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Rows of a table: readers skip more, and the JSON has all.
+#: Rows of a table. The JSON has all.
 _TOP = 200
-#: Hosts that are shown at once; of more than that, each is folded away behind its name.
+#: Hosts are collapsed if there are more.
 _UNFOLDED = 20
 
 
 def to_text(proposal: Proposal) -> str:
-    """The page."""
+    """Return the page."""
     changing = [one for one in proposal.workloads if one.change in ("moved", "resized")]
     changing.sort(key=lambda one: (-RISKS.index(one.risk), one.host, one.gpu_index, one.name))
     return (
@@ -45,7 +45,7 @@ def to_text(proposal: Proposal) -> str:
 
 
 def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
-    """Hosts that change with their GPUs before and after, each as the workloads that are on it."""
+    """Return the hosts that change, with the workloads on each GPU before and after."""
     before = _by_gpu([(one.host, one.gpu_index, one.today, one) for one in proposal.workloads])
     after = _by_gpu([(one.then_host, one.then_gpu_index or 0, one.then, one) for one in proposal.workloads])
     found = []
@@ -58,7 +58,7 @@ def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
 
 
 def _by_gpu(rows: list[tuple[str, int, str, Outcome]]) -> dict[str, dict[int, list[tuple[str, Outcome]]]]:
-    """By host and GPU what is on it, with the words for how it has it."""
+    """Group workloads by host and GPU. Each has the text of its allocation."""
     found: dict[str, dict[int, list[tuple[str, Outcome]]]] = {}
     for host, index, text, one in sorted(rows, key=lambda row: (*row[:3], row[3].name)):
         found.setdefault(host, {}).setdefault(index, []).append((text, one))

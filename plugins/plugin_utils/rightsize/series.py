@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The histories of workloads that may change, read from the server in bounded amounts; and what they need, from these.
+"""Read the histories of workloads that may change, in limited amounts, and calculate their needs.
 
-One series of at most MOST_POINTS for each figure and workload; a few dozen GPUs a query. Where the window is longer than so many
-steps of five minutes, a step is longer, and stands for the highest value in it: a peak is never averaged away.
+Reads one series of at most MOST_POINTS per figure and workload, a few dozen GPUs per query. Longer windows use longer steps with
+the maximum of each step, so that no peak is averaged away.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ..audit.asking import GPUS_A_QUERY, in_halves
 from ..audit.model import Window
 from ..audit.prometheus import Course, Prometheus
 from ..audit.series import ROLL_UP_SECONDS, SERIES
+from ..counted import counted
 from ..packing.geometry import geometry
 from ..sizing.demand import Demand, demands
 from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
 from .model import GpuToday, Need, Occupant
 
-#: Two weeks of five minutes.
+#: Two weeks in steps of five minutes.
 MOST_POINTS = 4032
 _FIGURES = ("memory", "busy", "compute")
 _BY = "host, gpu_uuid, mig_instance"
@@ -35,7 +36,7 @@ _BY = "host, gpu_uuid, mig_instance"
 
 @dataclass(frozen=True)
 class Grid:
-    """The times that are asked for: multiples of the step, as the rules record them."""
+    """The times of a range query. They are multiples of the step, like those of recording rules."""
 
     start: int
     end: int
@@ -43,6 +44,7 @@ class Grid:
 
     @classmethod
     def of(cls, window: Window) -> Grid:
+        """Return the grid for a window, with at most MOST_POINTS times."""
         steps = max(1, math.ceil(window.seconds / ROLL_UP_SECONDS / (MOST_POINTS - 1)))
         step = steps * ROLL_UP_SECONDS
         end = int(window.end_seconds // step) * step
@@ -51,6 +53,7 @@ class Grid:
 
     @property
     def times(self) -> list[int]:
+        """All times, in seconds since the epoch."""
         return list(range(self.start, self.end + 1, self.step))
 
 
@@ -61,28 +64,28 @@ def histories(
     selector: str = "",
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], Grid, list[str]]:
-    """By workload's name and figure (memory in bytes, busy and compute in percent) the samples, NaN where there is none.
+    """Read histories. Returns (samples by workload and figure, grid, notes).
 
-    Gives the times and what was noticed besides. Raises PrometheusError.
+    Memory is in bytes, busy and compute in percent. Missing samples are NaN. Raises PrometheusError.
     """
     grid = Grid.of(window)
     notes: list[str] = []
     uuids = sorted({one.gpu_uuid for one in occupants})
     found: dict[tuple, dict[str, np.ndarray]] = {}
     for figure in _FIGURES:
-        say("reading %s of %d GPUs" % (SERIES[figure].name, len(uuids)))
+        say("reading %s of %s" % (SERIES[figure].name, counted(len(uuids), "GPU")))
         for at in range(0, len(uuids), GPUS_A_QUERY):
             notes += _read(server, figure, uuids[at : at + GPUS_A_QUERY], grid, selector, found)
     empty = np.full(len(grid.times), np.nan)
     by_name = {}
     for one in occupants:
-        there = found.get((one.key[0], one.gpu_uuid, one.mig_instance), {})
-        by_name[one.name] = {figure: there.get(figure, empty) for figure in _FIGURES}
+        rows = found.get((one.key[0], one.gpu_uuid, one.mig_instance), {})
+        by_name[one.name] = {figure: rows.get(figure, empty) for figure in _FIGURES}
     return by_name, grid, list(dict.fromkeys(notes))
 
 
 def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
-    """Add a figure of these GPUs to `found`. Returns what the server warns of."""
+    """Add a figure of these GPUs to `found`. Returns the server's warnings."""
     series = SERIES[figure]
     notes: list[str] = []
 
@@ -100,7 +103,7 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
         row = np.full(len(grid.times), np.nan)
         for at, value in course.values.items():
             index = round((at - grid.start) / grid.step)
-            # Whatever is impossible was not measured: DCGM's blanks, counters read twice, percent where ratios belong.
+            # Impossible values are not measurements: DCGM's blanks, counters read twice, percentages instead of ratios.
             if 0 <= index < len(row) and series.least <= value <= series.most:
                 row[index] = value if figure == "memory" else min(100.0, 100 * value)
         found.setdefault(place, {})[figure] = row
@@ -108,7 +111,7 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 
 
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
-    """The highest value of each step; of a ratio that is not rolled up, the highest average of five minutes."""
+    """Return PromQL for the maximum of each step. Ratios without roll-up use the maximum five-minute average."""
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)
     else:
@@ -121,10 +124,10 @@ def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
 def fleet_of(
     occupants: Sequence[Occupant], found: Mapping[str, Mapping[str, np.ndarray]], grid: Grid, cards: Mapping[str, float]
 ) -> Fleet:
-    """What sizing asks for. `cards`: bytes of the GPU or instance that each workload has today.
+    """Return the input of sizing. `cards` has the memory of each workload's current GPU or instance, in bytes.
 
-    Duty is how much of the SMs was at work; how much of the time something ran, where that is not known. For a workload that
-    cannot wait it is the higher of the two: a part of the GPU would make its short bursts long.
+    Duty is SM activity, or the share of time in which a kernel ran if SM activity is unknown. Workloads with low latency use the
+    higher of both, because a part of a GPU would prolong their short bursts.
     """
     duty = []
     for one in occupants:
@@ -138,7 +141,7 @@ def fleet_of(
 
 
 def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuToday], policy: Policy) -> dict:
-    """By name a Need, or the reason in words why there is none."""
+    """Return the Need of each workload by name, or the reason as text if it is unknown."""
     by_name = {one.name: one for one in occupants}
     found: dict[str, Need | str] = {}
     for demand in demands(fleet, policy):
@@ -150,7 +153,7 @@ def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuT
 def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
     if not demand.evidence.enough:
         return demand.reason
-    # A figure of an instance is a share of that instance.
+    # Figures of an instance are relative to the instance.
     share = 1.0
     if one.shape.kind == "mig":
         slices = geometry(model).capacity.compute_slices
@@ -159,19 +162,19 @@ def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
 
 
 def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
-    """Of a tenant only the memory is measured; its share of the SMs stays as it is."""
+    """Return the need of a tenant. Only memory is measured, so its share of the SMs stays."""
     memory = one.finding.holding.memory
     if memory is None or memory.max is None:
-        return "what it uses of its quota is not known"
+        return "the use of its quota is unknown"
     days = memory.seconds / 86400
     if memory.seconds < policy.least_seconds or memory.coverage_ratio < policy.least_covered_ratio:
         return "too little data: %.1f hours of samples" % (memory.seconds / 3600)
     if memory.max == 0:
-        return "it has used nothing of its quota yet: what it needs is not known"
+        return "it has not used its quota yet, so its need is unknown"
     margin = memory_margin(days, policy)
     quota = one.shape.memory_mib * 2**20
     need = max(memory.max, min(memory.max * (1 + margin), quota))
-    reason = "at most %.1f GiB seen in %.1f days, and %.0f %% on top; its share of the SMs is not measured" % (
+    reason = "at most %.1f GiB in %.1f days, plus %.0f %%; its share of the SMs is not measured" % (
         memory.max / 2**30,
         days,
         100 * margin,
@@ -181,7 +184,7 @@ def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
 
 
 def with_wish(need: Need | str | None, one: Occupant) -> Need | str | None:
-    """The need with what the inventory says in its place."""
+    """Return the need with the values of the inventory."""
     wish = one.wish
     if wish.memory_bytes is None and wish.sm_percent is None:
         return need
@@ -190,10 +193,10 @@ def with_wish(need: Need | str | None, one: Occupant) -> Need | str | None:
             need,
             memory_bytes=need.memory_bytes if wish.memory_bytes is None else float(wish.memory_bytes),
             compute_percent=need.compute_percent if wish.sm_percent is None else float(wish.sm_percent),
-            reason="%s; the inventory says otherwise (%s)" % (need.reason, wish.where),
+            reason="%s; changed in the inventory (%s)" % (need.reason, wish.where),
             measured=wish.memory_bytes is None or wish.sm_percent is None,
         )
     if wish.memory_bytes is not None and wish.sm_percent is not None:
-        reason = "the inventory says so (%s)" % wish.where
+        reason = "set in the inventory (%s)" % wish.where
         return Need(float(wish.memory_bytes), float(wish.sm_percent), 1.0, reason, measured=False)
     return need

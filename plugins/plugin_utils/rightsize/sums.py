@@ -1,18 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal in numbers, and in one line."""
+"""Sum up a proposal in numbers and in one line."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..audit.write_line import money
+from ..counted import counted
 from .model import Proposal
 
 
 def summary(proposal: Proposal) -> dict[str, Any]:
-    """What automation asks first."""
+    """Return the totals of a proposal."""
     changes = [outcome.change for outcome in proposal.workloads]
     return {
         "gpus": proposal.gpus,
@@ -29,23 +30,19 @@ def summary(proposal: Proposal) -> dict[str, Any]:
 
 
 def line(proposal: Proposal) -> str:
-    """The proposal in one line."""
+    """Return the proposal as one line."""
     sums = summary(proposal)
     words = sums["workloads"]
     if not proposal.hosts:
-        text = "nothing to change: %d of %d GPUs are in use" % (proposal.used_today, proposal.gpus)
+        text = "no change proposed: %d of %s in use" % (proposal.used_today, counted(proposal.gpus, "GPU"))
     else:
-        text = "%d GPUs instead of %d, with %s: %s, %s in another part of it" % (
-            proposal.used_then,
+        text = "%s instead of %d, %s: %s, %d resized" % (
+            counted(proposal.used_then, "GPU"),
             proposal.used_today,
-            _count(sums["hosts"], "other layout"),
-            "1 workload moves" if words["moved"] == 1 else "%d workloads move" % words["moved"],
-            "1 stays on its GPU" if words["resized"] == 1 else "%d stay on their GPU" % words["resized"],
+            counted(sums["hosts"], "changed layout"),
+            counted(words["moved"], "workload moves", "workloads move"),
+            words["resized"],
         )
         if proposal.saved_per_month is not None:
-            text += "; %s a month" % money(proposal.saved_per_month, proposal.currency)
-    return text + "; %d left as they are, %d can be reclaimed" % (words["left"], sums["reclaimable"])
-
-
-def _count(number: int, what: str) -> str:
-    return "%d %s%s" % (number, what, "" if number == 1 else "s")
+            text += "; saves %s per month" % money(proposal.saved_per_month, proposal.currency)
+    return text + "; %d excluded, %d can be reclaimed" % (words["left"], sums["reclaimable"])

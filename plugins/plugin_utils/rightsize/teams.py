@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who takes turns on a card: workloads that can wait and trust each other, by their histories together. Pure.
+"""Group workloads that can take turns on a card: they can wait, trust each other, and their histories fit. Pure.
 
-A quota adds up all peaks. Turns need not: what peaks at other hours fits beside what peaks at these, and what peaks at
-the same hours does not, which only the histories side by side can say (docs/sizing.md).
+Quotas add up all peaks. Time slicing does not: workloads with peaks at different hours fit together, those with peaks at the same
+hours do not. Only the combined histories show this (docs/sizing.md).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..sizing.model import Fleet, Policy
 from ..sizing.sharing import Card, share
 from .model import Decision, GpuToday
 
-#: Workloads that are looked at together: more would take minutes, and gain little.
+#: Maximum size of a group that is searched. More would take minutes and gain little.
 _MOST = 60
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Teams:
-    """`members` of each card that is shared; by name `reasons` of those, and `stays`, why another one has its card alone."""
+    """`members` of each shared card. `reasons` and `stays` explain by name why workloads share a card or not."""
 
     members: tuple[tuple[str, ...], ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -36,15 +36,15 @@ class Teams:
 def teams(
     fleet: Fleet | None, gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], reach: str, policy: Policy
 ) -> Teams:
-    """Of workloads that have a whole GPU, are to take turns, and whose history is known; each team of one model and reach."""
+    """Group workloads that have a whole GPU, may use time slicing, and have a known history. By model and reach."""
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     rows = {} if fleet is None else {name: row for row, name in enumerate(fleet.names)}
     for gpu in gpus:
         for one in gpu.occupants:
             decision, wish = decisions.get(one.name), one.wish
-            told = wish.forces or wish.memory_bytes is not None or wish.sm_percent is not None
+            configured = wish.forces or wish.memory_bytes is not None or wish.sm_percent is not None
             turns = decision is not None and decision.mode == "time_slicing" and one.shape == WHOLE
-            if turns and not told and not gpu.left and one.name in rows:
+            if turns and not configured and not gpu.left and one.name in rows:
                 groups[(gpu.model, gpu.host) if reach == "host" else (gpu.model,)].append(one.name)
     members: list[tuple[str, ...]] = []
     reasons: dict[str, str] = {}
@@ -60,15 +60,15 @@ def teams(
                     members.append(card.names)
                     reasons.update((name, _reason(name, card)) for name in card.names)
                 else:
-                    stays[card.names[0]] = "None of the others fits beside it." if found.worth_it else found.reason
+                    stays[card.names[0]] = "No other workload fits on its card." if found.worth_it else found.reason
     return Teams(tuple(members), reasons, stays)
 
 
 def _reason(name: str, card: Card) -> str:
-    others = [other for other in card.names if other != name]
+    neighbours = [neighbour for neighbour in card.names if neighbour != name]
     busy = 100 * card.saturated_ratio
     return "It takes turns with %s: together at most %.1f GiB, and %s." % (
-        ", ".join(others),
+        ", ".join(neighbours),
         card.memory_bytes / 2**30,
-        "more work than there is time for %.1f %% of it" % busy if busy >= 0.05 else "time for all that they do",
+        "the GPU is saturated for %.1f %% of the time" % busy if busy >= 0.05 else "the GPU is not saturated",
     )

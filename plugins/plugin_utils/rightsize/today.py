@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which workload is on which GPU today, and which GPUs stay out of it. Pure.
+"""Find the current workload of each GPU, and the GPUs that are excluded. Pure.
 
-A GPU takes part only where it is certain whose history its history is. What is not certain stays as it is, and is said.
+A GPU is included only if its history certainly belongs to its workload. Others are excluded, with a reason.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .reclaim import UNNAMED
 from .wishes import wish_of
 
 _MIB = 1 << 20
-#: Verdicts after which nothing is known of a workload's need, and what to do about each first.
+#: Verdicts that hide the need of a workload, with the reason for excluding it.
 _BLIND = {
-    "unhealthy": "the GPU is unhealthy: see to that first",
+    "unhealthy": "the GPU is unhealthy: repair it first",
     "broken_metrics": "its metrics contradict each other",
     "no_data": "too little data",
     "standby": "it may be a model server that waits for clients",
-    "held_without_process": "nothing runs on it: see the list of what can be reclaimed",
+    "held_without_process": "nothing runs on it: see the list of idle workloads",
 }
-#: Of these entries all processes are one history.
+#: Kinds of sharing with one history for all processes.
 _MIXED = ("mps", "time_slicing")
 
 
 class Place(NamedTuple):
-    """What a workload has of its GPU: the shape, where it starts, and the instance's id."""
+    """A workload's part of its GPU: shape, start, and ID of the instance."""
 
     shape: Shape
     start: int | None = None
@@ -59,9 +59,9 @@ def fleet_today(
     prices: Sequence[Price] = (),
     least_seconds: float = 0.0,
 ) -> tuple[GpuToday, ...]:
-    """The GPUs of all hosts that answered, by host and index.
+    """Return the GPUs of all hosts that answered, by host and index.
 
-    A workload that has been there for less than `least_seconds` stays as it is: the history is also another's.
+    A workload that runs for less than `least_seconds` is excluded, because the history is partly another's.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
@@ -86,12 +86,12 @@ def fleet_today(
 
 
 def _drift(layout: Layout, host: Host) -> str:
-    """Where the host's devices are not what its layout says: a proposal would change that as well, unasked."""
+    """Return how the host differs from its layout, or an empty text. A proposal would change that as well."""
     plan = planner.plan(host.gpus, targets(layout, host.gpus))
     if not plan.changes_devices:
         return ""
     first = next(each for each in plan.gpus if each.shown_steps)
-    return "the host is not as its layout says, apply that first (%s)" % first
+    return "the host differs from its layout, apply the layout first (%s)" % first
 
 
 def _lost(state: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ def _lost(state: Mapping[str, Any]) -> str:
     if not lost:
         return ""
     first = lost_gpu(lost[0])
-    return "%s of the host %s, bring it back first" % (first.label, first.state)
+    return "%s of the host %s, repair it first" % (first.label, first.state)
 
 
 def _history(found: Finding) -> bool:
@@ -107,11 +107,11 @@ def _history(found: Finding) -> bool:
 
 
 class _GpuReading:
-    """One GPU. `watched`: whether there is history of anything on its host; `spread`: who there holds several GPUs."""
+    """Reads one GPU. `watched`: its host has any history. `spread`: holders of several GPUs on the host."""
 
     watched = False
     spread: frozenset[str] = frozenset()
-    #: Whatever came later has no history of its own that is long enough.
+    #: Latest start of a workload with a sufficient history.
     since = math.inf
     least_seconds = 0.0
 
@@ -131,6 +131,7 @@ class _GpuReading:
         self.tenants = {found.holding.subject.name: found for found in findings if _is_tenant(found)}
 
     def look(self, wrong: str = "") -> GpuToday:
+        """Return the GPU with its workloads. `wrong` is a reason to exclude the whole host."""
         found = GpuToday(self.host, self.gpu, self.model)
         why = wrong or self._whole()
         rows = [
@@ -148,55 +149,55 @@ class _GpuReading:
             occupant = self._one()
             found = dataclasses.replace(found, occupants=(occupant,) if occupant else ())
             if not occupant and not why and not self.findings:
-                why = "the audit leaves it out"
+                why = "the audit excludes it"
         for occupant in found.occupants:
             if occupant.left and not why:
                 why = (
                     occupant.left
                     if len(found.occupants) == 1
-                    else "%s stays as it is: %s" % (occupant.place, occupant.left)
+                    else "%s is excluded: %s" % (occupant.place, occupant.left)
                 )
         occupants = tuple(dataclasses.replace(one, left=one.left or why) for one in found.occupants)
         return dataclasses.replace(found, occupants=occupants, left=why)
 
     def _whole(self) -> str:
-        """Why nothing on this GPU can be told apart or planned; empty where it can."""
+        """Return why nothing on this GPU can be planned, or an empty text."""
         if not self.model:
             return "the catalogue of models does not have %s" % self.gpu.name
         if self.gpu.mig.enabled != self.gpu.mig.pending:
-            return "a change of its MIG mode waits for a reset"
+            return "a change of its MIG mode needs a reset"
         if self.data.get("holders") is None:
-            return "who holds it is not known"
+            return "its holders are unknown"
         doubt = next((row for row in self.data["holders"] if row.get("kind") == "unknown"), None)
         if doubt:
-            return "who holds it is not known: %s" % doubt.get("who", "")
+            return "its holders are unknown: %s" % doubt.get("who", "")
         if self.entry is not None and self.entry.sharing in _MIXED:
-            return "it is shared by %s, and whose its history is cannot be told" % self.entry.sharing
+            return "it is shared by %s, so its history cannot be assigned to one workload" % self.entry.sharing
         places = (place for daemon in self.state.get("mps_daemons") or () for place in daemon.get("places") or ())
         if any(place.get("gpu_uuid") == self.gpu.uuid for place in places):
-            return "an MPS daemon serves it, and whose its history is cannot be told"
+            return "an MPS daemon serves it, so its history cannot be assigned to one workload"
         return ""
 
     def _sick(self) -> str:
-        """Of a GPU with tenants: these have findings of their own, which say nothing of its health."""
+        """Return whether a GPU with tenants is unhealthy, as a reason. Findings of tenants do not show it."""
         found = self.findings.get("")
         if found is None or found.verdict.word != "unhealthy":
             return ""
         return "%s (%s)" % (_BLIND["unhealthy"], found.verdict.reason.rstrip("."))
 
     def _one(self) -> Occupant | None:
-        """Return the workload of a whole GPU; None where it is free."""
+        """Return the workload of a whole GPU, or None if it is free."""
         found = self.findings.get("")
         holders = _holders(self.data)
         if found is None:
-            return None if not holders else self._occupant(None, Place(WHOLE), holders, "the audit leaves it out")
+            return None if not holders else self._occupant(None, Place(WHOLE), holders, "the audit excludes it")
         if found.verdict.word == "free":
             return None
         left = ""
         if is_held(found.holding) is None:
-            left = "who holds it is not known"
+            left = "its holders are unknown"
         elif len({row.get("unit_or_container") or row.get("job") for row in holders}) > 1:
-            left = "several hold it, and whose its history is cannot be told"
+            left = "it has several holders, so its history cannot be assigned to one workload"
         return self._occupant(found, Place(WHOLE), holders, left)
 
     def _instances(self, out: bool) -> tuple[list[Occupant], list[Standing]]:
@@ -214,16 +215,16 @@ class _GpuReading:
             if not out and not geometry(self.model).knows(shape):
                 left = "the catalogue does not have the profile %s of a %s" % (instance.profile, self.model)
             elif not self._plain(instance):
-                left = "its compute is split"
+                left = "it is split into compute instances"
             elif found is None:
-                left = "the audit leaves it out"
+                left = "the audit excludes it"
             elif held is None:
-                left = "who holds it is not known"
+                left = "its holders are unknown"
             occupants.append(self._occupant(found, Place(shape, start, str(instance.id)), holders, left))
         return occupants, vacant
 
     def _unused(self, found: Finding) -> bool:
-        """Return whether the instance is unused: it is free, or so new that nothing was seen on it yet, and watched."""
+        """Return whether the instance is unused: free, or new and monitored without any activity."""
         if found.verdict.word == "free":
             return True
         holding = found.holding
@@ -237,18 +238,18 @@ class _GpuReading:
         return len(instance.compute_instances) <= 1
 
     def _odd_tenants(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Why the tenants' entry cannot be written again without losing something that it says."""
+        """Return why the entry of the tenants cannot be rewritten without loss, or an empty text."""
         for row in rows:
             if len(row.get("gpus") or ()) > 1:
                 return "the tenant %s spans several GPUs" % row["name"]
             if row.get("policy", "fixed") != "fixed" or row.get("priority"):
-                return "the tenant %s has a policy or priority of its own" % row["name"]
+                return "the tenant %s has its own policy or priority" % row["name"]
             if row.get("aliases"):
                 return "the tenant %s is being renamed (was: %s)" % (row["name"], row["aliases"][0])
             if row.get("oversubscribe_managed"):
                 return "the tenant %s may have managed memory beyond its quota" % row["name"]
             if row.get("provider") == "mps":
-                return "the tenant %s is held to its quota by MPS" % row["name"]
+                return "MPS enforces the quota of the tenant %s" % row["name"]
         vgpu = vgpu_of(self.entry)
         if vgpu is not None:
             if (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) != (1.0, 1.0):
@@ -256,13 +257,13 @@ class _GpuReading:
             if vgpu.provider != "auto":
                 return "its layout names the provider %s" % vgpu.provider
         if self.model and not geometry(self.model).fits(tuple(sorted(_quota(row) for row in rows))):
-            return "its tenants' quotas leave no room for what the driver keeps"
+            return "the quotas of its tenants leave no room for the driver's memory"
         return ""
 
     def _tenant(self, row: Mapping[str, Any]) -> Occupant:
         name = str(row["name"])
         found = self.tenants.get(name)
-        left = "" if found else "the audit leaves it out"
+        left = "" if found else "the audit excludes it"
         holders = _holders(self.data)
         return self._occupant(found, Place(_quota(row)), holders, left, name)
 
@@ -275,15 +276,15 @@ class _GpuReading:
             found = _unseen(self.host, self.gpu, instance, tenant)
         wide = sorted({who for row in holders for who in _who(row)} & self.spread) if not tenant else []
         if wide:
-            left = left or "%s holds several GPUs or instances, which only work together" % wide[0]
-        told = wish.memory_bytes is not None and wish.sm_percent is not None
+            left = left or "%s holds several GPUs or instances, which belong together" % wide[0]
+        configured = wish.memory_bytes is not None and wish.sm_percent is not None
         if wish.leave:
-            left = left or "the inventory says so (%s)" % wish.where
+            left = left or "excluded in the inventory (%s)" % wish.where
         elif self._may_be_left(holders):
-            left = left or "the name of its container is not known, and the inventory leaves some as they are"
-        elif found.verdict.word in _BLIND and not (found.verdict.word == "no_data" and (told or wish.profile)):
+            left = left or "the name of its container is unknown, and the inventory excludes some"
+        elif found.verdict.word in _BLIND and not (found.verdict.word == "no_data" and (configured or wish.profile)):
             left = left or "%s (%s)" % (_BLIND[found.verdict.word], found.verdict.reason.rstrip("."))
-        elif not (tenant or told or wish.profile):
+        elif not (tenant or configured or wish.profile):
             left = left or self._new(found, holders)
         return Occupant(
             name, (self.host, self.gpu.index), self.gpu.uuid, shape, start, found, wish, instance, tuple(holders), left
@@ -293,12 +294,12 @@ class _GpuReading:
         return any(wish.leave for wish in self.wishes) and any(map(_unnamed, _origins(holders)))
 
     def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
-        """Whether who is there now came so late that most of the history may be another's; by the host, and by the server."""
+        """Return why the current holder is too new for the history, or an empty text. Checks host and server."""
         began = min((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
         held = found.holding.held_seconds
         if (began is None or began <= self.since) and (held is None or held >= self.least_seconds):
             return ""
-        return "it is there for less than %.0f h, and the history before is another's" % (self.least_seconds / 3600)
+        return "it runs for less than %.0f h, and earlier history belongs to others" % (self.least_seconds / 3600)
 
 
 def _is_tenant(found: Finding) -> bool:
@@ -312,20 +313,20 @@ def _quota(row: Mapping[str, Any]):
 def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
     kind = "tenant" if tenant else "mig_instance" if instance else "gpu"
     subject = Subject(kind, host, gpu.uuid, str(gpu.index), gpu.name, mig_instance=instance, name=tenant)
-    return Finding("", Verdict("no_data", "The audit has nothing of it."), Holding(subject))
+    return Finding("", Verdict("no_data", "The audit has no data."), Holding(subject))
 
 
 def _who(row: Mapping[str, Any]) -> list[str]:
-    """What a holder is a part of, in words: one of these on two GPUs is one workload with two GPUs."""
+    """Return the unit, container, job, user and process of a holder. The same one on two GPUs is one workload."""
     found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
     found += ["job %s" % row["job"]] if row.get("job") else []
-    # Started by hand, as the ranks of one training may be: nothing else holds these together.
+    # Processes started by hand, for example ranks of one training, have only their user in common.
     found += ["user %s" % row["user"]] if row.get("user") and not found else []
     return found + (["pid %s" % row["pid"]] if row.get("pid") else [])
 
 
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
-    """Who holds more than one GPU or instance. A process sees one MIG device at most, so parts of GPUs are not for it."""
+    """Return the holders of several GPUs or instances. They cannot use parts of GPUs: a process sees one MIG device at most."""
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:
         in_mig = bool((gpu.get("mig") or {}).get("instances"))
@@ -344,13 +345,13 @@ def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _unnamed(origin: str) -> bool:
-    """A container of which only the id is known."""
+    """Whether only the ID of a container is known."""
     _runtime, container, name = origin.rpartition("container ")
     return bool(container and UNNAMED.fullmatch(name))
 
 
 def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
-    """The unit's or container's name where there is one and it lasts: a job's is another one tomorrow."""
+    """Return the lasting name of the unit or container, or an empty text. Names of jobs do not last."""
     origins = _origins(holders)
     if len(origins) != 1 or any(row.get("job") for row in holders):
         return ""
@@ -361,12 +362,12 @@ def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _clean(text: str) -> str:
-    """As names of tenants are: docs/gpu_layout.md."""
+    """Return the text as a valid name of a tenant (docs/gpu_layout.md)."""
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]", "", re.sub(r"[@ /:]+", "-", text))[:63]
 
 
 def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
-    """With names that nothing else has: the same unit runs on many hosts."""
+    """Make names unique. The same unit may run on many hosts."""
     counts = Counter(one.name for gpu in gpus for one in gpu.occupants)
     taken = {name for name, count in counts.items() if count == 1}
     made = []
@@ -378,7 +379,7 @@ def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
                 end = "-%s-gpu%d%s" % (gpu.host, gpu.gpu.index, "-%d" % one.start if one.start is not None else "")
                 name = _clean(name[: max(1, 63 - len(end))] + end)
             elif counts[name] > 1:
-                # A tenant's name is its own on each host, and it goes nowhere else under another.
+                # A tenant keeps its name, which is unique per host only, and stays on its host.
                 name = "%s@%s" % (name, gpu.host)
             number = 2
             while name in taken and name != one.name:

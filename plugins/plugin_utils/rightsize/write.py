@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal on disk: an inventory overlay, which is not applied, the same as YAML and JSON, and a page.
+"""Write a proposal: an inventory overlay, which is not applied, and reports as YAML, JSON and HTML.
 
-DIRECTORY/proposal/ is an inventory source of its own: hosts.yml, and host_vars/HOST/gpu_layout.yml of each host that changes.
-It stands apart from the reports, since Ansible reads every file of such a directory.
+DIRECTORY/proposal/ is an inventory source: hosts.yml, and host_vars/HOST/gpu_layout.yml for each changed host. It contains no
+reports, because Ansible reads every file of such a directory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import Any, Iterator
 import yaml
 
 from .. import private
+from ..audit.report_html import when
 from . import report_html
 from .model import HostChange, Proposal, RightsizeError
 from .sums import summary
 
 JSON, YAML, HTML, OVERLAY = "rightsize.json", "rightsize.yml", "rightsize.html", "proposal"
 LAYOUT = "gpu_layout.yml"
-#: By its first line a file is known as one of a proposal before, which this one replaces.
+#: First line of the files of proposals. A new proposal removes files with this line.
 _MARK = "# A proposal of openfleet.gpu.rightsize"
 
 
 def all_of(proposal: Proposal, directory: Path) -> list[Path]:
-    """Write all; gives the paths. Each file is there whole or not at all. Raises RightsizeError."""
+    """Write all files, each whole or not at all. Returns their paths. Raises RightsizeError."""
     texts = dict(files(proposal))
     try:
         private.make_folder(directory)
@@ -50,44 +51,48 @@ def all_of(proposal: Proposal, directory: Path) -> list[Path]:
 
 
 def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
-    """(path within the directory, text) of each file."""
+    """Yield (path within the directory, text) for each file."""
     yield JSON, json.dumps(to_data(proposal), indent=1, sort_keys=True, allow_nan=False) + "\n"
-    yield YAML, "%s: what would change, and why. Nothing is applied.\n---\n%s" % (_MARK, _yaml(_reviewed(proposal)))
+    yield (
+        YAML,
+        "%s of %s: changes and reasons. Not applied.\n---\n%s"
+        % (_MARK, when(proposal.made_at_seconds), _yaml(_reviewed(proposal))),
+    )
     yield HTML, report_html.to_text(proposal)
     changes = [change for change in proposal.hosts if change.changes_layout]
     hosts: dict[str, Any] = {change.host: {} for change in changes}
     yield (
         "%s/hosts.yml" % OVERLAY,
-        "%s. Give it after your inventory: -i INVENTORY -i %s\n---\n%s"
+        "%s. Use it after your inventory: -i INVENTORY -i %s\n---\n%s"
         % (_MARK, OVERLAY, _yaml({"all": {"hosts": hosts}})),
     )
     for change in changes:
         if change.host in (".", "..") or "/" in change.host:
-            raise RightsizeError(repr(change.host), "a host of this name cannot have a file", "Rename it.")
+            raise RightsizeError(repr(change.host), "this name of a host cannot be a directory", "Rename the host.")
         yield "%s/host_vars/%s/%s" % (OVERLAY, change.host, LAYOUT), layout_text(change)
 
 
 def layout_text(change: HostChange) -> str:
-    """Return the vars file of a host, fit for a pull request. Raises RightsizeError.
+    """Return the variables file of a host, fit for a pull request. Raises RightsizeError.
 
-    Ansible trusts this file, so that it has no words of a host or a user in it: the plan, and what is in use, are in
-    rightsize.yml, which Ansible does not read. A layout that is not plain data, read back, is not written.
+    Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in rightsize.yml,
+    which Ansible does not read. A layout that is not plain data when read back is refused.
     """
     layout = [dict(entry) for entry in change.layout]
-    heading = "%s. It replaces the host's gpu_layout. The plan that it causes, and what is in use: %s" % (_MARK, YAML)
+    heading = "%s. It replaces the host's gpu_layout. Plan and current users: %s" % (_MARK, YAML)
     text = "%s\n---\n%s" % (heading, _yaml({"gpu_layout": layout}))
     problem = _not_plain(layout)
     if problem or yaml.safe_load(text) != {"gpu_layout": layout}:
         raise RightsizeError(
             change.host,
-            "the layout proposed for it has a value that is not plain text: %r" % (problem,),
-            "Look at what the host reports of its GPUs (openfleet.gpu.gpu_info).",
+            "its proposed layout has a value that is not plain text: %r" % (problem,),
+            "Check what the host reports about its GPUs (openfleet.gpu.gpu_info).",
         )
     return text
 
 
 def _not_plain(value: Any) -> str | None:
-    """The first string within that Ansible would take for a template, or that does not stay on its line."""
+    """Return the first string that Ansible would evaluate as a template or that is not printable, or None."""
     if isinstance(value, str):
         return value if not value.isprintable() or re.search("{[{%#]", value) else None
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -95,14 +100,14 @@ def _not_plain(value: Any) -> str | None:
 
 
 def to_data(proposal: Proposal) -> dict[str, Any]:
-    """The whole as dictionaries, lists and scalars."""
+    """Return the proposal as dictionaries, lists and scalars."""
     data = dataclasses.asdict(proposal)
     data["summary"] = summary(proposal)
     return data
 
 
 def _reviewed(proposal: Proposal) -> dict[str, Any]:
-    """What a reviewer reads: less than the JSON, in the order of interest."""
+    """Return the data for reviewers: a part of the JSON, the most important first."""
     return {
         "summary": summary(proposal),
         "hosts": {
@@ -135,13 +140,13 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists stand in from their key, as yamllint and ansible-lint want them."""
+    """Indent lists below their key, as yamllint and ansible-lint require."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
         return super().increase_indent(flow, False)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        """Sentences each on a line of its own."""
+        """Write each sentence of a list on its own line."""
         long = any(isinstance(each, str) and len(each) > 20 for each in sequence)
         return super().represent_sequence(tag, sequence, False if long else flow_style)
 

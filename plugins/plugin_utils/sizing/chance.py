@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Distributions of memory and duty at one moment, with the fleet's experience mixed into each workload's own. Pure.
+"""Calculate distributions of memory and duty at one moment, mixed with those of the fleet. Pure.
 
-What a workload has not shown, others may have: the less its own history says, the more theirs counts. The joint series
-of those who share a card says which peaks coincided; these say how likely the coincidences are that were not seen.
+The shorter the history of a workload, the more the fleet's counts. The combined series of workloads on a card show which peaks
+coincided. These distributions show how likely other coincidences are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .evidence import Evidence, drift
 from .model import Fleet, Policy
 
 MIB = 2**20
-#: A bin of memory; values are rounded up to it.
+#: Size of a memory bin. Values are rounded up.
 BIN_BYTES = 256 * MIB
-#: Pooled values are thinned to this many quantiles.
+#: Number of quantiles to which pooled values are reduced.
 _QUANTILES = 4096
-#: A workload with fewer working samples says nothing about how work varies.
+#: Minimum working samples of a workload for the fleet's distribution of work.
 _LEAST_WORKING = 5
 _HOUR_SECONDS = 3600.0
 
@@ -32,10 +32,10 @@ def _thinned(values: np.ndarray) -> np.ndarray:
 
 
 def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
-    """(n, bins): the chance that a workload uses so many bins of memory, of BIN_BYTES each, at some moment.
+    """Return (n, bins): the probability that a workload uses so many bins of BIN_BYTES at a moment.
 
-    Own samples, and around the own median how far all of the fleet's samples were from theirs, as ratios; weighted by
-    days of own history against `prior_days`, raised by the drift, cut at the card that the workload has today.
+    Mixes its own samples with the fleet's samples relative to their medians, scaled to its own median. Weights are days of its
+    history against `prior_days`. The drift is added, and values are limited to the workload's current card.
     """
     memory = fleet.whole_memory()
     median = np.median(memory, axis=1)
@@ -56,7 +56,7 @@ def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -
 
 
 def busiest_hour(working: np.ndarray, samples: int) -> np.ndarray:
-    """(n, t) of true and false -> (n,): the largest share of true in so many samples on end."""
+    """Return (n,): the largest share of true values in `samples` consecutive columns of `working` (n, t)."""
     length = working.shape[1]
     window = max(1, min(samples, length))
     total = np.concatenate([np.zeros((len(working), 1)), np.cumsum(working, axis=1)], axis=1)
@@ -64,11 +64,11 @@ def busiest_hour(working: np.ndarray, samples: int) -> np.ndarray:
 
 
 def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
-    """(n, 101): the chance of a duty of so many percent, rounded up, at some moment of the hours to come.
+    """Return (n, 101): the probability of a duty in percent, rounded up, at a moment of the coming hours.
 
-    How hard a workload works while it works hardly depends on the hour; how often it works does. So the first is taken
-    from its working samples, with the fleet's where it has few; the second is the share of time seen, and on top of it,
-    as far as hours of the day are unseen or its busiest hour stayed below `busy_hour_ratio`, what lacks to that.
+    How hard a workload works hardly depends on the hour, but how often it works does. The first is from its working
+    samples, mixed with the fleet's if there are few. The second is the observed share of time. While hours of the day are
+    unseen, the gap between its busiest hour and `busy_hour_ratio` is added.
     """
     duty = fleet.whole_duty()
     working = duty >= policy.working_percent
@@ -76,8 +76,8 @@ def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> 
     total = np.where(working, duty, 0).sum(axis=1)
     fleet_level = total.sum() / count.sum() if count.sum() else 100.0
     level = (total + policy.level_samples * fleet_level) / np.maximum(count + policy.level_samples, 1e-9)
-    telling = [i for i in range(len(duty)) if count[i] >= _LEAST_WORKING]
-    pooled = [duty[i][working[i]] * count[i] / total[i] for i in telling]
+    typical = [i for i in range(len(duty)) if count[i] >= _LEAST_WORKING]
+    pooled = [duty[i][working[i]] * count[i] / total[i] for i in typical]
     ratios = _thinned(np.concatenate(pooled)) if pooled else np.ones(1)
     busiest = busiest_hour(working, round(_HOUR_SECONDS / fleet.step) if fleet.step else 1)
     chances = np.zeros((len(duty), 101))
@@ -85,7 +85,7 @@ def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> 
         own = np.bincount(np.ceil(duty[i][working[i]]).astype(int), minlength=101)
         theirs = np.bincount(np.minimum(np.ceil(ratios * level[i]), 100).astype(int), minlength=101) / ratios.size
         shape = (own + policy.shape_samples * theirs) / (count[i] + policy.shape_samples)
-        # Once every hour of the day was seen, there is nothing left to guess.
+        # After a whole day, no hours are unseen.
         guessed = max(0.0, policy.busy_hour_ratio - busiest[i]) if known.day_ratio < 1 else 0.0
         share = min(1.0, count[i] / duty.shape[1] + guessed)
         chances[i] = share * shape

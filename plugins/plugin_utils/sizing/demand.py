@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one workload needs, from its history and the fleet's. Pure."""
+"""Estimate the need of a workload from its history and the fleet's. Pure."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .model import Fleet, Policy
 
 @dataclass(frozen=True)
 class Demand:
-    """Of one workload. Where the evidence is too little the figures are None, and it is to be left as it is."""
+    """Need of a workload. With too little evidence the figures are None, and the workload must not change."""
 
     name: str
     evidence: Evidence
-    #: The maximum seen; and with the margin, never more than the card it has today.
+    #: Observed maximum, and the same with margin, limited to its current card.
     memory_seen_bytes: float | None = None
     memory_bytes: float | None = None
     memory_margin_ratio: float | None = None
-    #: The quantile of duty with headroom: of what was seen, and of the hours to come where that is more; at most 100.
+    #: Quantile of duty with headroom, at most 100. The higher of observed and expected duty.
     compute_percent: float | None = None
-    #: The share of its samples in which it works.
+    #: Share of samples in which it works.
     working_ratio: float | None = None
 
     @property
     def reason(self) -> str:
-        """In words, why it is so much."""
+        """The reason for the figures."""
         known = self.evidence
         if not known.enough:
             return "too little data: %s" % known.missing
-        return "at most %.1f GiB seen in %.1f days, and %.0f %% on top; works %.0f %% of the time; confidence %.2f" % (
+        return "at most %.1f GiB in %.1f days, plus %.0f %%; works %.0f %% of the time; confidence %.2f" % (
             self.memory_seen_bytes / 2**30,
             known.days,
             100 * self.memory_margin_ratio,
@@ -45,32 +45,32 @@ class Demand:
 
 
 def padded_memory(fleet: Fleet, known: tuple[Evidence, ...], policy: Policy) -> np.ndarray:
-    """(n, t) bytes: the memory seen with margin and drift, and no more than the card that each workload has today."""
+    """Return (n, t) bytes: observed memory with margin and drift, limited to each workload's current card."""
     memory = fleet.whole_memory()
     margins = np.array([memory_margin(item.days, policy) for item in known])
     padded = memory * (1 + margins[:, None]) + drift(memory)[:, None]
-    # What a history shows is never cut, even where the card's size is told wrong.
+    # Observed memory is never reduced, even if the size of the card is wrong.
     return np.maximum(memory, np.fmin(padded, fleet.card[:, None]))
 
 
 def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
-    """One for each workload, sorted by name. The fleet's experience is that of workloads with enough evidence.
+    """Return the need of each workload, sorted by name. Only workloads with enough evidence count as the fleet.
 
-    Memory is never a percentile: a process that asks for more than there is dies. KRR takes the maximum and 15 %;
-    here the share falls with the days seen (evidence.memory_margin) and a level that rises counts twice.
+    Memory is never a percentile, because a process that cannot get memory dies. KRR uses the maximum plus 15 %. Here the margin
+    shrinks with the length of the history (evidence.memory_margin), and a rising level counts twice.
     """
     policy = policy or Policy()
     known = gather(fleet, policy)
     rows = [i for i, item in enumerate(known) if item.enough]
-    told = fleet.part(rows)
+    judged = fleet.part(rows)
     seen = tuple(known[i] for i in rows)
     found = [Demand(name, item) for name, item in zip(fleet.names, known)]
     if not rows:
         return tuple(found)
-    memory = told.whole_memory().max(axis=1)
-    padded = padded_memory(told, seen, policy).max(axis=1)
-    duty = told.whole_duty()
-    to_come = np.cumsum(duty_chances(told, seen, policy), axis=1)
+    memory = judged.whole_memory().max(axis=1)
+    padded = padded_memory(judged, seen, policy).max(axis=1)
+    duty = judged.whole_duty()
+    to_come = np.cumsum(duty_chances(judged, seen, policy), axis=1)
     for place, i in enumerate(rows):
         quantile = max(
             float(np.quantile(duty[place], policy.compute_quantile)),

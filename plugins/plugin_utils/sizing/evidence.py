@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much a history shows. Pure."""
+"""Measure the amount and coverage of a history. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..counted import counted
 from .model import DAY_SECONDS, Fleet, Policy
 
 _HOURS = 24
@@ -16,33 +17,34 @@ _HOURS = 24
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of one workload. `missing` says what is too little, and is empty where there is enough."""
+    """Evidence of one workload. `missing` says what is insufficient, and is empty if there is enough."""
 
-    #: Samples with duty and memory, and the time they stand for.
+    #: Number of samples with duty and memory, and their time.
     samples: int
     days: float
-    #: Of the time from its first sample to the fleet's last.
+    #: Share of the time from its first sample to the fleet's last one.
     covered_ratio: float
-    #: Of the hours of the day (UTC), at least one of whose samples is there.
+    #: Share of the hours of the day (UTC) with at least one sample.
     day_ratio: float
     missing: str = ""
 
     @property
     def enough(self) -> bool:
+        """Whether there is enough evidence."""
         return not self.missing
 
     @property
     def confidence(self) -> float:
-        """0 to 1: grows with days and falls with gaps; 0 where there is too little."""
+        """From 0 to 1: grows with days and shrinks with gaps. 0 without enough evidence."""
         return self.covered_ratio * self.days / (self.days + 1) if self.enough else 0.0
 
 
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
-    """One for each of the fleet's workloads, in its order. The least amounts are KRR's, as Policy has them."""
-    there = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
+    """Return the evidence of each workload in the fleet's order. Minimum amounts are KRR's, see Policy."""
+    complete = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
     hours = np.floor(fleet.times / 3600).astype(int) % _HOURS
     found = []
-    for row in there:
+    for row in complete:
         seen = np.flatnonzero(row)
         samples = len(seen)
         if not samples:
@@ -52,11 +54,11 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
         covered = samples / (len(row) - int(seen[0]))
         missing = ""
         if samples < policy.least_samples:
-            missing = "%d samples, and %d are the least" % (samples, policy.least_samples)
+            missing = "%s, fewer than %d" % (counted(samples, "sample"), policy.least_samples)
         elif seconds < policy.least_seconds:
-            missing = "%.1f hours of samples, and %.1f are the least" % (seconds / 3600, policy.least_seconds / 3600)
+            missing = "%.1f h of samples, less than %.1f h" % (seconds / 3600, policy.least_seconds / 3600)
         elif covered < policy.least_covered_ratio:
-            missing = "samples of %.0f %% of its time, and %.0f %% are the least" % (
+            missing = "samples for %.0f %% of its time, less than %.0f %%" % (
                 100 * covered,
                 100 * policy.least_covered_ratio,
             )
@@ -65,14 +67,14 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
 
 
 def memory_margin(days: float, policy: Policy) -> float:
-    """What is added to the maximum seen, as a share of it: falls as days come in, never to 0."""
+    """Return the margin on the observed maximum, as a ratio. It shrinks with the number of days, but never to 0."""
     return policy.memory_margin_ratio / float(np.sqrt(1 + days))
 
 
 def drift(memory: np.ndarray) -> np.ndarray:
-    """(n, t) bytes -> (n,) bytes: how much higher the second half's median is than the first's, 0 where it is not.
+    """Return (n,) bytes: the rise of the median from the first half of `memory` (n, t) to the second, at least 0.
 
-    A level that rose over the history is assumed to rise as much again: a leak, a cache that fills, a new regime.
+    A rise is assumed to repeat: a leak, a growing cache, a new usage.
     """
     half = memory.shape[1] // 2
     if not half:

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Items onto as few identical cards as possible, where only whole groups can be judged. Pure: same input, same answer.
+"""Place items on as few identical cards as possible, if only whole groups can be evaluated. Pure and deterministic.
 
-Best fit, then rounds of taking a few cards apart and filling them again (ruin and recreate: Schrimpf et al., Record
-breaking optimization results using the ruin and recreate principle, 2000). Bounded by rounds and not by time, so that
-the answer does not hang on the machine.
+Best fit, then rounds of emptying and refilling a few cards (ruin and recreate: Schrimpf et al., Record breaking optimization
+results using the ruin and recreate principle, 2000). Rounds are the limit, not time, so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """What a group of items comes to on one card; `fits` alone decides whether it may be there."""
+    """Evaluation of a group on one card. Only `fits` decides whether it is allowed."""
 
     fits: bool
-    #: Shares of time in which the card is saturated, and over its memory.
+    #: Shares of time in which the card is saturated, and its memory exceeded.
     saturated: float = 0.0
     over: float = 0.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """saturated: at most, as the mean of all cards. over: what one card is allowed (already part of `fits`)."""
+    """saturated: maximum mean of all cards. over: maximum of one card (also part of `fits`)."""
 
     saturated: float
     over: float
@@ -38,17 +37,17 @@ class Limits:
     seed: int
 
 
-#: How much the mean over its limit, any saturation and any chance of being over memory cost, in cards.
+#: Costs in cards: a mean beyond its limit, saturation, and exceeded memory.
 _BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
-#: Of the choice of a card for an item: what its risk counts, and that it is well filled.
+#: Weights for choosing a card: its risk, and how full it is.
 _RISK, _FILLED = 0.05, 0.02
-#: How much chance there is in that choice, and how often a slightly worse answer is followed, by how much.
+#: Randomness of that choice; how often a worse solution is followed, and how much worse it may be.
 _NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02
 _RUINED = (2, 4)
 
 
 class Search:
-    """weigh: a sorted group -> Weight, asked once for each. size: what roughly fills a card, of `capacity` in all."""
+    """A search. `weigh` evaluates a sorted group, once per group. `size` has sizes of items, `capacity` is that of a card."""
 
     def __init__(
         self, weigh: Callable[[Group], Weight], size: Sequence[float], capacity: float, limits: Limits
@@ -56,18 +55,19 @@ class Search:
         self._weigh, self._size, self._capacity, self._limits = weigh, size, capacity, limits
         self._known: dict[Group, Weight] = {}
         self._random = Random(limits.seed)
-        # A limit of 0 leaves only what costs nothing.
+        # Avoids division by zero.
         self._allowed = max(limits.saturated, 1e-9)
         self._over = max(limits.over, 1e-12)
 
     def weight(self, group: Group) -> Weight:
+        """Return the cached evaluation of a group."""
         if group not in self._known:
-            # One item is on a card of its own today, whatever it does there.
+            # A single item always fits: it has its own card today.
             self._known[group] = self._weigh(group) if len(group) > 1 else Weight(True)
         return self._known[group]
 
     def run(self) -> list[Group]:
-        """Every item in exactly one group, every group one that fits, the mean within its limit."""
+        """Return groups that fit, with each item in exactly one group, and the mean within its limit."""
         order = sorted(range(len(self._size)), key=lambda i: (-self._size[i], i))
         now = best = self._insert([], order, 0.0)
         cost = least = self._cost(now)
@@ -124,7 +124,7 @@ class Search:
         return groups
 
     def _chosen(self, ordered: list[int], first: bool) -> list[int]:
-        """The cards to try, the fullest first: all of them at first, and then of many the fullest and some by chance."""
+        """Return the cards to try, the fullest first. In later rounds, only the fullest and some random ones of many."""
         most = self._limits.candidates
         if first or len(ordered) <= most:
             return ordered

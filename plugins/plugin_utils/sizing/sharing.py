@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which workloads share a card of a given size, and whether that is worth it. Pure."""
+"""Group workloads that can share a card of a given size, and decide whether that is worth it. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Sequence
 
 import numpy as np
 
+from ..counted import counted
 from .chance import BIN_BYTES, duty_chances, memory_chances
 from .demand import demands, padded_memory
 from .evidence import Evidence
@@ -19,38 +20,38 @@ from .search import Group, Limits, Search, Weight
 
 @dataclass(frozen=True)
 class Card:
-    """The workloads of one card. Shares are of time; those to come are 0 for a workload alone."""
+    """The workloads of one card. Ratios are shares of time."""
 
     names: tuple[str, ...]
-    #: The highest sum of memory seen, and the same with margins.
+    #: Highest observed sum of memory, and the same with margins.
     memory_seen_bytes: float
     memory_bytes: float
-    #: The chance that the sum is over the card at some moment.
+    #: Probability that the sum exceeds the card.
     memory_over_ratio: float
-    #: Of the samples seen or of the hours to come, whichever is worse.
+    #: The higher of observed and expected saturation.
     saturated_ratio: float
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The answer for cards of one size: `cards` hold every workload of the fleet but those of `left_alone`."""
+    """Result for cards of one size. `cards` contain all workloads except those in `left_alone`."""
 
     card_bytes: float
     cards: tuple[Card, ...]
-    #: Name and reason of each workload that stays as it is: too little data, or too large for the card.
+    #: Name and reason of each workload that must not change: too little data, or too large for the card.
     left_alone: tuple[tuple[str, str], ...]
-    #: False: leave all exclusive; `reason` says why, or what is saved.
+    #: False to leave all exclusive. `reason` says why, or how much is saved.
     worth_it: bool
     reason: str
 
     @property
     def gpus(self) -> int:
-        """Cards in all, one for each workload left alone."""
+        """Total number of cards. Each workload in `left_alone` has one."""
         return len(self.cards) + len(self.left_alone)
 
 
 class _Weigher:
-    """What groups come to on a card. Everything is in the rows of `fleet`, whose evidence is enough."""
+    """Evaluates groups. All workloads of `fleet` must have enough evidence."""
 
     def __init__(self, fleet: Fleet, known: Sequence[Evidence], card_bytes: float, policy: Policy) -> None:
         self.policy, self.card = policy, card_bytes
@@ -61,14 +62,17 @@ class _Weigher:
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
-        # Once whole days were seen, workloads that keep out of each other's way are believed, the more the longer.
+        # After whole days, workloads that avoid each other count as doing so, with more weight after more days.
         self.unseen = np.array(
             [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
         )
 
     def weigh(self, group: Group) -> Weight:
-        """Seen together: the sum with margins within the card at every sample. Not seen: some at their highest at
-        once, and the chance of being over as if each came at its own times (their shared times of day are in the sum above)."""
+        """Evaluate a group by rules 1 to 4 of docs/sizing.md.
+
+        The sum with margins must fit at every sample, some peaks must fit at once, and the probability of exceeding the card must
+        be low if workloads are independent.
+        """
         rows = list(group)
         if self.padded[rows].sum(axis=0).max() > self.card:
             return Weight(False)
@@ -82,18 +86,20 @@ class _Weigher:
         return Weight(saturated <= self.policy.saturated_card_ratio, saturated, over)
 
     def saturated(self, rows: list[int]) -> float:
+        """Return the share of time over 100 % duty, observed or expected, whichever is higher."""
         seen = float((self.duty[rows].sum(axis=0) > 100).mean())
         return max(seen, float(self.unseen[rows].max()) * self._beyond(self.duty_chance, rows, 100))
 
     @staticmethod
     def _beyond(chances: np.ndarray, rows: list[int], most: int) -> float:
-        """The chance that the sum is more than `most` bins, each independent of the others."""
+        """Return the probability that the sum of independent values exceeds `most` bins."""
         total = chances[rows[0]][: most + 1]
         for row in rows[1:]:
             total = np.convolve(total, chances[row])[: most + 1]
         return max(0.0, 1.0 - float(total.sum()))
 
     def card_of(self, group: Group, names: Sequence[str], weight: Weight) -> Card:
+        """Return the card of a group."""
         rows = list(group)
         return Card(
             tuple(names[i] for i in rows),
@@ -105,14 +111,14 @@ class _Weigher:
 
 
 def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
-    """Onto as few cards of card_bytes as the rules allow; workloads with too little evidence are left as they are.
+    """Group workloads on as few cards of `card_bytes` as the rules allow. Those with too little evidence are left alone.
 
-    Duty adds up unscaled. No card may be over its memory with margins, nor saturated for more than
-    `saturated_card_ratio`; all together not for more than `saturated_ratio`. Raises SizingError for a card without memory.
+    Duty adds up unscaled. Memory with margins fits on each card. A card is saturated for at most `saturated_card_ratio`, all
+    together for at most `saturated_ratio`. Raises SizingError for a card without memory.
     """
     policy = policy or Policy()
     if not np.isfinite(card_bytes) or card_bytes <= 0:
-        raise SizingError("card", "%r bytes" % card_bytes, "Give the memory of the card to share, in bytes.")
+        raise SizingError("card", "%r bytes" % card_bytes, "Pass the memory of the card in bytes.")
     found = demands(fleet, policy)
     left, rows = [], []
     for i, demand in enumerate(found):
@@ -124,23 +130,23 @@ def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Shar
         else:
             rows.append(i)
     if not rows:
-        reason = "leave exclusive: there is no workload with enough data that fits"
+        reason = "leave exclusive: no workload has enough data and fits"
         return Sharing(card_bytes, (), tuple(left), False, reason)
-    told = fleet.part(rows)
-    weigher = _Weigher(told, [found[i].evidence for i in rows], card_bytes, policy)
+    judged = fleet.part(rows)
+    weigher = _Weigher(judged, [found[i].evidence for i in rows], card_bytes, policy)
     limits = Limits(policy.saturated_ratio, policy.memory_over_ratio, policy.rounds, policy.candidates, policy.seed)
     search = Search(weigher.weigh, weigher.median, card_bytes, limits)
     groups = search.run()
     saved = len(rows) - len(groups)
     worth_it = saved > 0 and saved >= policy.least_saving_ratio * len(fleet.names)
     if worth_it:
-        reason = "%d of %d cards are saved" % (saved, len(fleet.names))
+        reason = "saves %d of %s" % (saved, counted(len(fleet.names), "card"))
     else:
         groups = [(i,) for i in range(len(rows))]
-        reason = "leave exclusive: sharing would save %d of %d cards, and %.0f %% are the least" % (
+        reason = "leave exclusive: sharing would save %d of %s, less than %.0f %%" % (
             saved,
-            len(fleet.names),
+            counted(len(fleet.names), "card"),
             100 * policy.least_saving_ratio,
         )
-    cards = tuple(weigher.card_of(group, told.names, search.weight(group)) for group in groups)
+    cards = tuple(weigher.card_of(group, judged.names, search.weight(group)) for group in groups)
     return Sharing(card_bytes, cards, tuple(left), worth_it, reason)

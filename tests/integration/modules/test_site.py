@@ -168,7 +168,7 @@ def test_the_summary_needs_no_configuration(host, library, tmp_path, monkeypatch
     run = fleet.play({"one": LAYOUT}, "--check", playbook="openfleet.gpu.site")
     assert run.returncode == 0, run.stdout + run.stderr
     (summary,) = run.stdout.split("GPU FLEET")[1:]
-    assert "Plan: 2 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 1 hosts" in summary
+    assert "Plan: 2 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 1 host" in summary
     assert "callback" not in run.stdout + run.stderr
 
 

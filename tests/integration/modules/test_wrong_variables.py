@@ -66,7 +66,7 @@ def assert_refused(run, names, host):
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in [
-                ("rightsize.yml", "Ask the hosts what they are and who holds their GPUs"),
+                ("rightsize.yml", "Read GPUs and holders from the hosts"),
                 ("bundle.yml", "Build the bundle for an air-gapped site"),
                 ("check_gpu.yml", "Check GPUs"),
                 ("accept.yml", "Accept GPU hosts"),
