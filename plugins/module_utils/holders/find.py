@@ -170,7 +170,7 @@ def _hidden(host: Host, references: int) -> list[Holder]:
     if not references:
         return []
     problem = "the driver is in use by something that no process shows: %d more references than found (/proc/modules)"
-    cure = "End what may hide a GPU (docs/holders.md, Hidden files), or reboot the host."
+    cure = "End processes that may hide a GPU (docs/holders-detection.md, Hidden files), or reboot the host."
     return unknown(host.gpus, problem % references, cure)
 
 
