@@ -28,7 +28,9 @@ def lacks_offline() -> str:
 
 def documented() -> dict[tuple[str, str], tuple[float, str]]:
     """By unit and what is special about it: the most that docs/security-units.md says, and the reason."""
-    section = (ROOT / "docs" / "security-units.md").read_text().partition("## Exposure of the units")[2].partition("\n#")[0]
+    section = (
+        (ROOT / "docs" / "security-units.md").read_text().partition("## Exposure of the units")[2].partition("\n#")[0]
+    )
     rows = re.findall(r"^\| `([^`]+)`(?: \(([^)]*)\))? \| ([\d.]+) \| (.*?) *\|$", section, re.MULTILINE)
     return {(name, special): (float(most), reason) for name, special, most, reason in rows}
 
@@ -74,7 +76,9 @@ def test_no_row_is_of_a_unit_that_is_gone():
 
 def bounds() -> dict[tuple[str, str], list[str]]:
     """By unit and what is special about it: capabilities, system calls, tasks and memory, as docs/security-units.md says."""
-    section = (ROOT / "docs" / "security-units.md").read_text().partition("## Bounds of the units")[2].partition("\n#")[0]
+    section = (
+        (ROOT / "docs" / "security-units.md").read_text().partition("## Bounds of the units")[2].partition("\n#")[0]
+    )
     found: dict[tuple[str, str], list[str]] = {}
     above: list[str] = []
     for name, special, *cells in re.findall(
