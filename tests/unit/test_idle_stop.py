@@ -122,7 +122,7 @@ def test_a_bare_handle_spares_nobody(elsewhere):
         assert stops.names == ["x.service"]
     # With nothing else it may be a file that the service was handed.
     done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
-    assert names == [] and "a user may have handed it the open file" in done["spared"][0]["why"]
+    assert names == [] and "a user may have passed it the open file" in done["spared"][0]["why"]
     done, names = run([UNIT], host(), [held(kind="device_handle"), held(gpu="GPU-1", kind="device_handle")])
     assert names == [] and "another GPU too: GPU-1" in done["spared"][0]["why"]
 

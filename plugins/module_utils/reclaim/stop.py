@@ -160,7 +160,7 @@ class _Run:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
                 why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")
             if not why and item["kind"] == "unit" and server is None and all(map(may_be_handed, count)):
-                why = "it only has the GPU open, and a user may have handed it the open file"
+                why = "it only has the GPU open, and a user may have passed it the open file"
             if why:
                 self.not_idle.append(item)
             else:
