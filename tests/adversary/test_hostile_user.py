@@ -198,7 +198,7 @@ def test_a_look_ends_at_its_deadline_and_names_what_it_did_not_reach(folder, mon
         monkeypatch.setattr(holders_proc, "node_of", node_of)
         monkeypatch.setattr(holders, "_LOOK_SECONDS", -1.0)
         found = find_holders(host(gpu(0), gpu(1)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-        told = [h.who for h in found if h.kind == "unknown" and "could not be looked at in time" in h.who]
+        told = [h.who for h in found if h.kind == "unknown" and "could not be read in time" in h.who]
         assert len(told) == 2 and passed == [] and not [h for h in found if h.pid == crowd.pid]
         clock = iter([0.0] * 2000)
         monkeypatch.setattr(holders_proc, "_pids", lambda _proc: [crowd.pid])
