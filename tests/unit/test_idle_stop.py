@@ -158,7 +158,11 @@ def test_one_that_does_not_stop_is_told_and_the_others_go_on():
 
 @pytest.mark.parametrize(
     ("age_hours", "why"),
-    [(49, None), (47, "pid 7 started 47.0 hours ago, and the grace period is 48"), (None, "the start time of pid 7 is not known")],
+    [
+        (49, None),
+        (47, "pid 7 started 47.0 hours ago, and the grace period is 48"),
+        (None, "the start time of pid 7 is not known"),
+    ],
 )
 @pytest.mark.parametrize(("item", "instance"), [(UNIT, None), (IN_MIG, 1)])
 def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_hours, why):
