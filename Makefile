@@ -152,7 +152,7 @@ dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
 
 # Likewise.
 .PHONY: variables
-variables: $(venv_test_stamp) ## write docs/variables.md from the argument specs
+variables: $(venv_test_stamp) ## write docs/variables*.md from the argument specs
 	.venv/bin/python tools/variables_page.py
 
 # Of what is installed as root, and of this checkout's own environment: from the index that pip is set up for.

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell whose a process is by the kernel's word, in user namespaces too, where a user has tens of thousands of user ids.
+"""Find the account of a process, also in user namespaces, where a user has tens of thousands of user ids.
 
-A user leaves a namespace with such an id by a set-user-id file that was made within. /etc/subuid says whose it is, and root alone
-writes that file.
+A set-user-id file created in a namespace keeps such an id outside of it. /etc/subuid, which only root writes, maps it
+to the account.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .proc_files import link, read
 
 #: linux/nsfs.h
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
-#: The kernel nests no deeper.
+#: The kernel's maximum nesting depth.
 _DEEPEST = 33
-#: What the kernel says of a user id that it cannot map.
+#: The kernel's value for a user id that it cannot map.
 _NO_ACCOUNT = 65534
 #: subuid(5)
 SUBORDINATE = "/etc/subuid"
 
 
 def is_foreign(process: str) -> bool:
-    """Return whether a process (its folder in /proc) has a user namespace that is not this one's; False where it does not say."""
+    """Return whether a process (its folder in /proc) is in another user namespace. False if unknown."""
     own, its = link(os.path.dirname(process) + "/self/ns/user"), link(process + "/ns/user")  # noqa: PTH120
     return None not in (own, its) and own != its
 
 
 def account_of(process: str) -> int:
-    """Return the account that a process (its folder in /proc) counts for.
+    """Return the account that is responsible for a process (its folder in /proc).
 
-    In a user namespace that is the user who made the topmost one below this: that user chooses the ids within.
+    In a user namespace this is the creator of the topmost namespace below this one, who chooses the ids within.
     """
     if is_foreign(process):
         return account_of_id(_owner(process))
@@ -46,7 +46,7 @@ def account_of(process: str) -> int:
 
 
 def account_of_id(uid: int) -> int:
-    """Return the account that has a user id as a subordinate one; the id itself where it is an account's own, or none's."""
+    """Return the account that has a user id as a subordinate one, or the id itself."""
     for account, first, count in _ranges():
         if first <= uid < first + count:
             if _has_account(uid):
@@ -56,7 +56,7 @@ def account_of_id(uid: int) -> int:
 
 
 def _ranges() -> Iterator[Tuple[str, int, int]]:
-    """The accounts of /etc/subuid by name or id, each with its first subordinate id and how many follow."""
+    """Yield the rows of /etc/subuid: account (name or id), first subordinate id, count."""
     for line in read(SUBORDINATE).split("\n"):
         fields = line.split(":")
         if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():
@@ -89,10 +89,10 @@ def _owner(process: str) -> int:
             above = fcntl.ioctl(opened[-1], _NS_GET_PARENT)
             opened.append(above)
             if os.path.samestat(os.fstat(above), own):
-                said = fcntl.ioctl(opened[-2], _NS_GET_OWNER_UID, b"\0" * 4)
-                return int(struct.unpack("I", said)[0])
+                packed = fcntl.ioctl(opened[-2], _NS_GET_OWNER_UID, b"\0" * 4)
+                return int(struct.unpack("I", packed)[0])
     except OSError:
-        # It has ended, or its namespace is none below this one.
+        # It has ended, or its namespace is not below this one.
         pass
     finally:
         for descriptor in opened:

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH208
-"""Tell whether a process uses a GPU whose node it has open, or may only have been handed the file.
+"""Check whether a process with an open GPU node uses the GPU, or may only have received the open file.
 
-An open file can be handed to another process (unix(7), SCM_RIGHTS), and services that take messages from every user keep what is
-passed along: D-Bus, the socket of syslog, any that reads control messages. So an open node alone is no reason to end a process or
-to stop a unit of the system. A process that uses a GPU has a node of the driver mapped, which only it itself can do.
+Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus and syslog,
+keep these files open. So an open node alone is no reason to end a system process or stop a system unit. A process that uses a GPU
+also has a node of the driver mapped, which no other process can do for it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .peer_owner import own_container
 from .proc_files import link, read
 
 _GPU_NODE = re.compile(r"/nvidia(?:\d+|-caps/nvidia-cap\d+)$")
-#: The first user id of accounts of people (login.defs(5), UID_MIN).
+#: Lowest user id of regular accounts (login.defs(5), UID_MIN).
 _FIRST_USER = 1000
 
 
 def may_be_handed(holder: Holder | Process) -> bool:
-    """Return whether a holder is a process of the system that has a node open and shows no use of it, so that it is not ended.
+    """Return whether a holder is a system process with an open but unused node, which must not be ended.
 
-    Sessions and managers of users, containers and jobs are not of the system. What watches GPUs has them open by itself.
+    Processes of user sessions, user managers, containers and jobs are not system processes. Watchers open nodes themselves.
     """
     if not isinstance(holder, Holder) or holder.kind != DEVICE_HANDLE or holder.pid is None or holder.watches:
         return False
@@ -43,9 +43,9 @@ def may_be_handed(holder: Holder | Process) -> bool:
 
 
 def has_mapped(pid: int) -> bool:
-    """Return whether a process has a node of the driver mapped, by the node's number; by its name where no driver has numbers.
+    """Return whether a process has a node of the driver mapped.
 
-    Of a process that does not answer nothing shows that it has.
+    Nodes are matched by device number, or by name if no driver has registered numbers. False if the process does not answer.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_mapped, pid, sorted(_majors())))
@@ -55,14 +55,14 @@ def has_mapped(pid: int) -> bool:
 
 @task
 def _has_mapped(pid: int, majors: list[int]) -> bool:
-    """Asked in a child: what a process has mapped, and each file of it, may never be told."""
+    """Run in a child process, since reads of mappings and mapped files may hang."""
     return has_mapped_node(folder_of("/proc", pid, live_task("/proc", pid)), majors)
 
 
 def has_open(pid: int) -> bool:
-    """Return whether a process keeps a GPU's node open just now, in a table of any thread, mapped, or by a ring of io_uring.
+    """Return whether a process has a GPU node open in any thread's table, mapped, or maybe in an io_uring ring.
 
-    Returns True if that may not be read, or takes too long.
+    True if that cannot be read or takes too long.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
@@ -74,7 +74,7 @@ def has_open(pid: int) -> bool:
 
 @task
 def _has_open(pid: int, majors: list[int]) -> bool:
-    """Asked in a child: a process may have a million files open, and some of a server that is gone."""
+    """Run in a child process, since there may be a million open files, some on a file system that hangs."""
     for task_id, folder in tables("/proc", pid, can_compare()):
         try:
             names = os.listdir(folder + "/fd")
@@ -89,7 +89,7 @@ def _has_open(pid: int, majors: list[int]) -> bool:
 
 
 def _is_node(path: str, majors: list[int]) -> bool:
-    """Return whether an open file is a node of the driver, or a ring, which may have one."""
+    """Return whether an open file is a node of the driver, or an io_uring ring, which may hold one."""
     target = link(path) or ""
     if target == RING:
         return True
@@ -112,6 +112,6 @@ def _is_of_system(holder: Holder) -> bool:
         return False
     if parse_cgroup(text, own_container()).container_id:
         return False
-    # Without systemd the cgroup says nothing: what runs as an account of the system counts as of the system.
+    # Without systemd the cgroup is no evidence, so the account decides.
     owner = owner_of(holder.pid or 0)
     return owner is None or owner < _FIRST_USER

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH123, PTH208
-"""Start child processes that hold nothing of their parent, and leave those behind that the kernel does not end.
+"""Start child processes without their parent's open files, and abandon those that SIGKILL does not end.
 
-A file system's server may be a user's own and never answer. What waits for it in the kernel is not ended by SIGKILL, and keeps
-what it has open: a lock, or the pipe that ends the output of a run. So such a child keeps the descriptors that it is given and no
-other. It is not waited for. Its name in /proc tells it, so that later looks start no more of them for the same account.
+A user's own file system may never answer. Not even SIGKILL ends a process that waits for it in the kernel, and that process keeps
+its files open, such as a lock or the output pipe of a run. So a child gets only the descriptors that it needs, and nothing waits
+for it. Its name in /proc marks it, so that later scans start no more children for the same account.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any, Callable, Iterable, List
 from .accounts import account_of_id
 from .proc_files import read
 
-#: How long a process is waited for that was killed. One that hangs in the kernel does not end, and is left.
+#: Time to wait for a killed process. One that hangs in the kernel is then abandoned.
 _REAP_SECONDS = 0.5
-#: Between two looks whether it has ended: most do within a fraction of a millisecond. Each pause is twice the one before.
+#: Poll intervals, doubled each time. Most processes end within a fraction of a millisecond.
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
-# Name of a child that reads something of an account: the kind of question, and the account.
+# Name of a child process: kind of query, and account whose files it reads.
 _NAME = "%s-%d"
 _STATUS = re.compile(r"^(State|Threads|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
 _KILLED = 1 << (signal.SIGKILL - 1)
-#: Children of this process: killed and not yet ended.
+#: Killed children that have not ended yet.
 _left: List[int] = []
-#: Children of this process that were not given up.
+#: Children that were not given up.
 _running: set[int] = set()
 
 
@@ -49,9 +49,9 @@ def readable(source: Any, deadline: float) -> bool:
 
 
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
-    """Start a child in a process group of its own that runs `work`, and return its pid. `work` gives its exit status.
+    """Run `work` in a child with a separate process group, and return its pid. `work` returns the exit status.
 
-    It has the descriptors `keep` and nothing else that is open. `account` is whose files it looks at: see `stuck`.
+    The child has only the descriptors `keep` open. `account` is the owner of the files that it reads, see `stuck`.
     """
     _left[:] = [child for child in _left if not has_ended(child)]
     child = os.fork()
@@ -59,7 +59,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # As the caller's handlers would raise it where nothing expects it.
+            # The caller's handler could raise in code that does not expect it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             _running.clear()
@@ -68,7 +68,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
             code = work()
         finally:
             os._exit(code)
-    # By both, for either may come first.
+    # Both call it, since either may run first.
     with contextlib.suppress(OSError):
         os.setpgid(child, child)
     _running.add(child)
@@ -76,12 +76,12 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
 
 
 def running() -> frozenset[int]:
-    """Return the children that this process has started and not given up: what they have open is this process's own."""
+    """Return the children that this process has started and not given up."""
     return frozenset(_running)
 
 
 def give_up(child: int) -> bool:
-    """Kill a child with all that it started. Return False where it hangs in the kernel and so does not end."""
+    """Kill a child with its process group. Return False if it hangs in the kernel."""
     _running.discard(child)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -96,23 +96,23 @@ def give_up(child: int) -> bool:
 
 
 def was_killed(status: str) -> bool:
-    """Return whether a process with this text in /proc/PID/status was killed and has not ended: it hangs in the kernel."""
-    found = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return found is not None and bool(int(found.group(1), 16) & _KILLED)
+    """Return whether a process was killed but hangs in the kernel. `status` is the text of /proc/PID/status."""
+    pending = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return pending is not None and bool(int(pending.group(1), 16) & _KILLED)
 
 
 def mark(account: int, kind: str = "look") -> None:
-    """Give this process the name by which `stuck` finds it: it reads something of this account from here on."""
+    """Rename this process so that `stuck` counts it for the account."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(_NAME % (kind, account))
 
 
 def stuck(kind: str = "look") -> Counter[int]:
-    """Return by account how many children with this kind of question, of this and earlier looks, were killed and have not ended.
+    """Count by account the killed children of this and earlier scans that have not ended.
 
-    They are root's, or of that account: a user who poses as one has his own things not looked at.
+    Only processes of root or of the account itself count. A user who fakes the name only hides their own processes.
     """
-    found: Counter[str] = Counter()
+    by_uid: Counter[str] = Counter()
     named = re.compile(kind + r"-(\d+)\n?")
     for name in os.listdir("/proc"):
         called = named.fullmatch(read("/proc/%s/comm" % name)) if name.isdigit() else None
@@ -122,28 +122,28 @@ def stuck(kind: str = "look") -> Counter[int]:
         # A main thread may end before the others.
         ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
-            found[called.group(1)] += 1
-    told: Counter[int] = Counter()
-    for uid, count in found.items():
-        # A user who poses as one may do so by subordinate ids too.
-        told[account_of_id(int(uid))] += count
-    return told
+            by_uid[called.group(1)] += 1
+    by_account: Counter[int] = Counter()
+    for uid, count in by_uid.items():
+        # A user can fake the name under subordinate ids too.
+        by_account[account_of_id(int(uid))] += count
+    return by_account
 
 
 def _close_all(keep: set[int]) -> None:
-    """Close what is open but these. Standard input, output and error lead nowhere then."""
+    """Close all other descriptors, and connect standard input, output and error to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in {0, 1, 2} - keep:
         os.dup2(nothing, standard)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            # The one that listed them is closed already.
+            # The listing's own descriptor is closed already.
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child of this process has ended. It is reaped then."""
+    """Return whether a child of this process has ended, and reap it."""
     try:
         return os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:

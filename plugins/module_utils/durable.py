@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small files, JSON mostly, that are whole after a crash: the old content or the new, and on the disk when the call returns."""
+"""Write small files atomically: after a crash they have the old or the new content, and are on disk on return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, Callable, Iterator, Mapping
 
 from .errors import ApplyError
 
-#: Suffix under which a file that another one replaces for a trial is kept; empty if there was none.
+#: Suffix of the backup of a file that is replaced on trial. The backup is empty if there was no file.
 FORMER = ".former"
 
 _SYSTEM = {"etc", "usr", "run"}
@@ -32,19 +32,19 @@ _CURES = {
 
 
 def write(path: Path, data: Any) -> None:
-    """Write `data` as JSON. Raises ApplyError (nothing has changed on the GPUs yet) where the file system refuses."""
+    """Write `data` as JSON. Raises ApplyError (no GPU has changed yet) if the file system refuses."""
     write_text(path, json.dumps(data, indent=1))
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a text; `mode` sets the file's, whatever the umask is. Raises as `write`."""
+    """Write a text, with `mode` regardless of the umask. Raises like `write`."""
     write_bytes(path, text.encode(), mode)
 
 
 def write_bytes(
     path: Path, content: bytes, mode: int | None = None, accept: Callable[[Path], None] | None = None
 ) -> None:
-    """As `write_text`. `accept` is given the new file before it takes its place, and raises if it is wrong: it goes then."""
+    """Write bytes like `write_text`. `accept` checks the new file before it replaces the old one, and raises to refuse it."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with replacing(path, mode) as file:
@@ -55,14 +55,14 @@ def write_bytes(
                 accept(unfinished(path))
         _sync(path.parent)
     except OSError as error:
-        # Paths of the system are the same on every host.
+        # System directories cannot be moved elsewhere.
         cure = cure_of(error, movable=not _SYSTEM.intersection(path.parts))
         raise ApplyError(str(path), "it cannot be written: %s" % error, cure, outcome="old") from error
 
 
 def cure_of(error: OSError, movable: bool = False) -> str:
-    """Return how to fix what keeps a file from being read or written. `movable`: it is in the state directory of a role."""
-    cure = _CURES.get(error.errno or 0, "Look at that path on the host, and run again.")
+    """Return how to fix an error of the file system. `movable`: the file is in the state directory of a role."""
+    cure = _CURES.get(error.errno or 0, "Check that path on the host, and run again.")
     if movable and error.errno == errno.EROFS:
         cure = cure[:-1] + ", or set gpu_layout_state_directory to another directory."
     return cure
@@ -70,14 +70,14 @@ def cure_of(error: OSError, movable: bool = False) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file, which takes the place of `path` at the end. Readers find the old one or the new one. Raises OSError.
+    """Open a new file that replaces `path` atomically at the end of the block. Raises OSError.
 
-    Without a `mode` it has what the umask leaves of `most`.
+    Without a `mode` the file gets `most` reduced by the umask.
     """
     new = unfinished(path)
     new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Until its mode is set, only this user reads it.
+    # Only this user can read it until its mode is set.
     descriptor = os.open(new, flags, most if mode is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -92,12 +92,12 @@ def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterato
 
 
 def unfinished(path: Path) -> Path:
-    """Return where a file is until it is whole."""
+    """Return the path of a file while it is being written."""
     return path.with_name(path.name + ".new")
 
 
 def link(path: Path, to: str) -> None:
-    """Make a link in place of a file or link, as `replacing`."""
+    """Replace a file or link by a symbolic link, atomically."""
     new = unfinished(path)
     new.unlink(missing_ok=True)
     new.symlink_to(to)
@@ -105,17 +105,17 @@ def link(path: Path, to: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that users and container engines can read, whatever the caller's umask is."""
+    """Create a folder with mode 0755 and its parents, regardless of the umask."""
     if not folder.exists():
         make_folder(folder.parent)
         with contextlib.suppress(OSError):
-            # What writes into it next says what is wrong.
+            # The next write into it reports the error.
             folder.mkdir()
             folder.chmod(0o755)
 
 
 def differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths, below the root, of the files that have other texts than these, or are missing."""
+    """Return the paths, below the root, of files that are missing or differ from these texts."""
     return [path for path, text in files.items() if not _has(root / path, text)]
 
 
@@ -127,40 +127,41 @@ def _has(path: Path, text: str) -> bool:
 
 
 def write_differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write the files that have other texts than these, for all to read; return their paths below the root. Raises as `write`."""
-    found = differing(root, files)
-    for path in found:
+    """Write missing and differing files with mode 0644, and return their paths below the root. Raises like `write`."""
+    paths = differing(root, files)
+    for path in paths:
         make_folder((root / path).parent)
         write_text(root / path, files[path], mode=0o644)
-    return found
+    return paths
 
 
 def remove(path: Path) -> None:
-    """Remove the file if it is there."""
+    """Remove the file if it exists."""
     if path.exists():
         path.unlink()
         _sync(path.parent)
 
 
 def read(path: Path, schema: int) -> Any:
-    """Return the file's mapping, None if there is no file. Raises ApplyError for anything else than a mapping of this schema."""
+    """Return the file's mapping, or None if there is no file. Raises ApplyError if it has another schema or is invalid."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except ValueError:
         data = None
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != schema:
+    schema_read = data.get("schema") if isinstance(data, dict) else None
+    if schema_read != schema:
         raise damaged(
-            path, "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)
+            path,
+            "is damaged" if schema_read is None else "has schema %s, and this release reads %d" % (schema_read, schema),
         )
     return data
 
 
 def damaged(path: Path, problem: str = "is damaged") -> ApplyError:
-    """The error for a file that this release cannot read."""
-    cure = "Use the release that wrote it; or look at the GPUs with nvidia-smi, remove the file and run again."
+    """Return the error for a file that this release cannot read."""
+    cure = "Use the release that wrote it. Or check the GPUs with nvidia-smi, remove the file and run again."
     return ApplyError(str(path), "the file %s" % problem, cure)
 
 

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask what may never answer, in a child process that can be left behind: paths through another root, and others' memory.
+"""Read files that may never answer in a child process that can be abandoned.
 
-In a user namespace any user mounts file systems whose server is the user's own. Root's look at a process then waits for it in the
-kernel, where no signal ends the wait. A look happens under the host's lock, so the process that holds the lock asks a child that
-has nothing open but its socket. One child serves a whole look while it answers.
+These are paths through another root directory, and memory of other processes. In a user namespace any user can mount a file
+system that never answers. Root's read then hangs in the kernel, where no signal ends it. Scans hold the host's lock, so they read
+such files in a child process that has only its socket open. One child serves a whole scan while it answers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from . import child_process
 from .accounts import account_of
 from .proc_files import read
 
-#: For one question, which takes microseconds, and for all of a look that were not answered.
+#: Limits for one query, which takes microseconds, and for all unanswered queries of a scan.
 _SECONDS, _ALL_SECONDS = 2.0, 20.0
-#: Unanswered questions of one account in a look, or left from earlier ones, until it is asked no more; and of all accounts.
+#: Limits of unanswered queries (in this scan, or hanging from earlier ones) per account, for root, and in all.
 _MOST_OF_ACCOUNT, _MOST_OF_ROOT, _MOST = 1, 8, 32
-#: A /dev of 16,384 nodes says less.
+#: More than a /dev with 16,384 nodes returns.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 24, 1 << 16
 _ROOT = 0
-# Kinds of children, by the names that they have in /proc (child_process.mark).
+# Kinds of children: their names in /proc (child_process.mark).
 FILES, MAPS = "look", "map"
 _tasks: Dict[str, Callable[..., Any]] = {}
 
 
 class NoAnswerError(Exception):
-    """There is no answer. `asked` is False where that is not the doing of the account: others have used up what may hang."""
+    """A query was not answered. `asked` is False if it was not sent, because other accounts have used up the limits."""
 
     def __init__(self, asked: bool) -> None:
         super().__init__("no answer")
@@ -44,36 +44,36 @@ class NoAnswerError(Exception):
 
 
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function be asked for: of a module, with arguments and a result that JSON knows. It may raise OSError.
+    """Register a module-level function for use with `ask`. Arguments and result must be JSON; it may raise OSError.
 
-    It imports nothing of the collection: the child has closed what that may be read from (install/installed.py).
+    It must not import from the collection, since the child has closed the archive (install/installed.py).
     """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
 
 
 class Worker:
-    """One look's questions."""
+    """Queries of one scan."""
 
     def __init__(self, deadline: float = math.inf, name: str = FILES) -> None:
         self._name = name
-        #: In seconds of time.monotonic(); nothing is asked after it.
+        #: In seconds of time.monotonic(). No query is sent later.
         self._deadline = deadline
         self._seconds_left = _ALL_SECONDS
         self._unanswered: Counter[int] | None = None
         self._child: Tuple[int, socket.socket] | None = None
-        #: The tasks that the child knows: those of modules that were loaded when it started.
+        #: Tasks that were registered when the child started.
         self._known: frozenset[str] = frozenset()
 
     def ask(self, account: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a task returns, asked in the child. Raises its OSError, and NoAnswerError."""
+        """Run a task in the child and return its result. Raises its OSError, or NoAnswerError."""
         if self._unanswered is None:
             self._unanswered = child_process.stuck(self._name)
         if self._unanswered[account] >= _most_of(account):
             raise NoAnswerError(asked=True)
         began = time.monotonic()
         seconds = min(_SECONDS, self._seconds_left, self._deadline - began)
-        # One account may leave, or pose as, as many as it likes: that is not to use up what others may.
+        # Cap each account, since one account can cause or fake any number of hanging children.
         together = sum(min(count, _most_of(one)) for one, count in self._unanswered.items())
         if together >= _MOST or seconds <= 0:
             raise NoAnswerError(asked=False)
@@ -92,7 +92,7 @@ class Worker:
         return value
 
     def close(self) -> None:
-        """End the child, or leave it where it does not end."""
+        """End the child, or abandon it if it hangs."""
         if self._child is not None:
             child, connection = self._child
             self._child = None
@@ -128,7 +128,7 @@ _current: Dict[str, Worker] | None = None
 
 
 def _forget() -> None:
-    """A forked child has no part in its parent's look: the answers are the parent's."""
+    """Detach a forked child from its parent's scan, whose answers belong to the parent."""
     global _current
     _current = None
 
@@ -138,10 +138,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def one_look(deadline: float = math.inf) -> Iterator[None]:
-    """Let all questions of the block be one look's: one child of each kind, and one bound.
-
-    A look within a look is a part of it.
-    """
+    """Share children and limits among all queries of the block. A nested block is part of the outer one."""
     global _current
     if _current is not None:
         yield
@@ -156,10 +153,10 @@ def one_look(deadline: float = math.inf) -> Iterator[None]:
 
 
 def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str = FILES) -> Any:
-    """Return what a task returns, asked in a child process. Raises its OSError, and NoAnswerError.
+    """Run a task in a child process and return its result. Raises its OSError, or NoAnswerError.
 
-    `account` is the uid whose doing it is if nothing answers (`accounts.account_of`). `worker` is FILES, or MAPS for
-    what waits for no file system: its questions are counted apart, so that a silent file system leaves no mapping unread.
+    `account` is the uid responsible for a missing answer (`accounts.account_of`). `worker` is FILES, or MAPS for reads that do
+    not wait for a file system. MAPS has separate limits, so that a hanging file system does not keep mappings unread.
     """
     with one_look():
         assert _current is not None
@@ -167,7 +164,7 @@ def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str
 
 
 def _serve(connection: socket.socket, name_of_child: str) -> int:
-    """Answer in the child until the parent closes its end."""
+    """Answer queries in the child until the parent closes its end."""
     os.chdir("/")
     marked = None
     with connection.makefile("rwb") as lines:
@@ -185,22 +182,21 @@ def _serve(connection: socket.socket, name_of_child: str) -> int:
     return 0
 
 
-#: An environment is read whole.
+#: Enough for a whole environment.
 _MOST_MEMORY_BYTES = 1 << 22
 _read = task(read)
 
 
 def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
-    """Read a file of /proc that shows a process's own memory, as its arguments, environment and mappings.
+    """Read a file of /proc that shows a process's memory: arguments, environment or mappings.
 
-    A process may have these pages where nothing need ever answer, as in a file of the user's own file system. Returns nothing if
-    that takes too long, or too many others did.
+    These pages may be in a file on a file system that never answers. Returns "" if that takes too long or a limit is reached.
     """
     return memory_or_none(path, most) or ""
 
 
 def memory_or_none(path: str, most: int = _MOST_MEMORY_BYTES) -> str | None:
-    """As memory_of; None where there is no answer."""
+    """Like memory_of, but return None if there is no answer."""
     try:
         return str(ask(account_of(os.path.dirname(path)), _read, path, most))  # noqa: PTH120
     except NoAnswerError:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows a change of a host's MIG devices or MIG modes: CDI specifications renewed, services restarted.
+"""Renew CDI specifications and restart services after a change of MIG devices or MIG modes.
 
-`look` sees what there is, `steps` decides (it is pure), `follow` does it. docs/after-a-change.md tells it to users.
+`look` reads the host, `steps` decides (it is pure), `follow` acts. docs/after-a-change.md is the documentation for users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .frozen import frozen
 if TYPE_CHECKING:
     from . import cdi
 
-#: Keeps /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not notice MIG devices:
+#: Writes /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not react to MIG changes:
 #: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
 REFRESH = "nvidia-cdi-refresh.service"
 BOOT = systemd.BOOT
@@ -31,13 +31,13 @@ _PROPERTIES = ("Id", "LoadState", "ActiveState", "UnitFileState", "InvocationID"
 
 @frozen
 class Unit:
-    """What systemd says of a unit. `name` is the unit's own, by whichever alias it was asked for."""
+    """State of a unit from systemd. `name` is its Id, not the alias of the query."""
 
     name: str
     load: str
     active: str
     enabled: str
-    #: Another one for each start.
+    #: A new id for each start.
     invocation: str
 
     @property
@@ -47,7 +47,7 @@ class Unit:
 
 @frozen
 class Seen:
-    """What there is on a host that lists devices. `starting`: jobs of systemd may be waiting for this process to end."""
+    """CDI specifications and services of a host. `starting`: jobs of systemd may be waiting for this process to end."""
 
     toolkit: bool = False
     specs: tuple[cdi.Spec, ...] = ()
@@ -59,17 +59,17 @@ class Seen:
 
 @frozen
 class Restart:
-    """Restart a unit; without `wait` only ask systemd to do so as soon as it can."""
+    """Restart a unit. Without `wait` only queue the job in systemd."""
 
     unit: Unit
-    #: restart starts what does not run, try-restart does not.
+    #: restart also starts a stopped unit, try-restart does not.
     verb: str
     wait: bool
 
 
 @frozen
 class Renew:
-    """Renew a specification, unless that was done since it was found."""
+    """Renew a specification, unless it has changed since it was read."""
 
     spec: cdi.Spec
 
@@ -78,11 +78,10 @@ Step = Union[Restart, Renew]
 
 
 def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """Do what follows, and return a text for each thing done. Call it when the new devices are there.
+    """Renew specifications and restart services after the new devices exist. Return a text for each action.
 
-    `services` are restarted where they run; with `again`, when it makes up for a run before (`PendingFollowUp.due`), also
-    where they have failed, as after a restart that did not succeed. Raises FollowError with all that could not be done: the
-    layout itself stands.
+    Running `services` are restarted. With `again`, which completes an earlier run (`PendingFollowUp.due`), failed ones are too.
+    Raises FollowError with everything that failed. The layout itself is not rolled back.
     """
     done: list[str] = []
     problems: list[Problem] = []
@@ -98,7 +97,7 @@ def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again:
 
 
 def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """What `follow` would do, a text each. Changes nothing."""
+    """Return a text for each action of `follow`. Changes nothing."""
     seen, _problem = look(services, run, Path(root))
     return tuple(
         "restart %s" % step.unit.name if isinstance(step, Restart) else "write %s again" % step.spec.path
@@ -107,35 +106,35 @@ def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again
 
 
 def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
-    """What to do, in this order: containers are given devices by specifications, and some services are containers."""
+    """Return the steps in order: specifications first, since services may be containers that use them."""
     wait = not seen.starting
-    found: list[Step] = []
+    result: list[Step] = []
     specs = seen.specs + seen.passing_specs
     if seen.toolkit:
         if seen.refresh is not None and _refreshes(seen.refresh):
-            # It stays active after its work, so that starting it would do nothing.
-            found.append(Restart(seen.refresh, "restart", wait))
+            # It stays active after its work, so a start would do nothing.
+            result.append(Restart(seen.refresh, "restart", wait))
             if not wait:
-                # It comes after this process and with its own settings, and writes there.
+                # It runs after this process and writes these files with its own settings.
                 specs = seen.specs
-        found += map(Renew, specs)
+        result += map(Renew, specs)
     for unit in seen.services:
         if unit.running:
-            found.append(Restart(unit, "try-restart", wait))
+            result.append(Restart(unit, "try-restart", wait))
         elif again and unit.active == "failed":
-            found.append(Restart(unit, "restart", wait))
-    return tuple(found)
+            result.append(Restart(unit, "restart", wait))
+    return tuple(result)
 
 
 def _refreshes(unit: Unit) -> bool:
-    """Whether the administrator lets it do its work."""
+    """Return whether the unit is in use: loaded, and running, failed or enabled."""
     return unit.load == "loaded" and (
         unit.running or unit.active == "failed" or unit.enabled.startswith(("enabled", "linked"))
     )
 
 
 def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem | None]:
-    """What there is, and what could not be seen of it."""
+    """Read specifications and services. Also return the problem if systemd does not answer."""
     from . import cdi
 
     toolkit = True
@@ -146,7 +145,7 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
     specs = tuple(cdi.find_specs(root / cdi.LASTING)) if toolkit else ()
     passing = tuple(cdi.find_specs(root / cdi.PASSING)) if toolkit else ()
     seen = Seen(toolkit, specs, passing)
-    # Where systemd is not the init system, there is nothing to restart.
+    # Without systemd as init there is nothing to restart.
     if not systemd.booted(root):
         return seen, None
     try:
@@ -156,18 +155,18 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
         return seen, None
     except systemd.NoAnswerError as error:
         problem = "which services have to be restarted is not known: %s" % error
-        cure = "Restart those that list MIG devices by hand, or mend systemd and run again."
+        cure = "Restart services that list MIG devices by hand, or fix systemd and run again."
         return seen, Problem("this host", problem, cure)
     by_name = {unit.name: unit for unit in asked if unit.name not in (BOOT, REFRESH)}
     return Seen(toolkit, specs, passing, refresh, tuple(by_name.values()), starting), None
 
 
 def _units(names: Sequence[str], run: Run) -> list[Unit]:
-    return [Unit(*(said[key] for key in _PROPERTIES)) for said in systemd.show(run, names, _PROPERTIES)]
+    return [Unit(*(values[key] for key in _PROPERTIES)) for values in systemd.show(run, names, _PROPERTIES)]
 
 
 def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
-    """(what was done, what went wrong)"""
+    """Restart a unit. Return (text of the action, problem)."""
     name = step.unit.name
     if not step.wait:
         systemd.reset_failed(run, [name])
@@ -178,7 +177,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     except systemd.NoAnswerError as error:
         return None, _not_restarted(name, str(error))
     if now.running and now.invocation != step.unit.invocation:
-        # Units that need one another are restarted together.
+        # A dependency restarted it already.
         return "%s restarted" % name, None
     systemd.reset_failed(run, [name])
     _text, problem = ask(run, ["systemctl", step.verb, "--", name], timeout_seconds=_RESTART_SECONDS)
@@ -189,7 +188,7 @@ def _not_restarted(name: str, problem: str) -> Problem:
     return Problem(
         name,
         "it was to be restarted, because its devices have changed: %s" % problem,
-        "See journalctl --unit %s, mend it and run again." % name,
+        "See journalctl --unit %s, fix it and run again." % name,
     )
 
 

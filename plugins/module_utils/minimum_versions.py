@@ -4,7 +4,7 @@
 """The versions that mend what NVIDIA has published of vulnerabilities: the one table of them, and what it says of a version.
 
 From https://github.com/NVIDIA/product-security, where each bulletin is YEAR/ID/ID.md ("Security Updates": "Updated Version", of
-the driver for Tesla on Linux). As of 2026-11-23; docs/security.md shows it, and a test compares the two.
+the driver for Tesla on Linux). As of 2026-11-23; docs/security-versions.md shows it, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the process at the other end of a TCP connection, by what the kernel attests, before a secret goes over it.
+"""Verify with the kernel which process has the other end of a TCP connection, before sending a secret.
 
-A port belongs to the process that bound it first: while a service restarts, any user can take it. So a client connects first
-and then looks up the server's end of that one connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst) and the
-process that has this socket open. A process that binds the port afterwards does not get the connection.
+While a service restarts, any user can bind its port. So a client connects first, then looks up the server's socket of that
+connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst), and the process that has it open. A process that binds the
+port later does not get the connection.
 
-What remains: a process of the owner, or root, may pass the socket on or forward what it reads. Both could read the secret
-anyway.
+A process of the owner, or root, may still pass on the socket or the data. Both could read the secret anyway.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from typing import Iterator, Tuple
 from .frozen import frozen
 from .printable import printable
 
-#: Until a server accepts a connection, no process has it open.
+#: Time for the server to accept. Until then no process has the connection open.
 ACCEPT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-#: For a look at who has the other end; and after how many open files the time is looked at.
+#: Limit for the search of the peer, and number of open files between two checks of the time.
 LOOK_SECONDS, _EVERY = 20.0, 256
-#: Tests give another one.
+#: Replaced by tests.
 PROC = "/proc"
 _IDS = re.compile(r"^Uid:((?:\s+\d+){4})$", re.MULTILINE)
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
-#: An address in network order (IPv4 in 4 bytes, also where a socket of IPv6 has it) and a port.
+#: An address in network order (IPv4 always in 4 bytes) and a port.
 End = Tuple[bytes, int]
 
 
 class PeerError(Exception):
-    """The other end of a connection is not the owner's, or it is not known whose it is. Nothing was sent."""
+    """The peer of a connection is unknown or not the owner. Nothing was sent."""
 
 
 class Process:
-    """A process, by a descriptor of its directory in /proc: that never speaks of a later process with the same pid."""
+    """A process by a descriptor of its /proc directory, which stays valid if the pid is reused."""
 
     def __init__(self, pid: int, folder: int) -> None:
         self.pid = pid
         self._folder = folder
-        #: As /proc/PID/cgroup has it.
+        #: Text of /proc/PID/cgroup.
         self.cgroup = self.read("cgroup")
         #: Real, effective, saved and file system user id.
         self.uids = {int(text) for text in _numbers(self.read("status"))}
@@ -64,17 +63,17 @@ class Process:
             return ""
 
     def sockets(self, deadline: float = math.inf) -> set[int]:
-        """The inodes of its sockets; none where it has ended or cannot be looked at, which attests nothing.
+        """Return the inodes of its sockets, or none if it has ended or cannot be read.
 
-        Those that are not reached by the deadline, in seconds of time.monotonic(), are left out: it may have a million.
+        Stops at the deadline (seconds of time.monotonic()), since there may be a million open files.
         """
-        found: set[int] = set()
+        inodes: set[int] = set()
         if time.monotonic() > deadline:
-            return found
+            return inodes
         try:
             descriptors = os.open("fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
         except OSError:
-            return found
+            return inodes
         try:
             for count, name in enumerate(os.listdir(descriptors)):  # noqa: PTH208 by descriptor
                 if count % _EVERY == 0 and time.monotonic() > deadline:
@@ -82,27 +81,27 @@ class Process:
                 with contextlib.suppress(OSError):
                     target = os.readlink(name, dir_fd=descriptors)
                     if target.startswith("socket:["):
-                        found.add(int(target[len("socket:[") : -1]))
+                        inodes.add(int(target[len("socket:[") : -1]))
         finally:
             os.close(descriptors)
-        return found
+        return inodes
 
     def connections(self) -> list[Connection]:
-        """All TCP sockets of its network namespace."""
+        """Return all TCP sockets of its network namespace."""
         return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self.read(name))]
 
     def __str__(self) -> str:
-        """Its pid, program and user, with control characters written out."""
+        """Return pid, program and user, with control characters escaped."""
         users = ", ".join(_user(uid) for uid in sorted(self.uids))
         return printable("pid %d (%s) of %s" % (self.pid, self.executable or "program unknown", users))
 
     def read(self, name: str) -> str:
-        """Return a file of its directory; empty where it has ended or may not be looked at."""
+        """Return the text of a file in its directory, or "" if it has ended or is not readable."""
         try:
             descriptor = os.open(name, os.O_RDONLY, dir_fd=self._folder)
         except OSError:
             return ""
-        # A carriage return in a name that a user chose ends no line (proc_files).
+        # Only a line feed ends a line: names may contain carriage returns (proc_files).
         with os.fdopen(descriptor, errors="replace", newline="\n") as file:
             try:
                 return file.read()
@@ -120,24 +119,24 @@ class Connection:
 
 
 class Owner:
-    """The service that a connection should end in."""
+    """The service that should be the peer of a connection."""
 
-    #: As messages call it.
+    #: Name in messages.
     name = ""
 
     def has(self, process: Process) -> bool:
-        """Whether it is the service's process."""
+        """Return whether the process belongs to the service."""
         raise NotImplementedError
 
     def forwarder(self, process: Process) -> bool:
-        """Whether root runs the process to forward connections. Where they lead is checked as well."""
+        """Return whether root runs the process as a forwarder. Its target is checked separately."""
         return False
 
 
 def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECONDS) -> None:
-    """Return when a process of the owner has the other end of a connected socket. Raises PeerError.
+    """Return once a process of the owner is the peer of a connected socket. Raises PeerError otherwise.
 
-    `seconds` is how long the server may take to accept the connection.
+    `seconds` is the limit for the server to accept the connection.
     """
     near, far = (_end(name) for name in (connection.getsockname(), connection.getpeername()))
     deadline = time.monotonic() + seconds
@@ -151,7 +150,7 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 
 
 def _problem(near: End, far: End, owner: Owner) -> str:
-    """What is wrong so far and may change while the server accepts; empty if nothing is. Raises PeerError for good."""
+    """Return a problem that may still be resolved by accept(), or "". Raises PeerError for a final one."""
     table = _own_connections()
     until = time.monotonic() + LOOK_SECONDS
     inode = next((entry.inode for entry in table if (entry.local, entry.remote) == (far, near)), None)
@@ -160,7 +159,7 @@ def _problem(near: End, far: End, owner: Owner) -> str:
             return ""
         return (
             "no process in this host's network has the other end of the connection: it leaves the host, or address translation "
-            "leads it elsewhere than into %s" % owner.name
+            "does not lead to %s" % owner.name
         )
     if inode == 0:
         return "nothing accepts the connection"
@@ -174,17 +173,17 @@ def _problem(near: End, far: End, owner: Owner) -> str:
             return ""
         stranger = stranger or str(process)
     if time.monotonic() > until and not stranger:
-        raise PeerError("who has the other end of the connection could not be found out within %d s" % LOOK_SECONDS)
+        raise PeerError("the process at the other end of the connection was not found within %d s" % LOOK_SECONDS)
     if stranger:
         raise PeerError("the port is held by %s, which is no process of %s" % (stranger, owner.name))
-    return "no process that can be seen has the other end of the connection"
+    return "no visible process has the other end of the connection"
 
 
 def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> bool:
-    """Whether it has the other end in a network namespace of its own, as a container's with a published port.
+    """Return whether it is the peer in a separate network namespace, such as a container with a published port.
 
-    Address translation, which only root sets up, changes the addresses but keeps the client's port where it is free; where it
-    is not, the answer is no.
+    Address translation, which only root sets up, changes addresses but keeps the client's port if it is free. If not, the result
+    is False.
     """
     sockets = process.sockets(until)
     return any(
@@ -196,7 +195,7 @@ def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> boo
 
 
 def _leads_to(forwarder: Process, table: list[Connection], owner: Owner, until: float) -> bool:
-    """Whether one of its connections ends in the owner. docker-proxy has one target for all connections."""
+    """Return whether one of its connections leads to the owner. docker-proxy has one target for all connections."""
     sockets = forwarder.sockets(until)
     ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}
     for process in _processes():
@@ -222,7 +221,7 @@ def _is_of_this_host(address: bytes) -> bool:
 
 @contextlib.contextmanager
 def looking_at(pid: int) -> Iterator[Process | None]:
-    """The process as long as the context lasts; None if it has ended."""
+    """Yield the process for the duration of the block, or None if it has ended."""
     try:
         folder = os.open("%s/%d" % (PROC, pid), os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -235,7 +234,7 @@ def looking_at(pid: int) -> Iterator[Process | None]:
 
 
 def _processes() -> Iterator[Process]:
-    """All processes, one after the other: each can be looked at until the next one is asked for."""
+    """Yield all processes. Each is valid until the next one is requested."""
     for name in os.listdir(PROC):  # noqa: PTH208 thousands of them
         if name.isdigit():
             with looking_at(int(name)) as process:
@@ -244,7 +243,7 @@ def _processes() -> Iterator[Process]:
 
 
 def _own_connections() -> list[Connection]:
-    """All TCP sockets of this process's network namespace."""
+    """Return all TCP sockets of this process's network namespace."""
     folder = Path(PROC, "self/net")
     return [
         entry for name in ("tcp", "tcp6") if (folder / name).exists() for entry in _parse((folder / name).read_text())
@@ -259,14 +258,14 @@ def _parse(text: str) -> Iterator[Connection]:
 
 
 def end_of(text: str) -> End:
-    """Read an end of a socket as the kernel writes it: each 32 bits in the machine's own order of bytes, then the port."""
+    """Parse an address from /proc/net/tcp: 32-bit words in native byte order, then the port."""
     address, _colon, port = text.partition(":")
     words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
     return _plain(b"".join(words)), int(port, 16)
 
 
 def _end(name: tuple) -> End:
-    """An end of a socket, from getsockname() or getpeername()."""
+    """Convert a result of getsockname() or getpeername()."""
     host = str(name[0]).partition("%")[0]
     return _plain(socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)), int(name[1])
 
@@ -276,8 +275,8 @@ def _plain(address: bytes) -> bytes:
 
 
 def _numbers(status: str) -> list[str]:
-    found = _IDS.search(status)
-    return found.group(1).split() if found else []
+    match = _IDS.search(status)
+    return match.group(1).split() if match else []
 
 
 def _user(uid: int) -> str:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose a connection should be: a systemd unit's or a container's, told from cgroups as the kernel has them."""
+"""Owners of connections: systemd units and containers, identified by cgroup."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .holders.cgroup import Origin, parse_cgroup
 from .peer import Owner, PeerError, Process
 
 _ANSWER_SECONDS = 30
-#: The units of Docker by packages and by its snap.
+#: Docker's units from packages and from the snap.
 _DOCKER = (Origin("docker.service"), Origin("snap.docker.dockerd.service"))
 
 
 class UnitOwner(Owner):
-    """The processes of a unit, and of a container that its unit starts, if one is given by its engine and its name.
+    """The processes of a unit, and of the container that it starts, given by engine and name.
 
-    A process of a quadlet's container is below the unit's own cgroup, as Podman's generator asks for --cgroups=split. One of a
-    container of Docker is in a cgroup that Docker makes: the engine tells the container's id, and the kernel the process's.
+    A quadlet's container is below the unit's own cgroup, since Podman's generator sets --cgroups=split. A Docker container has a
+    cgroup of Docker's, so its id from the engine is compared with the process's cgroup.
     """
 
     def __init__(self, unit: str, engine: str = "", container: str = "") -> None:
@@ -37,7 +37,7 @@ class UnitOwner(Owner):
 
 
 class UserOfUnitOwner(UnitOwner):
-    """The processes of a unit that run as its main process's user: of a unit for several users, not what the others run."""
+    """The processes of a unit that run as its main process's user, without those of other users in the unit."""
 
     def __init__(self, unit: str) -> None:
         super().__init__(unit)
@@ -45,7 +45,7 @@ class UserOfUnitOwner(UnitOwner):
         if not main.isdigit() or main == "0":
             raise PeerError("%s has no main process" % unit)
         with peer.looking_at(int(main)) as process:
-            # It may have ended since, and its pid be another's.
+            # It may have ended, and its pid been reused.
             self._uids = process.uids if process and super().has(process) else set()
         if not self._uids:
             raise PeerError("the main process of %s has ended" % unit)
@@ -53,7 +53,7 @@ class UserOfUnitOwner(UnitOwner):
 
     @property
     def uids(self) -> frozenset[int]:
-        """All user ids of its main process."""
+        """Return all user ids of the main process."""
         return frozenset(self._uids)
 
     def has(self, process: Process) -> bool:
@@ -61,7 +61,7 @@ class UserOfUnitOwner(UnitOwner):
 
 
 class ContainerOwner(Owner):
-    """The processes of a container of root's Docker or Podman, whichever their users are: they are all in it."""
+    """The processes of a container of root's Docker or Podman, with any user id."""
 
     def __init__(self, engine: str, container: str) -> None:
         self.name = "%s container %s" % (engine, container)
@@ -75,19 +75,19 @@ class ContainerOwner(Owner):
         return parse_cgroup(process.cgroup, self._inside) == self._origin
 
     def forwarder(self, process: Process) -> bool:
-        """docker-proxy of root's engine: by uid, program and the unit in which the engine runs it."""
+        """Return whether it is docker-proxy of root's engine, by uid, program and unit."""
         is_root = process.uids == {0} and Path(process.executable).name == "docker-proxy"
         return is_root and parse_cgroup(process.cgroup, self._inside) in _DOCKER
 
 
 def container_id(engine: str, container: str) -> str:
-    """The full id by root's engine; empty where there is no such container."""
+    """Return the container's full id from root's engine, or ""."""
     number = _answer([engine, "container", "inspect", "--format", "{{.Id}}", "--", container])
     return number if len(number) == 64 and number.isalnum() else ""
 
 
 def own_container() -> str | None:
-    """Return the container that this process runs in: it is the host, and says nothing of a service in it."""
+    """Return the id of the container that this process runs in, which counts as the host, or None."""
     try:
         return parse_cgroup(Path(peer.PROC, "self/cgroup").read_text()).container_id
     except OSError:
@@ -95,7 +95,7 @@ def own_container() -> str | None:
 
 
 def _answer(command: list[str]) -> str:
-    """What a tool of the host prints; empty where it fails."""
+    """Return the output of a tool, or "" if it fails."""
     try:
         text, _problem = ask(run_tool, command, timeout_seconds=_ANSWER_SECONDS)
     except OSError:
@@ -104,9 +104,9 @@ def _answer(command: list[str]) -> str:
 
 
 def _main_pid(unit: str) -> str:
-    """The main process of a unit; empty where systemd does not say."""
+    """Return the main pid of a unit as text, or "" if systemd does not answer."""
     try:
-        (said,) = systemd.show(run_tool, [unit], ["MainPID"], timeout_seconds=_ANSWER_SECONDS)
+        (values,) = systemd.show(run_tool, [unit], ["MainPID"], timeout_seconds=_ANSWER_SECONDS)
     except (OSError, systemd.NoAnswerError):
         return ""
-    return said["MainPID"]
+    return values["MainPID"]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""End the processes that are in the way of a plan, and no others."""
+"""End the processes that block a plan, and no others."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ from .holders.processes import started_ticks_of
 from .model import Holder, Process
 
 _POLL_SECONDS = 0.05
-#: What was sent SIGKILL is gone as soon as the kernel let go of its devices, which takes it a moment.
+#: Time for the kernel to close the devices of a killed process.
 _KILL_SECONDS = 10.0
 
 
 def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[str, ...]:
-    """End the processes among the holders, SIGTERM first, and name them; empty where there is none (`can_be_ended`).
+    """End the processes among the holders (`can_be_ended`), SIGTERM first, and return their descriptions.
 
-    Raises ApplyError where a process does not go, or is one that must not be ended.
+    Raises ApplyError if a process must not be ended, or does not end.
     """
     named = {h.pid: h for d in disturbs for h in d.who if can_be_ended(h)}
     targets = {pid: _Target(pid) for pid in named}
     try:
-        # A pid may be another process's by now: what is looked at from here on is the process behind the descriptor.
+        # Check again with the descriptors open, since the pid may have been reused.
         with one_look():
-            found = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
-            handed = [who for pid, who in found.items() if may_be_handed(named[pid])]
+            texts = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
+            handed = [who for pid, who in texts.items() if may_be_handed(named[pid])]
         never = _never()
-        spared = [who for pid, who in found.items() if pid in never or _is_essential(named[pid])]
+        spared = [who for pid, who in texts.items() if pid in never or _is_essential(named[pid])]
         if spared:
             raise ApplyError(
                 "; ".join(spared),
-                "it is this run itself, or what the host lives by, and is not ended",
-                "Let go of the GPU there and run again. A service that takes open files from users may have it from one of them.",
+                "it is part of this run, or essential for the host, and is not ended",
+                "Release the GPU there and run again. A user may have passed the open file to a service.",
                 outcome="old",
             )
         if handed:
             raise ApplyError(
                 "; ".join(handed),
-                "it is a process of the system that has the GPU open and does not use it, and is not ended: a user may have "
-                "handed it the open file",
-                "End the processes of users that are connected to it, or restart it by hand, and run again.",
+                "it is a system process that has the GPU open without using it, and is not ended: a user may have passed it "
+                "the open file",
+                "End the users' processes that are connected to it, or restart it by hand, and run again.",
                 outcome="old",
             )
-        left = [target for pid, target in targets.items() if pid in found]
+        left = [target for pid, target in targets.items() if pid in texts]
         for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
             left = _signal(left, number, seconds)
         if left:
             raise ApplyError(
-                "; ".join(found[target.pid] for target in left),
+                "; ".join(texts[target.pid] for target in left),
                 "it does not end, not even by SIGKILL",
-                "It hangs in the driver: look at the kernel log; a reboot of the host ends it.",
+                "It hangs in the driver: see the kernel log. A reboot of the host ends it.",
                 outcome="old",
             )
     finally:
         for target in targets.values():
             target.close()
-    return tuple(found.values())
+    return tuple(texts.values())
 
 
 class _Target:
-    """A process that may be signalled, held by a pidfd (pidfd_open(2)), so that no other process gets its signals.
+    """A process to signal, by its pidfd (pidfd_open(2)), so that no other process gets the signals.
 
-    Python before 3.9 and Linux before 5.3 have none; there its start time is compared right before each signal.
+    Python before 3.9 and Linux before 5.3 have none. There the start time is compared right before each signal.
     """
 
     def __init__(self, pid: int) -> None:
@@ -101,7 +101,7 @@ class _Target:
 
 
 def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Target]:
-    """Send the signal to all that live and wait until they are gone; return those that are not."""
+    """Send a signal to all live targets, wait for their end, and return those still alive."""
     for target in targets:
         if target.alive:
             target.send(number)
@@ -120,9 +120,9 @@ def _is_essential(holder: Holder | Process) -> bool:
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Whether the pid is the process that was seen, and it still has open what it was seen with.
+    """Return whether the pid is still the scanned process, and it still has the GPU open.
 
-    It may have become another program, which lets go of nothing by that. What it calls itself is its own to change at any time.
+    Its name is not compared, since a process can change it at any time without closing a file.
     """
     if not isinstance(holder, Holder):
         return True
@@ -135,7 +135,7 @@ def _is_still(holder: Holder | Process) -> bool:
 
 
 def _never() -> Sequence[int]:
-    """PID 1, this process and those above it."""
+    """Return PID 1, this process and its ancestors."""
     above, pid = [1], os.getpid()
     while pid > 1:
         above.append(pid)

@@ -137,7 +137,7 @@ def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(fol
         (holder,) = look(folder, service.pid)
         holder = replace(holder, unit_or_container=unit)
         assert holder.kind == "device_handle"
-        with pytest.raises(ApplyError, match="a user may have handed it the open file") as error:
+        with pytest.raises(ApplyError, match="a user may have passed it the open file") as error:
             end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0)
         assert service.poll() is None
         assert "pid %d" % service.pid in error.value.where and "connected to it" in error.value.cure
@@ -150,7 +150,7 @@ def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(fol
         alone = {"stop": stopped.append, "closure": lambda _name: (runs, [runs])}
         tools = Tools(look=lambda: (host(seen), [holder]), sample=dict, **alone)
         (row,) = reclaim([item], tools, Policy())["spared"]
-        assert row["why"] == "it only has the GPU open, and a user may have handed it the open file" and stopped == []
+        assert row["why"] == "it only has the GPU open, and a user may have passed it the open file" and stopped == []
 
 
 def test_a_service_that_has_a_node_mapped_uses_it(folder):

@@ -146,7 +146,7 @@ def test_a_use_count_above_what_was_found_blocks(folder, driver, how):
     with hides(folder, how) as made:
         found = holders(folder, made, modules="nvidia 1 3 nvidia_uvm, Live 0x0 (POE)\n")
         (count,) = [one for one in found if one.pid is None]
-        assert (count.kind, count.gpu_uuid) == ("unknown", "GPU-5") and "2 more references than found" in count.who
+        assert (count.kind, count.gpu_uuid) == ("unknown", "GPU-5") and "2 more references than open files" in count.who
         assert count.blocks()
 
 

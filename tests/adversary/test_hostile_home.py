@@ -95,7 +95,7 @@ def test_what_lies_in_its_place_is_neither_followed_nor_waited_for(homes, script
     victim.write_text("root's")
     homes.as_user(script.format(victim=victim, name=NAME))
     before = (homes.alice / NAME).lstat()
-    assert f"home: {NAME} is there already and is no regular file" in homes.tell()
+    assert f"home: {NAME} exists and is not a regular file" in homes.tell()
     assert (homes.alice / NAME).lstat() == before or (homes.alice / NAME).lstat().st_ino == before.st_ino
     assert victim.read_text() == "root's" and not victim.with_suffix(".new").exists()
     assert [path.name for path in homes.alice.iterdir()] == [NAME]

@@ -79,7 +79,7 @@ def test_another_user_neither_keeps_nor_ends_nor_sees_it(host, pid):
     assert done.returncode == 1 and f"it belongs to uid {ALICE}" in done.stderr
     assert "Ask a member of the group daemon or of-no-host" in done.stderr and host.kept() == []
     assert host.keep(pid, "3d", user=ALICE).returncode == 0
-    assert "you keep nothing of this name" in host.keep("--end", pid, user=BOB).stderr
+    assert "you have no keep with this name" in host.keep("--end", pid, user=BOB).stderr
     assert "Nothing of yours" in host.keep("--list", user=BOB).stdout
     assert [row["uid"] for row in host.kept()] == [ALICE]
 
@@ -104,9 +104,9 @@ def test_what_holds_no_gpu_is_not_kept(host, pid):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("x", "8d"), "lasts 7 days at most"),
-        (("x", "3"), "not a length of time"),
-        (("x", "0d"), "not a length of time"),
+        (("x", "8d"), "lasts at most 7 days"),
+        (("x", "3"), "not a duration"),
+        (("x", "0d"), "not a duration"),
         (("x",), "it needs a name and a length of time"),
         ((), "it needs a name and a length of time"),
         (("x", "3d", "--list"), "it needs a name and a length of time"),
@@ -192,7 +192,7 @@ def test_one_who_does_not_end_the_line_keeps_nobody_from_being_served(fresh):
         said = [
             json.loads(line)["error"]["problem"] for line in slow.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
         ]
-    assert sorted(said) == ["it did not come within 5 seconds"] * 2 + ["too many ask at once"] * 3
+    assert sorted(said) == ["it did not arrive within 5 seconds"] * 2 + ["there are too many requests at once"] * 3
 
 
 # Fills the queue of the socket faster than it is taken, and asks for as much as it gets.
@@ -253,7 +253,7 @@ def test_a_service_that_takes_no_request_is_given_up_with_its_reason(tmp_path, m
 def test_one_who_asks_all_the_time_waits_and_others_do_not(fresh):
     done = [fresh.keep("--list", user=BOB) for _number in range(21)]
     assert [one.returncode for one in done] == [0] * 20 + [1]
-    assert "you asked 20 times within a minute" in done[-1].stderr
+    assert "you sent 20 requests within a minute" in done[-1].stderr
     assert fresh.keep("--list", user=ALICE).returncode == 0
 
 
@@ -339,7 +339,7 @@ def test_a_user_namespace_gives_nobody_more_than_a_user_has(fresh):
         [*within, str(PYTHON), "-c", ASKS, str(fresh.socket)], user=BOB, group=BOB, extra_groups=[], cwd="/",
         capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
-    assert json.loads(done.stdout)["error"]["problem"] == "a process in a user namespace asks"
+    assert json.loads(done.stdout)["error"]["problem"] == "requests from a user namespace are refused"
 
 
 #: Starts a service that reads this file as its host's /etc/subuid.
@@ -367,7 +367,7 @@ def test_a_subordinate_id_outside_of_its_namespace_gives_no_user_more_either(lib
                 ) for command in ([str(program)], [str(PYTHON)])
             ]  # fmt: skip
             refused, answered = (json.loads(one.stdout) for one in done)
-            assert refused["error"]["problem"] == "a process with a subordinate user id asks"
+            assert refused["error"]["problem"] == "requests with a subordinate user id are refused"
             assert answered["keeps"] == []
         finally:
             made.close()

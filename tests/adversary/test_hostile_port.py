@@ -90,7 +90,7 @@ def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path
     assert stranger.end() == ["b''"]
     assert done["stopped"] == []
     why = done["spared"][0]["why"]
-    assert f"held by pid {stranger.process.pid} (" in why and "what the server does is not known" in why
+    assert f"held by pid {stranger.process.pid} (" in why and "the state of the kernels is not known" in why
     assert SECRET not in why and SECRET not in repr(jupyter.Server("http://x", None, SECRET))
 
 

@@ -198,7 +198,7 @@ def test_a_look_ends_at_its_deadline_and_names_what_it_did_not_reach(folder, mon
         monkeypatch.setattr(holders_proc, "node_of", node_of)
         monkeypatch.setattr(holders, "_LOOK_SECONDS", -1.0)
         found = find_holders(host(gpu(0), gpu(1)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-        told = [h.who for h in found if h.kind == "unknown" and "could not be looked at in time" in h.who]
+        told = [h.who for h in found if h.kind == "unknown" and "could not be read in time" in h.who]
         assert len(told) == 2 and passed == [] and not [h for h in found if h.pid == crowd.pid]
         clock = iter([0.0] * 2000)
         monkeypatch.setattr(holders_proc, "_pids", lambda _proc: [crowd.pid])
@@ -335,7 +335,7 @@ def test_a_mapped_file_that_does_not_answer_holds_up_a_child_only(monkeypatch, t
 def test_root_and_those_that_started_it_are_ended_for_nobody(folder):
     listed = [Process(os.getpid(), "compute"), Process(1, "compute"), Process(os.getppid(), "compute")]
     found = find_holders(host(gpu(0, listed)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-    with pytest.raises(Exception, match="it is this run itself, or what the host lives by"):
+    with pytest.raises(Exception, match="it is part of this run, or essential for the host"):
         end_holders([Disturbance("gpu 0", found)], grace_seconds=0)
 
 
@@ -345,9 +345,9 @@ def test_a_service_that_users_hand_files_to_is_not_ended(folder, unit):
     """The bus keeps a file that a user sends until the receiver reads, and so has the GPU open for as long as the user likes."""
     with holding(folder / "dev/nvidia0", user=BOB) as held:
         (holder,) = look(folder)
-        with pytest.raises(ApplyError, match="what the host lives by") as error:
+        with pytest.raises(ApplyError, match="essential for the host") as error:
             end_holders([Disturbance("gpu 0", (replace(holder, unit_or_container=unit),))], grace_seconds=0)
-        assert held.poll() is None and "from one of them" in error.value.cure
+        assert held.poll() is None and "passed the open file" in error.value.cure
 
 
 def test_another_service_on_the_bus_is_not_ended_either(folder, tmp_path, monkeypatch):
@@ -360,7 +360,7 @@ def test_another_service_on_the_bus_is_not_ended_either(folder, tmp_path, monkey
     assert not is_on_bus("train.service") and not is_on_bus(None) and not is_on_bus("x' --help.service")
     with holding(folder / "dev/nvidia0", user=BOB) as held:
         (holder,) = look(folder)
-        with pytest.raises(ApplyError, match="what the host lives by"):
+        with pytest.raises(ApplyError, match="essential for the host"):
             end_holders([Disturbance("gpu 0", (replace(holder, unit_or_container="vendor.service"),))], grace_seconds=0)
         assert held.poll() is None
 

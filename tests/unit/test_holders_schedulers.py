@@ -95,7 +95,7 @@ def test_an_idle_node_costs_one_question(jobs):
 def test_gpus_that_cannot_be_told_are_all_held(jobs):
     found = jobs(host(*(gpu(i) for i in range(5))), Slurm())
     assert [(h.gpu_uuid, h.job) for h in found] == [("GPU-%d" % i, "1") for i in range(5)]
-    assert "cannot be told" in found[0].who
+    assert "of unknown GPUs" in found[0].who
     unsaid = JOB.replace("(IDX:0-1)", "")
     assert len(jobs(FOUR, Slurm(job1=unsaid))) == 4
 
@@ -260,7 +260,7 @@ def test_a_job_of_an_array_has_the_name_of_all(jobs):
 
 def test_a_job_whose_name_is_told_in_two_ways_hides_nobody(jobs):
     found = jobs(FOUR, Slurm(name="other\n"))
-    assert {h.gpu_uuid for h in found if "what Slurm job 1 (other) of user root was given is not known" in h.who} == {
+    assert {h.gpu_uuid for h in found if "the GPUs of Slurm job 1 (other) of user root are not known" in h.who} == {
         "GPU-%d" % n for n in range(4)
     }
 
@@ -580,7 +580,7 @@ def test_claims_of_other_drivers_hold_nothing_and_a_strange_device_all(pods, sha
 def test_a_pod_that_is_gone_holds_nothing(pods):
     of = host(gpu(0))
     (holder,) = pods(of, entry({"0": ["GPU-0"]}))
-    assert "nothing runs just now" in holder.who
+    assert "has no running process" in holder.who
     pods.proc.process(70, "python3", cgroup="0::/kubepods.slice/kubepods-pod%s.slice/x" % POD.replace("-", "_"))
     (holder,) = pods(of, entry({"0": ["GPU-0"]}))
     assert "nothing runs" not in holder.who
@@ -725,4 +725,4 @@ def test_very_many_jobs_are_not_asked_for_without_end(tmp_path):
         patch.setattr(holders_slurm.time, "monotonic", lambda: next(clock))
         found = holders_slurm.slurm(FOUR, devices, scan(devices, str(proc.folder)), run, deadline=100)
     assert [(holder.kind, holder.gpu_uuid) for holder in found] == [("unknown", "GPU-%d" % i) for i in range(4)]
-    assert "so many jobs here that asking for them takes too long" in found[0].who and len(run.called) <= 101
+    assert "too many jobs here to query in time" in found[0].who and len(run.called) <= 101

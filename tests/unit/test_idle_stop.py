@@ -93,17 +93,17 @@ def test_a_dry_run_stops_nothing_and_says_what_it_would():
 @pytest.mark.parametrize(
     ("item", "seen", "holders", "why"),
     [
-        (UNIT, host(), [], "holds no GPU any more"),
-        (UNIT, host(), [held("y.service")], "holds no GPU any more"),
+        (UNIT, host(), [], "no longer holds a GPU"),
+        (UNIT, host(), [held("y.service")], "no longer holds a GPU"),
         ({**UNIT, "name": "polkit.service"}, host(), [held("polkit.service")], "the host needs it"),
-        (UNIT, host(1), [held()], "gpu 0 works just now (1 %)"),
-        (UNIT, host(None), [held()], "whether gpu 0 works just now is not known"),
+        (UNIT, host(1), [held()], "gpu 0 is in use now (1 %)"),
+        (UNIT, host(None), [held()], "the utilization of gpu 0 is not known"),
         (UNIT, host(), [held(), held(gpu="GPU-1")], "another GPU too: GPU-1"),
         (UNIT, host(None, mig=True), [held(instance=1)], "another GPU too: GPU-0 instance 1"),
         (IN_MIG, host(None, mig=True), [held(instance=1), held(instance=2)], "another GPU too: GPU-0 instance 2"),
-        (UNIT, host(), [held(job="17")], "a scheduler has started it"),
-        (UNIT, host(), [held(), held(None, kind="unknown")], "who holds gpu 0 is not known"),
-        ({**CONTAINER, "runtime": "docker"}, host(), [held("podman container notebook")], "holds no GPU any more"),
+        (UNIT, host(), [held(job="17")], "a scheduler started it"),
+        (UNIT, host(), [held(), held(None, kind="unknown")], "the holders of gpu 0 are not known"),
+        ({**CONTAINER, "runtime": "docker"}, host(), [held("podman container notebook")], "no longer holds a GPU"),
     ],
 )
 def test_what_is_not_certain_any_more_is_spared(item, seen, holders, why):
@@ -122,7 +122,7 @@ def test_a_bare_handle_spares_nobody(elsewhere):
         assert stops.names == ["x.service"]
     # With nothing else it may be a file that the service was handed.
     done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
-    assert names == [] and "a user may have handed it the open file" in done["spared"][0]["why"]
+    assert names == [] and "a user may have passed it the open file" in done["spared"][0]["why"]
     done, names = run([UNIT], host(), [held(kind="device_handle"), held(gpu="GPU-1", kind="device_handle")])
     assert names == [] and "another GPU too: GPU-1" in done["spared"][0]["why"]
 
@@ -130,7 +130,7 @@ def test_a_bare_handle_spares_nobody(elsewhere):
 @pytest.mark.parametrize(
     ("stops", "why"),
     [
-        (Stops(unit("y.service")), "with it would stop y.service"),
+        (Stops(unit("y.service")), "this would also stop y.service"),
         (Stops(active="inactive"), "it does not run"),
         (Stops(bus_name="org.example.Vendor"), "it is on D-Bus (org.example.Vendor)"),
     ],
@@ -147,7 +147,7 @@ def test_its_socket_and_what_does_not_run_may_go_along():
 
 def test_what_is_no_service_is_spared():
     done, names = run([{**UNIT, "name": "x.timer"}], host(), [held("x.timer")])
-    assert names == [] and "no service" in done["spared"][0]["why"]
+    assert names == [] and "not a service" in done["spared"][0]["why"]
 
 
 def test_one_that_does_not_stop_is_told_and_the_others_go_on():
@@ -158,7 +158,11 @@ def test_one_that_does_not_stop_is_told_and_the_others_go_on():
 
 @pytest.mark.parametrize(
     ("age_hours", "why"),
-    [(49, None), (47, "pid 7 started 47.0 h ago; protected for 48 h"), (None, "since when pid 7 runs is not known")],
+    [
+        (49, None),
+        (47, "pid 7 started 47.0 h ago; protected for 48 h"),
+        (None, "the start time of pid 7 is not known"),
+    ],
 )
 @pytest.mark.parametrize(("item", "instance"), [(UNIT, None), (IN_MIG, 1)])
 def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_hours, why):
@@ -211,4 +215,4 @@ def test_each_is_looked_at_right_before_it_is_stopped():
     looks = iter([idle, idle, idle, both])
     stops = Stops()
     done = stop_idle([UNIT, {**UNIT, "name": "z.service"}], lambda: next(looks), stops)
-    assert stops.names == ["x.service"] and "works just now" in done["spared"][0]["why"]
+    assert stops.names == ["x.service"] and "is in use now" in done["spared"][0]["why"]

@@ -102,7 +102,7 @@ def test_a_cgroup_of_a_user_s_own_with_the_name_of_a_unit_is_not_the_unit(host):
     mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
     with pytest.raises(KeepError, match="no service or container of this name"):
         keep_owner.find("notebook.service", [mine])
-    with pytest.raises(KeepError, match="whose it is is not known"):
+    with pytest.raises(KeepError, match="its owner is not known"):
         keep_owner.find("other", [host.holder(UNIT, ALICE, "other.service")])
 
 
@@ -194,7 +194,7 @@ def test_a_user_and_a_host_have_a_limit_and_renewing_is_none_more():
 def test_no_longer_than_the_host_allows(tmp_path):
     settings = keep_request.Settings(86400, (), str(tmp_path))
     request = keep_request.parse(json.dumps({"op": "keep", "name": "x", "seconds": 86401}).encode())
-    with pytest.raises(KeepError, match=r"lasts 1 days at most.*The latest end now is"):
+    with pytest.raises(KeepError, match=r"lasts at most 1 days.*The latest end now is"):
         keep_request.answer(request, ROOT, settings, list)
 
 
@@ -206,7 +206,7 @@ def test_who_is_an_administrator_is_the_host_s_own_word():
 
 @pytest.mark.parametrize(
     ("cgroup", "problem"),
-    [(UNIT, ""), (DOCKER, "a process in a container asks"), (ROOTLESS, "a process in a container")],
+    [(UNIT, ""), (DOCKER, "requests from a container are refused"), (ROOTLESS, "requests from a container")],
 )
 def test_a_container_with_the_socket_asks_for_nothing(host, cgroup, problem):
     """Its root has the user id of the host's."""
@@ -245,7 +245,7 @@ def test_a_process_of_which_the_kernel_gives_no_descriptor_has_ended(number, tak
 
 @pytest.mark.parametrize("text", ["3", "d", "0h", "3 d", "-3d", "3D", "٣d", "9999999d", "3d\n3d"])
 def test_what_is_no_length_of_time_is_refused(text):
-    with pytest.raises(KeepError, match="not a length of time"):
+    with pytest.raises(KeepError, match="not a duration"):
         keeps.duration(text)
 
 

@@ -74,7 +74,7 @@ def test_a_file_in_the_way_is_not_cured_by_root(tmp_path):
         (errno.ENOSPC, "make room"),
         (errno.EACCES, "Run as root"),
         (errno.EPERM, "is immutable: see lsattr, and chattr -i"),
-        (errno.EIO, "Look at that path"),
+        (errno.EIO, "Check that path"),
     ],
 )
 def test_the_cure_is_that_of_the_error(number, words):

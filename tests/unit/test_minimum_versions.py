@@ -79,7 +79,7 @@ def test_what_is_made_of_it_is_for_the_site_to_say():
 
 
 def test_the_documentation_has_the_very_table():
-    text = (ROOT / "docs" / "security.md").read_text()
+    text = (ROOT / "docs" / "security-versions.md").read_text()
     section = text.partition("## Minimum versions")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?:(\d+) \| )?([\d.]+) \| (.*?) \| \[(\d+)\]\((\S+)\), ([\d-]+) \|$", section, re.MULTILINE)
     documented = {(branch, version, names, int(number), url, day) for branch, version, names, number, url, day in rows}

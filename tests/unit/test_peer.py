@@ -88,7 +88,7 @@ def test_a_look_at_strangers_ends_and_attests_nothing(processes, stranger, monke
     monkeypatch.setattr(peer, "LOOK_SECONDS", -1, raising=False)
     processes.add(stranger.process.pid, FOREIGN)
     processes.add(os.getpid(), OWN)
-    with connect(stranger.port) as client, pytest.raises(peer.PeerError, match="could not be found out within"):
+    with connect(stranger.port) as client, pytest.raises(peer.PeerError, match="was not found within"):
         peer.check(client, UnitOwner(UNIT), seconds=1)
 
 

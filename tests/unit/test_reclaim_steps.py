@@ -64,7 +64,7 @@ def test_it_is_announced_then_waited_for_then_stopped_and_each_is_told_once(mach
         done = machine.run(UNIT)
         assert done["noticed"] == done["stopped"] == []
         assert done["spared"][0]["why"].startswith(
-            "announced 2027-01-15 08:00 UTC, to be stopped after 2027-01-16 08:00"
+            "notice sent 2027-01-15 08:00 UTC, to be stopped after 2027-01-16 08:00"
         )
     assert machine.stops.names == [] and len(machine.told) == 1
     machine.now += 1
@@ -98,7 +98,7 @@ def test_a_finding_that_is_gone_is_forgotten(machine):
 def test_what_is_seen_at_work_in_between_gets_a_notice_again(machine):
     machine.run(UNIT)
     machine.seen, machine.now = host(5), machine.now + DAY / 2
-    assert "works just now" in machine.run(UNIT)["spared"][0]["why"]
+    assert "is in use now" in machine.run(UNIT)["spared"][0]["why"]
     machine.seen, machine.now = host(), machine.now + DAY
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"] and machine.stops.names == []
 
@@ -131,7 +131,7 @@ def test_each_has_to_be_as_old_as_the_audit_says_of_it(machine):
 def test_what_would_be_spared_gets_no_notice(machine):
     machine.holders = []
     done = machine.run(UNIT)
-    assert done["noticed"] == [] and "holds no GPU" in done["spared"][0]["why"] and machine.told == []
+    assert done["noticed"] == [] and "no longer holds a GPU" in done["spared"][0]["why"] and machine.told == []
 
 
 def test_a_notice_that_others_tell_counts_when_they_say_so(machine):
@@ -278,7 +278,7 @@ def test_all_are_watched_together_with_a_sample_a_second():
 @pytest.mark.parametrize("second", [0, 1, 37, 60])
 def test_any_sample_of_activity_spares_and_the_others_are_watched_to_the_end(second):
     found, took, _count = watched([UNIT, OTHER], lambda now: rates(3 if now == second else 0))
-    assert found == ["gpu 0 works just now (3 %)", ""] and took == 60.0
+    assert found == ["gpu 0 is in use now (3 %)", ""] and took == 60.0
 
 
 def test_it_ends_when_none_is_left():
@@ -287,10 +287,10 @@ def test_it_ends_when_none_is_left():
 
 
 def test_one_that_cannot_be_seen_is_spared():
-    assert watched([UNIT], lambda _now: {})[0] == ["GPU-0 does not answer any more"]
-    assert watched([UNIT], lambda _now: rates(None))[0] == ["whether gpu 0 works just now is not known"]
+    assert watched([UNIT], lambda _now: {})[0] == ["GPU-0 no longer answers"]
+    assert watched([UNIT], lambda _now: rates(None))[0] == ["the utilization of gpu 0 is not known"]
     found, took, _count = watched([UNIT, OTHER], lambda now: FleetError("NVML", "it is gone") if now else rates(0))
-    assert took == 1.0 and all("whether its GPU works is not known: NVML: it is gone" in why for why in found)
+    assert took == 1.0 and all("the utilization of its GPU is not known: NVML: it is gone" in why for why in found)
 
 
 def test_of_an_instance_there_is_nothing_to_sample_and_the_time_passes():
@@ -304,8 +304,8 @@ def test_of_an_instance_there_is_nothing_to_sample_and_the_time_passes():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"clients": 1}, "a client has connected just now"),
-        ({"cpu_seconds": 100.2}, "its processes took 0 s of CPU time within 1 s"),
+        ({"clients": 1}, "a new client has connected"),
+        ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
         # Another process with the same pid; what cannot be told; a client that has left.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
@@ -332,7 +332,7 @@ def test_what_works_during_the_look_is_spared_and_told_again_only_when_it_is_idl
     machine.now += DAY
     machine.sample = lambda: rates(80)
     done = machine.run(UNIT, OTHER)
-    assert machine.stops.names == ["y.service"] and done["spared"][0]["why"] == "gpu 0 works just now (80 %)"
+    assert machine.stops.names == ["y.service"] and done["spared"][0]["why"] == "gpu 0 is in use now (80 %)"
     machine.sample, machine.now = at_rest(), machine.now + 2 * DAY
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"]
 
@@ -358,7 +358,7 @@ ROW = {
 def test_the_notice_says_what_where_since_when_until_when_and_how_to_keep_it():
     assert wording.notice("ada", ROW) == (
         "Service draft.service on ada holds gpu 2 (GPU-5) and uses nothing of it.\n"
-        "It is idle since 2027-01-12 08:00 UTC, or longer.\n"
+        "It has been idle since 2027-01-12 08:00 UTC or longer.\n"
         "It will be stopped after 2027-01-16 08:00 UTC, unless it uses its GPU again or is kept.\n"
         "\nTo keep it for 3 days, run on ada:\n\n    gpu-layout keep draft.service 3d\n"
     )

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The units of systemd that the collection installs: each is exposed as little as docs/security.md says, or less."""
+"""The units of systemd that the collection installs: each is exposed as little as docs/security-units.md says, or less."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def lacks_offline() -> str:
 
 
 def documented() -> dict[tuple[str, str], tuple[float, str]]:
-    """By unit and what is special about it: the most that docs/security.md says, and the reason."""
-    section = (ROOT / "docs" / "security.md").read_text().partition("### Exposure of the units")[2].partition("\n#")[0]
+    """By unit and what is special about it: the most that docs/security-units.md says, and the reason."""
+    section = (
+        (ROOT / "docs" / "security-units.md").read_text().partition("## Exposure of the units")[2].partition("\n#")[0]
+    )
     rows = re.findall(r"^\| `([^`]+)`(?: \(([^)]*)\))? \| ([\d.]+) \| (.*?) *\|$", section, re.MULTILINE)
     return {(name, special): (float(most), reason) for name, special, most, reason in rows}
 
@@ -39,7 +41,7 @@ def test_every_unit_of_the_collection_is_judged():
     known |= {
         # Drop-ins of units that others bring.
         "alertmanager.conf.j2", "prometheus.conf.j2",
-        # No unit: Podman's generator makes one of it, which docs/security.md tells of.
+        # No unit: Podman's generator makes one of it, which docs/security-units.md tells of.
         "quadlet.container.j2",
     }  # fmt: skip
     written = {
@@ -73,8 +75,10 @@ def test_no_row_is_of_a_unit_that_is_gone():
 
 
 def bounds() -> dict[tuple[str, str], list[str]]:
-    """By unit and what is special about it: capabilities, system calls, tasks and memory, as docs/security.md says."""
-    section = (ROOT / "docs" / "security.md").read_text().partition("### Bounds of the units")[2].partition("\n#")[0]
+    """By unit and what is special about it: capabilities, system calls, tasks and memory, as docs/security-units.md says."""
+    section = (
+        (ROOT / "docs" / "security-units.md").read_text().partition("## Bounds of the units")[2].partition("\n#")[0]
+    )
     found: dict[tuple[str, str], list[str]] = {}
     above: list[str] = []
     for name, special, *cells in re.findall(

@@ -86,11 +86,11 @@ def test_the_service_behind_keep_answers_users_by_who_they_are(kept, proposal, f
     assert host.check_output("systemctl is-active gpu-layout-keep.socket") == "active"
     host.check_output(f"{KEEP} billing 1h")
     assert "billing.service  until" in host.check_output(f"{KEEP} --list")
-    for command, why in ((f"{KEEP} billing 1h", "belongs to root"), (f"{KEEP} --end billing", "you keep nothing")):
+    for command, why in ((f"{KEEP} billing 1h", "belongs to root"), (f"{KEEP} --end billing", "you have no keep")):
         done = host.run(f"runuser -u {DRAFT.user} -- {command}")
         assert done.rc == 1 and why in done.stderr, done.stderr
     assert "Nothing of yours" in host.check_output(f"runuser -u nobody -- {KEEP} --list")
-    assert "lasts 7 days at most" in host.run(f"{KEEP} billing 8d").stderr
+    assert "lasts at most 7 days" in host.run(f"{KEEP} billing 8d").stderr
     host.check_output(f"{KEEP} --end billing")
     host.check_output("journalctl --sync")
     said = host.check_output("journalctl --output=cat --unit=gpu-layout-keep.service")

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read what started a process from the path of its cgroup, as systemd does: from the top, and no further than is certain.
+"""Parse the path of a process's cgroup from the top, as systemd does, to find its unit, container, job and pod.
 
-The kernel keeps /proc/PID/cgroup, and root alone arranges the top of the hierarchy. Below a unit or a user's manager to which
-a part of it was delegated, names are chosen by what runs there: a service may call a cgroup of its own postgresql.service.
+Only root arranges the top of the hierarchy. Below a unit or user manager with delegation, the processes there choose names: a
+service may create a cgroup named postgresql.service.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Iterator, Sequence
 from ..frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
-#: A container's scope by systemd, and its plain cgroup by another cgroup driver.
+#: A container's systemd scope, or its plain cgroup from another cgroup driver.
 _CONTAINER = re.compile(r"(?:(?P<runtime>docker|libpod|crio|cri-containerd|nerdctl)-)?%s(?:\.scope)?$" % _ID)
 _RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
-#: The top cgroups under which a runtime without systemd puts containers.
+#: Top cgroups of containers from runtimes without systemd.
 _PARENTS = ("docker", "lxc", "libpod_parent")
 _NAMED = re.compile(r"(?:lxc\.payload\.|systemd-nspawn@|machine-)(?P<name>.+?)(?:\.service|\.scope)?$")
 _UNIT = re.compile(r".+\.(?:service|scope)$")
 _USER_MANAGER = re.compile(r"user@(\d+)\.service$")
-#: Where slurmstepd puts jobs: its scope, one for each slurmd of a machine, or a hierarchy of cgroup v1
+#: Cgroups of Slurm jobs: the scope of each slurmd, or a hierarchy of cgroup v1
 #: (https://slurm.schedmd.com/cgroup_v2.html, "Slurm cgroup v2 hierarchy").
 _SLURM = re.compile(r"(?:.+_)?slurmstepd\.scope$|slurm(?:_.+)?$")
 _JOB = re.compile(r"job_(\d+)$")
-#: Kubernetes puts a pod's cgroup as pod<uid>; the systemd driver writes the uid's dashes as underscores.
+#: A pod's cgroup is pod<uid>. The systemd driver writes the uid's dashes as underscores.
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?$")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})(?:\.slice)?$")
 
 
 @frozen
 class Origin:
-    """What started a process, as far as its cgroup tells."""
+    """Unit, container, job and pod of a process, from its cgroup."""
 
     unit_or_container: str | None = None
     container_id: str | None = None
@@ -43,30 +43,30 @@ class Origin:
 
 
 def parse_cgroup(text: str, inside: str | None = None) -> Origin:
-    """Return unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both.
+    """Return unit, container, Slurm job and pod from the text of /proc/PID/cgroup, for cgroup v1, v2 and both.
 
-    `inside` is the id of the container that the caller runs in itself: that one is the host, and says nothing. Of what a user's
-    own systemd started only that is told, as user@UID.service: a unit of the same name that the system has is another. The
-    runtime of a user's container is told with the UID, as podman@1000, for the same reason.
+    `inside` is the id of the container that the caller runs in. It counts as the host. Everything that a user's own
+    systemd started is user@UID.service, and a user's container has its runtime with the UID (podman@1000), since the
+    system may have a unit or container with the same name.
     """
     if inside:
-        # The first of that name: those below it are others' to choose.
+        # Only the first occurrence: names below it are not trusted.
         text = re.sub(r"(?m)^([^/\n]*)/[^\n]*?%s[^/\n]*" % re.escape(inside), r"\1", text)
     origins = [_origin(components) for components in _paths(text)]
 
     def first(name: str) -> str | None:
         return next((value for value in (getattr(origin, name) for origin in origins) if value), None)
 
-    # A container is what it is in any hierarchy; with cgroup v1 systemd's own may know nothing of it.
+    # Any hierarchy may show the container: with cgroup v1, systemd's may not.
     contained = [origin for origin in origins if origin.container_id]
-    what = contained[0].unit_or_container if contained else first("unit_or_container")
-    return Origin(what, first("container_id"), first("job"), first("pod"))
+    name = contained[0].unit_or_container if contained else first("unit_or_container")
+    return Origin(name, first("container_id"), first("job"), first("pod"))
 
 
 def _paths(text: str) -> Iterator[list[str]]:
-    """The components of each hierarchy's path, systemd's first: it alone names units.
+    """Yield the path components of each hierarchy, systemd's first, since only it names units.
 
-    A name may have any character but a line feed, those too that splitlines() takes for the end of a line.
+    Lines are split at line feeds only, since a name may have other characters that splitlines() takes for line ends.
     """
     lines = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     for _number, _controllers, path in sorted(lines, key=lambda line: line[1] not in ("", "name=systemd")):
@@ -79,16 +79,16 @@ def _origin(path: Sequence[str]) -> Origin:
         depth += 1
     slices, below = path[:depth], path[depth:]
     top = below[0] if below else ""
-    # Without systemd the kubelet has a cgroup of its own at the top, which may be named (--cgroup-root).
+    # Without systemd the kubelet may have a top cgroup with any name (--cgroup-root).
     plain = below[: 1 if _UNIT.match(top) else 2]
     if any(map(_KUBEPODS.match, [*slices, *plain])):
         return _of_pod(path)
     manager = _USER_MANAGER.match(top)
     if manager:
-        # All below is one user's: whatever it is called there is that user's too.
+        # Everything below belongs to one user, regardless of its name.
         return _of_user(manager.group(1), below)
     if _SLURM.match(top):
-        job = next((found.group(1) for found in map(_JOB.match, below[1:3]) if found), None)
+        job = next((match.group(1) for match in map(_JOB.match, below[1:3]) if match), None)
         return Origin(top if _UNIT.match(top) else None, job=job)
     candidates = below[1:2] if top in _PARENTS else below[:1]
     for component in candidates:
@@ -103,8 +103,8 @@ def _origin(path: Sequence[str]) -> Origin:
 
 
 def _of_pod(path: Sequence[str]) -> Origin:
-    pod = next((found.group(1) for found in map(_POD.search, path) if found), None)
-    container = next((found for found in map(_CONTAINER.match, path) if found), None)
+    pod = next((match.group(1) for match in map(_POD.search, path) if match), None)
+    container = next((match for match in map(_CONTAINER.match, path) if match), None)
     return Origin(
         _container(container) if container else None,
         container.group("id") if container else None,
@@ -113,12 +113,12 @@ def _of_pod(path: Sequence[str]) -> Origin:
 
 
 def _of_user(uid: str, below: Sequence[str]) -> Origin:
-    container = next((found for found in map(_CONTAINER.match, below) if found), None)
+    container = next((match for match in map(_CONTAINER.match, below) if match), None)
     if container is None:
         return Origin("user@%s.service" % uid)
     return Origin(_container(container, owner="@" + uid), container.group("id"))
 
 
-def _container(found: re.Match[str], parent: str = "", owner: str = "") -> str:
-    runtime = found.group("runtime") or (parent if parent in ("docker", "lxc") else "")
-    return ("%s container %s" % (_RUNTIMES.get(runtime, runtime) + owner, found.group("id")[:12])).strip()
+def _container(match: re.Match[str], parent: str = "", owner: str = "") -> str:
+    runtime = match.group("runtime") or (parent if parent in ("docker", "lxc") else "")
+    return ("%s container %s" % (_RUNTIMES.get(runtime, runtime) + owner, match.group("id")[:12])).strip()

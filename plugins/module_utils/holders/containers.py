@@ -2,14 +2,14 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# Thousands of files are looked at in one pass, and pathlib would take most of its time.
+# One scan reads thousands of files, and pathlib would take most of the time.
 # ruff: noqa: PTH121, PTH123
-"""Containers that were given a GPU, whether they have it open or not.
+"""Find containers with a GPU, whether they have it open or not.
 
-Every runtime gives a GPU by putting its device node into the container's own /dev, and every container has a mount
-namespace of its own, so /proc/PID/root/dev of one of its processes tells, for podman, docker, containerd, CRI-O, LXC and
-nspawn alike, and in whatever way the container toolkit did it (CDI, its hook, its legacy mode). The runtimes' own records
-differ in all of that; and with cgroup v2 the device cgroup is a BPF program that cannot be read back.
+Every runtime adds the GPU's device node to the container's /dev, and every container has its own mount namespace. So
+/proc/PID/root/dev of one of its processes shows the GPU, for podman, docker, containerd, CRI-O, LXC and nspawn, and for
+every mode of the container toolkit (CDI, hook, legacy). The runtimes' records all differ, and the device cgroup of
+cgroup v2 is a BPF program that cannot be read back.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from .model import CONTAINER, short, unknown
 from .processes import Processes, Seen
 from .watchers import UNNAMED, is_named_so, is_watcher
 
-#: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
+#: Nodes that differ between a privileged container and its host, or between boots.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
-#: Behind what a holder is called.
+#: Suffixes of a holder's description.
 WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node open"
 _ONLY_WATCHES = " and only watches it"
-#: Files in a /dev that are looked at: no honest one has more.
+#: Maximum files read in a /dev.
 _MOST_NODES = 8192
-#: Letters of a list of mounts, of which a container has as many as it likes.
+#: Maximum size of a mount list in characters, since a container may have any number of mounts.
 _MOST_MOUNTS = 1 << 22
-#: Driver files that the container toolkit brings along with the GPU.
+#: Driver files that the container toolkit adds with the GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
-#: Lists running containers for `parse_docker`: a cgroup has only their ids, and it is by name that people speak of them.
+#: Lists running containers for `parse_docker`, since a cgroup has only ids.
 #: https://docs.docker.com/reference/cli/docker/container/ls/ (--no-trunc, --format)
 LIST_DOCKER = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
 
 
 def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) -> list[Holder]:
-    """A holder for each container and each GPU or GPU instance that it was given."""
+    """Return a holder for each container and each of its GPUs or GPU instances."""
     by_namespace: dict[str, list[Seen]] = {}
     for process in processes.seen.values():
         if process.mount_namespace not in (None, processes.own_mount_namespace):
@@ -60,27 +60,27 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
             try:
                 places = _given(devices, processes.folder(member.pid))
             except (FileNotFoundError, ProcessLookupError):
-                # It has ended meanwhile, or shows no /dev; another one of the same namespace may do.
+                # It has ended or has no /dev. Try another process of the same namespace.
                 continue
             except NoAnswerError as error:
-                users = is_foreign(processes.folder(member.pid)) and not any(one.nodes for one in members)
-                if not (users and error.asked):
+                by_user = is_foreign(processes.folder(member.pid)) and not any(one.nodes for one in members)
+                if not (by_user and error.asked):
                     problem = "the devices of the container of pid %d, user %s, are not known: its file system does not answer"
                     problem %= (member.pid, processes.user(member.pid))
                     holders += unknown(
-                        gpus, problem, "End that process, or what serves its file system.", pid=member.pid
+                        gpus, problem, "End that process, or the server of its file system.", pid=member.pid
                     )
-                # A file system of the user's own says nothing. By the kernel's word no process there has a GPU open.
+                # It is the user's own file system, and no process there has a GPU open.
                 break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
-                    # Root may read every /dev but one that was made unreadable: a link to itself, a file system of a
-                    # user's own. By the kernel's word no process there has a GPU open.
+                    # Root can read every /dev except one that was made unreadable: a link to itself, or a user's own
+                    # file system. No process there has a GPU open.
                     break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:
-                # One with nothing but an exporter or device plugin in it uses no more than that.
+                # A container with only an exporter or device plugin does not use the GPU.
                 watches = all(is_watcher(processes, process.pid) for process in members)
                 holders += [_holder(processes, member, place, watches) for place in places]
             break
@@ -109,24 +109,24 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 
 
 def _given(devices: Devices, process: str) -> list[Place]:
-    """The GPUs and GPU instances whose nodes are in a process's own /dev; none where it has the host's.
+    """Return the GPUs and GPU instances whose nodes are in a process's /dev, or none if it has the host's /dev.
 
-    Raises OSError, and NoAnswerError where a file system of its own does not answer.
+    Raises OSError, and NoAnswerError if its file system does not answer.
     """
     user = _users_namespace(process)
     wanted = _nodes_of_driver(devices.dev) if user else None
-    told = ask(account_of(process), _read_dev, process + "/root/dev", devices.dev, wanted)
-    if told is None:
+    listing = ask(account_of(process), _read_dev, process + "/root/dev", devices.dev, wanted)
+    if listing is None:
         return []
     places = set()
-    for name, mode, uid, gid, number, has_list in told["nodes"]:
+    for name, mode, uid, gid, number, has_list in listing["nodes"]:
         node = devices.node(name, _Node(mode, number))
         place = node and devices.place(node)
         if place and (not user or has_list or user.may_open(mode, uid, gid)):
             places.add(place)
-    if places and not user and told["every"] and not _has_driver(process):
-        # A privileged container gets whatever the host has (every node agent and storage driver of a cluster does):
-        # it was given no GPU. If it opens one all the same, its handle tells.
+    if places and not user and listing["every"] and not _has_driver(process):
+        # A privileged container (node agents, storage drivers) has all nodes of the host without being assigned a
+        # GPU. If it opens one, it is found by its open file.
         return []
     inside = {gpu for gpu, instance in places if instance is not None}
     return sorted(
@@ -135,7 +135,7 @@ def _given(devices: Devices, process: str) -> list[Place]:
 
 
 class _Node(NamedTuple):
-    """Of a file's status what Devices.node looks at."""
+    """The fields of a file's status that Devices.node reads."""
 
     st_mode: int
     st_rdev: int
@@ -143,10 +143,10 @@ class _Node(NamedTuple):
 
 @task
 def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any] | None:
-    """Return the nodes in a container's /dev, the `wanted` ones or all; None where it is no directory, or the host's.
+    """Return the nodes in a container's /dev, the `wanted` ones or all. None if it is not a directory or is the host's.
 
-    Asked in a child: every path is through the container's root, which may be a file system of a user's own. A container's /dev
-    is a directory. A link would lead from the host's root on, as to the /dev of another container.
+    Run in a child process, since the container's root may be a user's own file system. A link as /dev is not followed:
+    it would be resolved from the host's root.
     """
     if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, dev):
         return None
@@ -162,7 +162,7 @@ def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any]
 
 
 def _has_list(path: str) -> bool:
-    """Whether an access control list says who may open it besides the mode."""
+    """Return whether the file has an access control list."""
     try:
         return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
     except OSError:
@@ -170,7 +170,7 @@ def _has_list(path: str) -> bool:
 
 
 def _names(folder: str, dev: str) -> list[str]:
-    """What is in a container's /dev; of one with very many files the beginning, and what the host has of the driver's."""
+    """Return the names in a container's /dev. If there are too many: the first ones, and the host's driver nodes."""
     names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
     if len(names) > _MOST_NODES:
         names = [*names[:_MOST_NODES], *_nodes_of_driver(dev)]
@@ -186,22 +186,22 @@ def _nodes_of_driver(dev: str) -> list[str]:
 
 
 class _User:
-    """Whom the kernel takes a process in a user namespace for. Any user makes such a namespace, and any /dev in it."""
+    """User and groups of a process in a user namespace, in which any user may create any /dev."""
 
     def __init__(self, status: str) -> None:
         ids = re.findall(r"^(Uid|Gid|Groups):[ \t]*([\d \t]*)$", status, re.MULTILINE)
-        found = {name: [int(number) for number in numbers.split()] for name, numbers in ids}
-        self.uids = found.get("Uid", [])[1:2]
-        self.gids = {*found.get("Gid", [])[1:2], *found.get("Groups", [])}
+        by_name = {name: [int(number) for number in numbers.split()] for name, numbers in ids}
+        self.uids = by_name.get("Uid", [])[1:2]
+        self.gids = {*by_name.get("Gid", [])[1:2], *by_name.get("Groups", [])}
 
     def may_open(self, mode: int, uid: int, gid: int) -> bool:
-        """Whether it may open the node by its mode."""
+        """Return whether the mode lets it open the node."""
         shift = 6 if uid in self.uids else 3 if gid in self.gids else 0
         return bool(mode >> shift & 6)
 
 
 def _users_namespace(process: str) -> _User | None:
-    """The user of a process with a user namespace of its own; None of one that has the host's, or where /proc does not say."""
+    """Return the user of a process in another user namespace. None if it has the host's or is unknown."""
     if not is_foreign(process):
         return None
     try:
@@ -213,7 +213,7 @@ def _users_namespace(process: str) -> _User | None:
 
 def _has_every_device(dev: str, names: list[str]) -> bool:
     of_host = {name for name in _nodes(dev) if not _OWN_NODES.match(name) and _is_character_device(dev + "/" + name)}
-    # Every container has null, zero, full, random, urandom and tty: a host without more could not tell them apart.
+    # Every container has null, zero, full, random, urandom and tty.
     return len(of_host) > 5 and of_host <= set(names)
 
 
@@ -223,7 +223,7 @@ def _has_driver(process: str) -> bool:
             mounts = file.read(_MOST_MOUNTS)
     except OSError:
         return True
-    # One with more mounts than are read may have the driver behind them.
+    # The rest of a longer list may contain the driver.
     return len(mounts) == _MOST_MOUNTS or any(name in mounts for name in _DRIVER_FILES)
 
 
@@ -249,9 +249,9 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
-    """The holders with names in place of ids; Docker is asked only where a container of its own is among them.
+    """Replace ids of Docker containers by names. Docker is queried only if there are such containers.
 
-    Where it does not answer the ids stay: who holds the GPU is known all the same. A container without a watcher's name is none.
+    If it does not answer, the ids stay. A container without a watcher's name is not a watcher.
     """
     unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
@@ -262,9 +262,9 @@ def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
         match = UNNAMED.fullmatch(holder.unit_or_container or "")
         name = names.get(match.group(1)) if match else None
         if name:
-            told = "docker container %s" % name
-            who = holder.who.replace(str(holder.unit_or_container), told)
-            holder = dataclasses.replace(holder, unit_or_container=told, who=who)
+            named = "docker container %s" % name
+            who = holder.who.replace(str(holder.unit_or_container), named)
+            holder = dataclasses.replace(holder, unit_or_container=named, who=who)
         if match and holder.watches and not is_named_so(name and holder.unit_or_container):
             ending, other = (_ONLY_WATCHES, "") if holder.kind == CONTAINER else (WATCHES, HAS_OPEN)
             who = holder.who[: -len(ending)] + other
@@ -275,18 +275,18 @@ def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
 
 def _listed(run: Run) -> str:
     try:
-        said, _why = ask_tool(run, LIST_DOCKER)
+        output, _why = ask_tool(run, LIST_DOCKER)
     except FileNotFoundError:
         return ""
-    return said or ""
+    return output or ""
 
 
 def parse_docker(listed: str) -> dict[str, str]:
-    """By the first twelve digits of its id each running container's name."""
+    """Return the names of running containers by the first twelve digits of their ids."""
     names = {}
     for line in listed.splitlines():
         container, _blank, called = line.partition(" ")
-        # Links of old are names of a container too, with a slash in them.
+        # Legacy links also show as names, with a slash in them.
         own = [name for name in called.split(",") if name and "/" not in name]
         if own:
             names[container[:12]] = own[0]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the GPU or GPU instance that a device id of Kubernetes names.
+"""Map device ids of Kubernetes to GPUs and GPU instances.
 
-Each device plugin and DRA driver has its own form of an id:
+Each device plugin and DRA driver has its own format:
 
 - UUID, UUID::N for a replica (NVIDIA/k8s-device-plugin, internal/rm);
 - UUID-N (Project-HAMi/HAMi, nvinternal/rm), UUID-memory-N and UUID-core-N (Project-HAMi/volcano-vgpu-device-plugin, pkg/plugin),
@@ -25,7 +25,7 @@ from ..model import Gpu, Host
 from .devices import GPU, Devices, Place
 from .model import place_of
 
-# The first match wins, so a MIG UUID goes before the UUID of a GPU that an old MIG UUID contains.
+# MIG UUIDs come first, since an old MIG UUID contains the GPU's UUID.
 _UUID = re.compile(r"(?<![0-9A-Za-z])(?:MIG-GPU-[0-9A-Za-z-]+/\d+/\d+|(?:MIG|GPU)-[0-9A-Za-z-]+)")
 _PCI = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -40,7 +40,7 @@ _GPU_WORD = re.compile(r"(?<![a-z])(?:v|p|x)?(?:gpu|cuda)|(?<![a-z])(?:mig|mps)(
 _NOT_GPU_WORD = re.compile(
     r"(?<![a-z])(?:rdma|sriov|hostdev|nics?|hca|roce|infiniband|ib|eth|net|mlnx\w*|bf\d*|dpu|doca|imex|compute-domain)(?![a-z])"
 )
-# Vendors of other accelerators that are called GPUs.
+# Other vendors of GPUs.
 _OTHER_VENDORS = (
     *("amd.com", "intel.com", "huawei.com", "hygon.com", "cambricon.com", "metax-tech.com", "mthreads.com"),
     *("enflame.com", "iluvatar.ai", "iluvatar.com", "birentech.com", "kunlunxin.com", "vastaitech.com", "qualcomm.com"),
@@ -48,7 +48,7 @@ _OTHER_VENDORS = (
 
 
 def may_be_gpu(name: str) -> bool:
-    """Return whether devices of a resource or DRA driver of this name may be GPUs of NVIDIA."""
+    """Return whether a resource or DRA driver with this name may have NVIDIA GPUs."""
     name = name.lower()
     domain = name.partition("/")[0]
     if _of(domain, _OTHER_VENDORS):
@@ -59,9 +59,9 @@ def may_be_gpu(name: str) -> bool:
 
 
 def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None:
-    """Return what the UUIDs or the PCI address in a text name: empty for a device that the host lacks, None without any.
+    """Return the GPUs and instances of UUIDs or a PCI address in a text, for any resource.
 
-    This needs no knowledge of the resource: no other device has such a name.
+    Empty if the host lacks the device, None if the text has neither.
     """
     names = _UUID.findall(text)
     if names:
@@ -71,17 +71,17 @@ def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None
 
 
 def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "/sys") -> set[Place] | None:
-    """Return what the id of a device names: empty for a device that the host lacks, None where the id is of no known form.
+    """Return the GPUs and instances of a device id. Empty if the host lacks the device, None if the format is unknown.
 
-    `resource` is the name of the resource or DRA driver; of one that is no GPU's, an id that is not exact is empty.
+    `resource` is the name of the resource or DRA driver. If it is not a GPU resource, only UUIDs and PCI addresses count.
     """
     exact = named_exactly(host, device, sys)
     if exact is not None or not may_be_gpu(resource):
         return exact or set()
     for form, places in _FORMS:
-        found = form.fullmatch(device)
-        if found:
-            return places(host, devices, found)
+        match = form.fullmatch(device)
+        if match:
+            return places(host, devices, match)
     if _INDEX.fullmatch(device) and resource.startswith("volcano.sh/"):
         index = int(device.partition("-")[0])
         return {(gpu.uuid, None) for gpu in host.gpus if gpu.index == index}
@@ -94,7 +94,7 @@ def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "
 
 
 def mentioned(host: Host, text: str) -> set[Place]:
-    """Return the GPUs and instances of this host whose UUIDs are somewhere in a text, as in an answer of a device plugin."""
+    """Return the GPUs and instances of this host whose UUIDs occur in a text, such as a device plugin's answer."""
     places: set[Place] = set()
     for gpu in host.gpus:
         if re.search(r"(?<!MIG-)%s(?![0-9A-Za-z])" % re.escape(gpu.uuid), text):
@@ -109,7 +109,7 @@ def mentioned(host: Host, text: str) -> set[Place]:
 
 
 def without_parents(places: set[Place]) -> set[Place]:
-    """Return the places without GPUs of which an instance is among them."""
+    """Remove GPUs of which an instance is among the places."""
     inside = {uuid for uuid, instance in places if instance is not None}
     return {place for place in places if place[1] is not None or place[0] not in inside}
 
@@ -119,7 +119,7 @@ def _of(domain: str, owners: tuple[str, ...]) -> bool:
 
 
 def _place(host: Host, name: str) -> Place | None:
-    """Return the place of a UUID that may have the number of a replica behind it."""
+    """Return the place of a UUID, which may have a replica number as suffix."""
     while name:
         place = place_of(host, name)
         if place is not None:
@@ -129,7 +129,7 @@ def _place(host: Host, name: str) -> Place | None:
 
 
 def _at(host: Host, device: Path) -> set[Place]:
-    """Return the GPU behind a device in /sys: the GPU itself, or one that it is a virtual function or mediated device of."""
+    """Return the GPU of a device in /sys: the GPU itself, a virtual function or a mediated device."""
     names = {device.name}
     for link in (device, device / "physfn"):
         names.update(Path(os.path.realpath(str(link))).parts)
@@ -137,35 +137,35 @@ def _at(host: Host, device: Path) -> set[Place]:
 
 
 def _of_minor(host: Host, devices: Devices, minor: str) -> tuple[Gpu | None, bool]:
-    """Return the GPU of a device minor, and whether that can be known."""
+    """Return the GPU of a device minor, and whether all minors are known."""
     place = devices.place((GPU, int(minor)))
     gpus = [gpu for gpu in host.gpus if place and gpu.uuid == place[0]]
     return (gpus[0], True) if gpus else (None, not devices.uncertain)
 
 
-def _of_node(host: Host, devices: Devices, found: re.Match[str]) -> set[Place] | None:
-    gpu, known = _of_minor(host, devices, found.group(1))
+def _of_node(host: Host, devices: Devices, match: re.Match[str]) -> set[Place] | None:
+    gpu, known = _of_minor(host, devices, match.group(1))
     if gpu is None:
         return set() if known else None
-    if found.group(2) is None:
+    if match.group(2) is None:
         return {(gpu.uuid, None)}
-    return {(gpu.uuid, each.id) for each in gpu.mig.instances if each.id == int(found.group(2))}
+    return {(gpu.uuid, one.id) for one in gpu.mig.instances if one.id == int(match.group(2))}
 
 
-def _of_claimed(host: Host, devices: Devices, found: re.Match[str]) -> set[Place] | None:
-    gpu, known = _of_minor(host, devices, found.group(1))
+def _of_claimed(host: Host, devices: Devices, match: re.Match[str]) -> set[Place] | None:
+    gpu, known = _of_minor(host, devices, match.group(1))
     if gpu is None:
         return set() if known else None
-    if found.group(2) is None:
+    if match.group(2) is None:
         return {(gpu.uuid, None)}
-    start = _START.fullmatch(found.group(2)) or _START_BEFORE.fullmatch(found.group(2))
+    start = _START.fullmatch(match.group(2)) or _START_BEFORE.fullmatch(match.group(2))
     if start is None:
         return {(gpu.uuid, None)}
-    return {(gpu.uuid, each.id) for each in gpu.mig.instances if each.placement.start == int(start.group(1))}
+    return {(gpu.uuid, one.id) for one in gpu.mig.instances if one.placement.start == int(start.group(1))}
 
 
-def _of_passthrough(host: Host, devices: Devices, found: re.Match[str]) -> set[Place]:
-    """Return nothing: NVML does not list a GPU that a virtual machine has."""
+def _of_passthrough(host: Host, devices: Devices, match: re.Match[str]) -> set[Place]:
+    """Return nothing, since NVML does not list a GPU of a virtual machine."""
     return set()
 
 

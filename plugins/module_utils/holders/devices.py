@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Device nodes and what they stand for: /dev/nvidiaN is a GPU, /dev/nvidia-caps/nvidia-capM a part of its MIG side.
+"""Map device nodes to GPUs and instances: /dev/nvidiaN is a GPU, /dev/nvidia-caps/nvidia-capM a MIG capability.
 
-The nodes' numbers are of the driver's own counting: N is the device minor, which need not be NVML's index (that follows
-PCI order). Both are in /proc/driver/nvidia; see the chapter on device nodes of NVIDIA's MIG user guide,
+N is the device minor, which may differ from NVML's index (PCI order). /proc/driver/nvidia lists both numbers; see the chapter on
+device nodes of NVIDIA's MIG user guide,
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 
 from ..model import Gpu, Host
 
-#: The driver's fixed major number (nv-linux.h, NV_MAJOR_DEVICE_NUMBER); its minors from 254 on are no GPUs.
+#: The driver's fixed major number (nv-linux.h, NV_MAJOR_DEVICE_NUMBER); minors from 254 on are not GPUs.
 _GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254
 _NODE = re.compile(r"/nvidia(\d+)$")
 _CAPABILITY_NODE = re.compile(r"/nvidia-cap(\d+)$")
 _ACCESS = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci\d+/)?access (\d+)$")
-#: The minors' layout where the driver does not list them: 15 GPU instances a GPU, each itself and 8 compute instances.
+#: Minors if the driver does not list them: 15 GPU instances per GPU, each with one minor and 8 compute instances.
 _FIRST_CAPABILITY, _CAPABILITIES_PER_GPU, _CAPABILITIES_PER_INSTANCE = 3, 135, 9
 
 GPU, CAPABILITY = "gpu", "capability"
@@ -34,7 +34,7 @@ Place = "tuple[str, int | None]"
 
 
 class Devices:
-    """The host's GPUs by the numbers of their device nodes."""
+    """The host's GPUs by device number."""
 
     def __init__(self, host: Host, proc: str = "/proc", dev: str = "/dev") -> None:
         self._proc, self.dev = Path(proc), dev
@@ -47,19 +47,19 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
-        #: Without one, as with simulated GPUs, nodes have no numbers, and names have to do.
+        #: Without a driver, as with simulated GPUs, nodes have no numbers and are matched by name.
         self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self.listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
     @cached_property
     def majors(self) -> frozenset[int]:
-        """The major numbers of all nodes of the driver's modules; none without a driver."""
+        """Return the major numbers of the driver's nodes, or none without a driver."""
         listed = re.findall(r"^\s*(\d+) nvidia", self.listed_majors, re.MULTILINE)
         return frozenset({_GPU_MAJOR, *map(int, listed)}) if self.has_driver else frozenset()
 
     @property
     def can_be_open(self) -> bool:
-        """Whether there can be an open device node at all: not so with simulated GPUs, which have no kernel side."""
+        """Return whether a device node can be open. False for simulated GPUs, which have no driver."""
         if self.has_driver:
             return True
         try:
@@ -71,37 +71,35 @@ class Devices:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
-        """Return the node behind a path, by its device number; None for what is none of the driver's.
+        """Return the driver's node behind a path, by device number, or None.
 
-        A container may show a node under another name, and a node may be another file than it was when it was opened;
-        the number is what the driver sees. Any user can choose a name: it counts only on hosts of simulated
-        GPUs, which have no driver and so no numbers.
+        The number is what the driver sees: a container may have a node under another name, and users choose names. Names
+        count only on hosts with simulated GPUs, which have no driver and so no numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
-            found = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
-            if found or os.major(status.st_rdev) == _GPU_MAJOR:
-                return found
+            node = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
+            if node or os.major(status.st_rdev) == _GPU_MAJOR:
+                return node
         return None if self.has_driver else self.named_node(path)
 
     def numbered_node(self, major: int, minor: int) -> Node | None:
-        """Return the node with this device number; None for one of other drivers, or of no GPU."""
+        """Return the node with this device number. None for other drivers, and for nodes of no GPU."""
         if major == _GPU_MAJOR:
             return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
         return (CAPABILITY, minor) if major == self._capability_major else None
 
     def named_node(self, path: str) -> Node | None:
-        """Return the node that a path names."""
+        """Return the node for a path, by name."""
         for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
-            found = pattern.search(path)
-            if found:
-                return kind, int(found.group(1))
+            match = pattern.search(path)
+            if match:
+                return kind, int(match.group(1))
         return None
 
     def place(self, node: Node) -> Place | None:
-        """The GPU or GPU instance that a node opens; None for one of none of these GPUs.
+        """Return the GPU or GPU instance of a node, or None.
 
-        The capabilities 1 (configure MIG) and 2 (watch it) belong to no instance: what is configured with the first
-        shows as instances, and the second only reads.
+        The capabilities 1 (configure MIG) and 2 (monitor MIG) belong to no instance.
         """
         kind, minor = node
         if kind == GPU:
@@ -117,9 +115,9 @@ class Devices:
         if self._listed is None:
             self._listed = {}
             for line in _read(self._proc / "driver/nvidia-caps/mig-minors").splitlines():
-                found = _ACCESS.match(line)
-                if found:
-                    gpu, instance, number = (int(n) for n in found.groups())
+                match = _ACCESS.match(line)
+                if match:
+                    gpu, instance, number = (int(n) for n in match.groups())
                     self._listed[number] = (gpu, instance)
         if minor in self._listed:
             return self._listed[minor]
@@ -129,20 +127,20 @@ class Devices:
     def _minor(self, gpu: Gpu) -> int | None:
         gpus = self._proc / "driver/nvidia/gpus"
         if not gpus.is_dir():
-            # No kernel side, as with simulated GPUs: there the nodes, if there are any, follow the index.
+            # Simulated GPUs have no driver. Their nodes, if any, follow the index.
             return gpu.index
-        found = re.search(
+        match = re.search(
             r"^Device Minor:\s*(\d+)", _read(gpus / (gpu.pci_address or "none") / "information"), re.MULTILINE
         )
-        return int(found.group(1)) if found else None
+        return int(match.group(1)) if match else None
 
     def _major(self, name: str) -> int | None:
-        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), self.listed_majors, re.MULTILINE)
-        return int(found.group(1)) if found else None
+        match = re.search(r"^\s*(\d+) %s$" % re.escape(name), self.listed_majors, re.MULTILINE)
+        return int(match.group(1)) if match else None
 
     @cached_property
     def listed_majors(self) -> str:
-        """The text of /proc/devices."""
+        """Return the text of /proc/devices."""
         return _read(self._proc / "devices")
 
 

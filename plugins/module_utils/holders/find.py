@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find what counts as using a GPU or one of its instances: NVML lists only a part of it.
+"""Find the holders of GPUs and instances: everything that counts as using them.
 
-A job between two kernels, a container that was given a GPU and a scheduler's allocation hold it as well, and what cannot be
-determined counts as held. Search again right before each destructive step: a result is valid only for the moment of its search.
+NVML lists only processes with a context. Jobs between two kernels, containers with a GPU and scheduler allocations are
+holders too, and so is anything that cannot be determined. Scan again right before each destructive step, since results
+go stale at once.
 """
 
 from __future__ import annotations
@@ -41,39 +42,39 @@ from .watchers import is_watcher
 if TYPE_CHECKING:
     from . import use_count
 
-#: What a holder can be, as `Holder.kind`.
+#: Values of `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own looks at the host (names of processes, and words of the command; root's, in no container). They are over
-#: in a moment, and never there while a run changes the host: transaction.looking. One killed in a hung driver holds.
+#: The collection's own scans (process names, and subcommands; run by root outside of containers). They are short, and do not run
+#: while a run changes the host: transaction.looking. One that was killed and hangs in the driver is a holder.
 LOOK = (("gpu-layout", "gpu-layout-nvml"), {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 
-#: For the whole look. A tool of the host that is asked when it ends is waited for as long as tools are.
+#: Limit for the whole scan. A tool that runs when it ends still gets its own timeout.
 _LOOK_SECONDS = 20.0
 _VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
-#: What a message has room for.
+#: Maximum pids in a message.
 _PIDS_SHOWN = 5
-# Scans that must find the same difference between the driver's use count and open files: files are opened and closed meanwhile.
+# Scans that must agree on the difference between use count and open files, since files are opened and closed meanwhile.
 _SCANS = 3
 # Problem and cure by the reason why a process is a suspect.
 _SUSPECTS = {
     IN_RING: (
-        "a process has files registered with io_uring, and the kernel does not tell whether a GPU is among them",
+        "a process has files registered with io_uring, and the kernel does not show whether a GPU is among them",
         "End it, or have it unregister its files.",
     ),
     IN_SOCKET: (
         "open files were sent to a Unix socket of a process that does not receive them, and may be of a GPU",
         "End it, or have it receive them.",
     ),
-    IN_MAPS: ("what a process has mapped cannot be read in time", "End it, or what serves its file system."),
+    IN_MAPS: ("the mappings of a process cannot be read in time", "End it, or the server of its file system."),
     NO_RIGHT: (
-        "what a process has mapped cannot be read",
-        "Run as root; within a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
+        "the mappings of a process cannot be read",
+        "Run as root. Within a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
     ),
 }
-#: Of each text: with what it takes to write out a command line's control characters.
+#: Maximum length of a text, with escaped control characters.
 _TEXT_LENGTH = 4 * COMMAND_LENGTH
 
 
@@ -85,11 +86,11 @@ def find_holders(
     kubelet_directory: str = KUBELET_DIRECTORY,
     sockets: bool = False,
 ) -> Tuple[Holder, ...]:
-    """Return all holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
+    """Return all holders of the host's GPUs, sorted by GPU (in the host's order), instance, kind and pid.
 
-    `host` is as just observed. This process and its running children are left out: they have the GPUs open for this run
-    (nvml/bounded_session.py). A child that was given up and hangs in the driver still holds them, so it counts. `sockets` asks
-    for `listens` and `clients` too. Raises nothing: what it cannot read is a holder of kind unknown, whose text has the fix.
+    `host` must be a current observation. This process and its running children are omitted: they have the GPUs open for this run
+    (nvml/bounded_session.py). A child that was given up and hangs in the driver counts. `sockets` adds `listens` and `clients`.
+    Raises nothing: unreadable data becomes a holder of kind unknown, whose text has the fix.
     """
     if not host.gpus:
         return ()
@@ -97,7 +98,7 @@ def find_holders(
     deadline = time.monotonic() + _LOOK_SECONDS
     with one_look(deadline):
         processes, hidden = _scanned(devices, proc, deadline)
-        found = [
+        holders = [
             *_of_mps(host, devices, processes, run),
             *_of_processes(host, devices, processes),
             *containers(devices, processes, host.gpus),
@@ -107,23 +108,23 @@ def find_holders(
             *_hidden(host, hidden),
         ]
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
-        told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
+        complete = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(holders), run)]
         if sockets:
             from .sockets import with_sockets
 
-            told = with_sockets(told, processes, deadline)
-    return tuple(sorted(told, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
+            complete = with_sockets(complete, processes, deadline)
+    return tuple(sorted(complete, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
 
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
-    """Those in the way of destroying that GPU instance; without one, of a reset or a change of MIG mode of the GPU."""
+    """Return the holders that block destroying a GPU instance or, without one, a reset or change of MIG mode."""
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
 
 
 def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, int]:
-    """Return the processes, and how many references to the driver no open file explains.
+    """Return the processes, and the number of references to the driver without an open file.
 
-    Suspects are left out if the driver's use count shows that nothing is hidden.
+    Suspects are omitted if the driver's use count shows that nothing is hidden.
     """
     modules = proc + "/modules"
     if not devices.has_driver:
@@ -160,7 +161,7 @@ def _compared(devices: Devices, processes: Processes, before: str, after: str) -
         None if apart is None else taken(apart),
         taken(files if apart is None else apart) + mapped,
         complete=processes.complete and not processes.unreadable and not processes.crowded,
-        # The task of an open file is a process's main thread, as far as it has one table.
+        # Threads that share a table are listed once, under the main thread.
         uses=any(file[0] not in processes.own for file in files),
     )
     return use_count.compare(before, after, found)
@@ -169,8 +170,8 @@ def _compared(devices: Devices, processes: Processes, before: str, after: str) -
 def _hidden(host: Host, references: int) -> list[Holder]:
     if not references:
         return []
-    problem = "the driver is in use by something that no process shows: %d more references than found (/proc/modules)"
-    cure = "End what may hide a GPU (docs/holders.md, Hidden files), or reboot the host."
+    problem = "the driver has %d more references than open files (/proc/modules): something hidden uses it"
+    cure = "End processes that may hide a GPU (docs/holders-detection.md, Hidden files), or reboot the host."
     return unknown(host.gpus, problem % references, cure)
 
 
@@ -183,7 +184,7 @@ def _of_mps(host: Host, devices: Devices, processes: Processes, run: Run) -> lis
 
 
 def _is_mps(processes: Processes, pid: int) -> bool:
-    """Return whether a process is a daemon or server of MPS itself."""
+    """Return whether a process is an MPS daemon or server."""
     words = processes.arguments(pid)
     return bool(words) and words[0].rpartition("/")[2] in (MPS_CONTROL, MPS_SERVER)
 
@@ -205,7 +206,7 @@ def _of_kubelet(host: Host, devices: Devices, processes: Processes, directory: s
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
-    """Those that NVML lists, and those that have a node open; one that is both counts once, as NVML has it."""
+    """Return processes from NVML and processes with an open node. One that is both counts once, as in NVML."""
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
@@ -215,7 +216,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
         for gpu, instance in places:
-            # A process in an instance has the node of its GPU open as well, and that says no more.
+            # A process in an instance always has the GPU's node open too.
             if instance is not None or gpu not in inside:
                 kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
     for gpu in host.gpus:
@@ -234,14 +235,14 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
 
 def _process(processes: Processes, pid: int, name: str | None, place: Place, kind: str) -> Holder:
     command, user, origin = processes.command(pid) or name, processes.user(pid), processes.origin(pid)
-    about = [text for text in (short(command), user and "user %s" % user, origin.unit_or_container) if text]
-    who = "pid %d" % pid + (" (%s)" % ", ".join(about) if about else "")
+    details = [text for text in (short(command), user and "user %s" % user, origin.unit_or_container) if text]
+    who = "pid %d" % pid + (" (%s)" % ", ".join(details) if details else "")
     watches = False
     if kind == DEVICE_HANDLE:
         watches = place[1] is None and is_watcher(processes, pid)
         who += WATCHES if watches else HAS_OPEN
     if processes.was_killed(pid):
-        who += ", was killed, and hangs in the kernel (look there for Xid 119 or 120)"
+        who += ", was killed, and hangs in the kernel (check its log for Xid 119 or 120)"
     return Holder(
         place[0],
         place[1],
@@ -257,7 +258,7 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
 
 
 def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
-    cure = "Run as root (become: true); within a container, give it the capability CAP_SYS_PTRACE."
+    cure = "Run as root (become: true). Within a container, give it the capability CAP_SYS_PTRACE."
     holders = []
     if not devices.can_be_open:
         pass
@@ -269,8 +270,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
     elif processes.crowded:
         who = ", ".join("pid %d, user %s" % (pid, processes.user(pid)) for pid in processes.crowded[:_PIDS_SHOWN])
         who += ", ..." if len(processes.crowded) > _PIDS_SHOWN else ""
-        problem = "the open files of %d processes could not be looked at in time (%s)" % (len(processes.crowded), who)
-        holders += unknown(host.gpus, problem, "End those that have very many (ls /proc/PID/fd), and run again.")
+        problem = "the open files of %d processes could not be read in time (%s)" % (len(processes.crowded), who)
+        holders += unknown(
+            host.gpus, problem, "End processes with very many open files (ls /proc/PID/fd), and run again."
+        )
     elif not processes.complete:
         holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
     if Path(_VGPU_MODULE).is_dir():
@@ -278,10 +281,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
         for gpu in host.gpus:
             for name in virtual_machines(gpu):
-                problem = "nvidia_vgpu_vfio has given a part of it to a virtual machine (%s)" % name
+                problem = "nvidia_vgpu_vfio assigned a part of it to a virtual machine (%s)" % name
                 holders += unknown([gpu], problem, "Shut the virtual machine down and remove the device.")
     if os.geteuid() != 0:
-        # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: on a GPU in MIG mode not all are listed to such a caller.
+        # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: in MIG mode such a caller does not get all processes.
         instances = [gpu for gpu in host.gpus if gpu.mig.enabled]
         holders += unknown(instances, "NVML lists the processes of other users to root only", cure)
     if devices.can_be_open:
@@ -290,17 +293,17 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
             if pids:
                 holders += _suspected(host, processes, pids, problem, cure_of_it)
     if devices.uncertain:
-        problem = "/proc/driver/nvidia does not tell the number of its device node"
+        problem = "/proc/driver/nvidia does not list the number of its device node"
         holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")
     return holders
 
 
 def _suspected(host: Host, processes: Processes, pids: list[int], problem: str, cure: str) -> list[Holder]:
-    """Return a holder for all processes that are suspects for the same reason; with the process if it is one."""
+    """Return a holder for all suspects with the same reason, with details if it is a single process."""
     shown = []
     for pid in pids[:_PIDS_SHOWN]:
-        about = [text for text in (short(processes.command(pid)), processes.user(pid)) if text]
-        shown.append("pid %d%s" % (pid, " (%s)" % ", user ".join(about) if about else ""))
+        texts = [text for text in (short(processes.command(pid)), processes.user(pid)) if text]
+        shown.append("pid %d%s" % (pid, " (%s)" % ", user ".join(texts) if texts else ""))
     more = ["%d more" % (len(pids) - _PIDS_SHOWN)] if len(pids) > _PIDS_SHOWN else []
     details = {}
     if len(pids) == 1:
@@ -313,7 +316,7 @@ def _with_times(holder: Holder, processes: Processes) -> Holder:
 
 
 def _printable(holder: Holder) -> Holder:
-    """The names of units, containers and jobs, and what processes call themselves, are chosen by others."""
+    """Escape and truncate names of units, containers, jobs and processes, which users choose."""
     texts = {name: getattr(holder, name) for name in ("who", "user", "command", "unit_or_container", "job")}
     return replace(holder, **{name: _cut(printable(text)) for name, text in texts.items() if text is not None})
 
@@ -323,7 +326,7 @@ def _cut(text: str) -> str:
 
 
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
-    """One holder for each pid and place: the first source that named it knows the most."""
+    """Keep one holder per pid and place, from the first source, which has the most details."""
     found: dict[tuple[object, ...], Holder] = {}
     for holder in holders:
         key = (holder.gpu_uuid, holder.gpu_instance_id, holder.pid if holder.pid is not None else holder)
@@ -337,7 +340,7 @@ def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
 
 
 def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
-    """Return the GPUs and their instances as data, each with its holders; None for these where there was no look."""
+    """Return the GPUs and their instances as data with their holders (None without a scan)."""
     seen = None if holders is None else tuple(holders)
     data: list[dict[str, Any]] = to_data(host.gpus)
     for gpu in data:
@@ -345,6 +348,5 @@ def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -
         if not profiles:
             del gpu["mig"]["profiles"]
         for instance in gpu["mig"]["instances"]:
-            in_the_way = None if seen is None else to_data(blocking(seen, gpu["uuid"], instance["id"]))
-            instance["holders"] = in_the_way
+            instance["holders"] = None if seen is None else to_data(blocking(seen, gpu["uuid"], instance["id"]))
     return data

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH123
-"""Find files that processes keep open without a descriptor: mapped, registered with io_uring, or in flight in a Unix socket.
+"""Find files that are open without a descriptor: mapped, registered with io_uring, or in flight in a Unix socket.
 
-The kernel names the device of a mapped file. Of registered files it gives names, which users choose, and of files in flight
-only a count. A ring or socket that may hold a GPU's node is therefore a suspect, and not a known holder.
+The kernel shows the device of a mapped file, but only the name of a registered file, which users choose, and only the number of
+files in flight. So a ring or socket that may hold a GPU node makes its process a suspect, not a known holder.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from .tasks import can_compare, distinct
 # Why a process is a suspect.
 IN_RING, IN_SOCKET, IN_MAPS, NO_RIGHT = "ring", "socket", "mapping", "right"
 _ROOT = 0
-# Processes in one question: few enough for the time limit of a question.
+# Processes per query: few enough for its time limit.
 _BATCH = 16
 # A process may have as many mappings as vm.max_map_count allows, each with a path of a page.
 _MOST_BYTES = 1 << 24
 _MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) ([1-9][0-9]*) +(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"/nvidia(?:-cap)?\d+(?: \(deleted\))?$")
-# Who has one of these mapped uses a GPU.
+# A process that has one of these mapped uses a GPU.
 _USED_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
 _ANONYMOUS_DEVICE = "00:"
-# A ring's lock may be taken just when it is asked for its files: then the kernel lists none (io_uring/fdinfo.c).
+# If the lock of a ring is taken, the kernel lists no files (io_uring/fdinfo.c).
 _RING_TRIES, _RING_PAUSE_SECONDS = 20, 0.005
 _MOST_RING_BYTES = 1 << 20
 _REGISTERED = re.compile(r"^UserFiles:\s*(\d+)$(.*?)(?=^UserBufs:|\Z)", re.MULTILINE | re.DOTALL)
 _SLOT = re.compile(r"^\s*\d+: (.*)$", re.MULTILINE)
 _NO_FILE = "<none>"
-# How Linux 6.10 and later writes a registered file that is none of a file system.
+# Registered files outside of file systems, as written by Linux 6.10 and later.
 _NOT_OF_FILE_SYSTEM = re.compile(r"(?:socket|pipe):\[\d+\]|anon_inode:\[?\w+\]?")
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
-# A receiver that is running takes its files sooner.
+# A working receiver takes its files sooner.
 _IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
@@ -76,10 +76,10 @@ class Mappings:
 
 
 def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: float) -> Mappings:
-    """Return what processes have mapped, of the driver's major numbers; by path if there are none.
+    """Return the mapped nodes of processes, by the driver's major numbers, or by path without any.
 
-    Asked in a child, in batches of one account: a process can delay for ever who asks for its mappings, by a page fault that a
-    file system of its user never answers. `deadline` is in seconds of time.monotonic().
+    Reads in a child process, in batches per account: a page fault on a user's own file system can delay a read of mappings
+    forever. `deadline` is in seconds of time.monotonic().
     """
     by_account: Dict[int, List[Process]] = {}
     for one in processes:
@@ -103,7 +103,7 @@ def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: floa
 def _asked(
     account: int, members: Sequence[Process], majors: Sequence[int], deadline: float
 ) -> List[Tuple[Process, Any]]:
-    """Return each process with its row of `_mapped`, or with the reason why there is none."""
+    """Return each process with its row of `_mapped`, or with the reason for a missing row."""
     rows: List[Tuple[Process, Any]] = []
     batches = [members[at : at + _BATCH] for at in range(0, len(members), _BATCH)]
     while batches:
@@ -114,7 +114,7 @@ def _asked(
             answer = ask(account, _mapped, [[one.folder, *one.remote] for one in batch], list(majors), worker=MAPS)
         except NoAnswerError:
             if len(batch) > 1:
-                # One at a time, so that only those that do not answer are suspects, as far as questions are allowed.
+                # Retry one at a time, so that only processes that do not answer become suspects.
                 batches[:0] = [[one] for one in batch]
             else:
                 rows.append((batch[0], IN_MAPS))
@@ -133,7 +133,7 @@ def _has_memory(folder: str) -> bool:
     return True
 
 
-# Device and inode of files on block devices that are none of the driver's: such a file system has an inode once.
+# Device and inode of files on block devices that are not the driver's. There an inode is unique.
 _known: Set[Tuple[str, str]] = set()
 # Start, end, device, inode and path of a line of /proc/PID/maps.
 _Line = Tuple[str, str, str, str, str]
@@ -141,7 +141,7 @@ _Line = Tuple[str, str, str, str, str]
 
 @task
 def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
-    """Return for each process [device numbers, paths, inodes of rings]; None if it has ended, or why it cannot be told."""
+    """Return for each process [device numbers, paths, inodes of rings], None if it has ended, or a reason."""
     allowed = not majors or _may_follow()
     rows: List[Any] = []
     for folder, *remote in processes:
@@ -169,9 +169,9 @@ def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
 
 
 def has_mapped_node(folder: str, majors: List[int]) -> bool:
-    """Return whether a process has a node of the driver mapped: by number, or by name without major numbers.
+    """Return whether a process has a node of the driver mapped, by number, or by name without major numbers.
 
-    Call it in a child. Raises OSError.
+    Call it in a child process. Raises OSError.
     """
     _row, files = _sorted_lines(_beginning(folder + "/maps"))
     if majors:
@@ -184,7 +184,7 @@ def _beginning(path: str) -> str:
         chunks = []
         size = 0
         while size <= _MOST_BYTES:
-            # The kernel gives a page at a time.
+            # The kernel returns one page at a time.
             chunk = file.read(1 << 20)
             if not chunk:
                 break
@@ -202,9 +202,8 @@ def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
 
 def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[int]) -> List[List[int]]:
     """Return (major, minor) of each mapping of a device with such a number."""
-    found = []
-    # On other file systems (overlay, btrfs, tmpfs) different files may have the same device and inode. Lines of a process with
-    # the same path besides are one file.
+    numbers = []
+    # On overlay, btrfs and tmpfs different files may have the same device and inode. With the same path too, they are one file.
     own: Dict[Tuple[str, str, str], Any] = {}
     for start, end, device, inode, path in files:
         if (device, inode) in _known or device in remote:
@@ -215,10 +214,10 @@ def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[
             own[key] = device_of("%s/map_files/%s-%s" % (folder, start.lstrip("0") or "0", end.lstrip("0") or "0"))
         number = own[key]
         if number is not None and number[0] in majors:
-            found.append([number[0], number[1]])
+            numbers.append([number[0], number[1]])
         elif not device.startswith(_ANONYMOUS_DEVICE):
             _known.add((device, inode))
-    return found
+    return numbers
 
 
 def _may_follow() -> bool:
@@ -235,23 +234,23 @@ def _may_follow() -> bool:
 
 
 def registered(text: str) -> List[str] | None:
-    """Return the names of files that are registered with a ring, of its fdinfo; None if the kernel does not list them."""
-    found = _REGISTERED.search(text)
-    if found is None:
+    """Return the names of files registered with a ring, from its fdinfo. None if the kernel does not list them."""
+    match = _REGISTERED.search(text)
+    if match is None:
         return None
-    slots = _SLOT.findall(found.group(2))
-    if int(found.group(1)) and not slots:
+    slots = _SLOT.findall(match.group(2))
+    if int(match.group(1)) and not slots:
         return None
     return [name for name in slots if name != _NO_FILE]
 
 
 def may_be_node(name: str) -> bool:
-    """Return whether a registered file of this name may be a device node: users choose names in file systems."""
+    """Return whether a registered file may be a device node: users choose names in file systems."""
     return not _NOT_OF_FILE_SYSTEM.fullmatch(name)
 
 
 def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None], List[int]]:
-    """Return for each ring of a process the names of its registered files, None if unknown; and the inodes of the rings."""
+    """Return for each ring the names of its registered files (None if unknown), and the inodes of the rings."""
     try:
         rows = ask(account_of(folder), _rings, list(paths), worker=MAPS)
     except NoAnswerError:
@@ -261,13 +260,13 @@ def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None],
 
 @task
 def _rings(paths: List[str]) -> List[Any]:
-    """Asked in a child: until Linux 5.12 the kernel waits for the ring's lock."""
+    """Run in a child process, since until Linux 5.12 the kernel waits for the ring's lock."""
     rows = []
     for path in paths:
         try:
             inode = os.stat(path).st_ino
         except OSError:
-            # Closed meanwhile.
+            # It was closed meanwhile.
             continue
         names = None
         for _again in range(_RING_TRIES):
@@ -280,24 +279,24 @@ def _rings(paths: List[str]) -> List[Any]:
 
 
 def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[Suspect]:
-    """Return the processes with a Unix socket that keeps files which were sent and are not received (unix(7), SCM_RIGHTS).
+    """Return processes with files in flight in a Unix socket: sent, but not received (unix(7), SCM_RIGHTS).
 
-    `sockets` are (pid, link, path) of all open sockets. The kernel tells how many such files a socket has since Linux 5.6. Files
-    that are received within a second are no reason for suspicion.
+    `sockets` are (pid, link, path) of all open sockets. The kernel shows the number of such files since Linux 5.6. Files that are
+    received within a second do not count.
     """
     once = {link: (pid, path) for pid, link, path in sockets}
-    left = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
+    waiting = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
     end = min(deadline, time.monotonic() + _IN_FLIGHT_SECONDS)
-    while left and time.monotonic() < end:
+    while waiting and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-        left = {link: where for link, where in left.items() if _IN_FLIGHT.search(info_of(where[1]))}
-    return [Suspect(pid, IN_SOCKET) for pid in sorted({pid for pid, _path in left.values()})]
+        waiting = {link: where for link, where in waiting.items() if _IN_FLIGHT.search(info_of(where[1]))}
+    return [Suspect(pid, IN_SOCKET) for pid in sorted({pid for pid, _path in waiting.values()})]
 
 
 def distinct_files(files: Sequence[Tuple[int, int, int, int]]) -> List[Tuple[int, int, int, int]] | None:
-    """Return one of the (task id, descriptor, major, minor) of each open file description; None if the kernel does not tell.
+    """Return one (task id, descriptor, major, minor) per open file description, or None if kcmp(2) does not work.
 
-    Asked in a child: kcmp(2) waits for a process that executes a program, which a file system can delay for ever.
+    Runs in a child process: kcmp(2) waits for a process in execve(2), which a file system can delay forever.
     """
     if not files or not can_compare():
         return None if files else []

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name what holds a GPU inside the kernel, where no process shows: a display, or a module on top of the driver.
+"""Find kernel modules and displays that hold a GPU without a process.
 
-Sources: the files of a module and its use count in sysfs (Documentation/ABI/testing/sysfs-module of Linux), /proc/modules,
-the DRM devices and frame buffers of a PCI device. nvidia_drm counts as one that has the GPU open only with `modeset`, or while
-something uses it (NVIDIA's driver README, "Direct Rendering Manager Kernel Modesetting").
+Sources: module files and use counts in sysfs (Documentation/ABI/testing/sysfs-module of Linux), /proc/modules, DRM
+devices and frame buffers of a PCI device. nvidia_drm counts only with `modeset` or while it is in use (NVIDIA's driver
+README, "Direct Rendering Manager Kernel Modesetting").
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _DRIVER = "nvidia"
 
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# The order in which modules go: each depends on those behind it.
+# Order of unloading: each module depends on later ones.
 _UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv")
 
-# Each CUDA process of any GPU has it open, and is a holder of its own GPU.
+# Every CUDA process has it open, and is itself a holder of its GPU.
 _OF_PROCESSES = "nvidia_uvm"
 
-# The driver keeps a pending MIG mode over a reboot on these architectures alone (MIG User Guide, "Persistence").
+# Only here a pending MIG mode survives a reboot (MIG User Guide, "Persistence").
 _MODE_SURVIVES = ("ampere",)
 
 
 @frozen
 class KernelHolder:
-    """What holds a GPU: a module, None for the kernel itself; its use count, None if not shown; and what of it is in use."""
+    """A module that holds a GPU (None for the kernel itself), its use count (None if unknown), and its uses."""
 
     module: str | None
     use_count: int | None = None
@@ -50,12 +50,12 @@ class KernelHolder:
 
 
 def survives_reboot(gpu: Gpu) -> bool:
-    """Return whether a MIG mode that is pending becomes current by a reboot."""
+    """Return whether a pending MIG mode becomes current by a reboot."""
     return gpu.architecture in _MODE_SURVIVES
 
 
 def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return what drives a display of this GPU, by what sysfs shows of its PCI device."""
+    """Return the holder that drives a display of this GPU, from its PCI device in sysfs."""
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     cards = [name for name in _names(device / "drm") if name.startswith("card")]
     consoles = [
@@ -63,7 +63,7 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
         *(fb for card in cards for fb in _names(device / "drm" / card / "graphics")),
     ]
     if not consoles and _read(device / "boot_vga") == "1":
-        # The frame buffer of the firmware has no link to the GPU that shows it.
+        # The firmware's frame buffer has no link to its GPU.
         consoles = [name for name in _names(Path(sys, "class/graphics")) if name.startswith("fb") and name != "fbcon"]
     count = _use_count(_DRM, sys, proc)
     modeset = _read(Path(sys, "module", _DRM, "parameters/modeset")) in ("Y", "1")
@@ -74,37 +74,37 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
 
 
 def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return the modules on top of the driver that something else than another module uses. They may hold any GPU."""
-    found = []
+    """Return modules on top of the driver that are used by more than other modules. They may hold any GPU."""
+    holders = []
     for module in _on_top(sys, proc):
         if module == _OF_PROCESSES:
             continue
         count = _use_count(module, sys, proc)
         if count is not None and count > len(_dependents(module, sys, proc)):
-            found.append(KernelHolder(module, count))
-    return tuple(found)
+            holders.append(KernelHolder(module, count))
+    return tuple(holders)
 
 
 def holders_in_kernel(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return what may hold the GPU inside the kernel: its display, and modules that are in use."""
-    found = {each.module: each for each in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
-    return tuple(sorted(found.values(), key=lambda each: _order(each.module)))
+    """Return what may hold the GPU inside the kernel: its display, and modules in use."""
+    by_module = {holder.module: holder for holder in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
+    return tuple(sorted(by_module.values(), key=lambda holder: _order(holder.module)))
 
 
 def listing(holders: Iterable[KernelHolder]) -> str:
-    """Return the holders in words."""
-    return ", ".join(map(str, holders)) or "a module that neither /proc/modules nor /sys shows"
+    """Format the holders for messages."""
+    return ", ".join(map(str, holders)) or "a module that is not in /proc/modules or /sys"
 
 
 def without_reboot(holders: Iterable[KernelHolder]) -> str:
     """Return how to free the GPU without a reboot: one sentence with the commands."""
     holders = tuple(holders)
-    modules = {each.module for each in holders if each.module} if holders else {_DRM}
+    modules = {holder.module for holder in holders if holder.module} if holders else {_DRM}
     modules |= {_MODESET} if _DRM in modules else set()
     steps = []
     if modules & {_DRM, _MODESET}:
         steps.append("stop the display manager (systemctl isolate multi-user.target)")
-    if any("console" in use for each in holders for use in each.uses):
+    if any("console" in use for holder in holders for use in holder.uses):
         steps.append("unbind the console (echo 0 > /sys/class/vtconsole/vtcon1/bind)")
     if modules:
         steps.append("run modprobe -r %s" % " ".join(sorted(modules, key=_order)))
@@ -112,7 +112,7 @@ def without_reboot(holders: Iterable[KernelHolder]) -> str:
 
 
 def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
-    """Return a line of a plan that changes the GPU's MIG mode, where a display may keep the mode from changing now."""
+    """Return a plan's warning that a display may block the change of MIG mode, or None."""
     holders = display_holders(gpu, sys, proc)
     if not holders:
         return None
@@ -125,7 +125,7 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
 
 
 def virtual_machines(gpu: Gpu, sys: str = "/sys") -> list[str]:
-    """Return the virtual devices of a GPU that nvidia_vgpu_vfio has given to virtual machines, by their names in sysfs.
+    """Return the names in sysfs of a GPU's virtual devices that nvidia_vgpu_vfio assigned to virtual machines.
 
     Mediated devices have a UUID. Since Linux 6.8 a virtual function has the number of its type instead (NVIDIA vGPU software
     user guide, "Creating an NVIDIA vGPU on a Linux with KVM Hypervisor").
@@ -142,14 +142,14 @@ def _order(module: str | None) -> tuple[int, str]:
 
 
 def _on_top(sys: str, proc: str) -> list[str]:
-    """Return every module that depends on the driver, directly or not."""
+    """Return every module that depends on the driver, directly or indirectly."""
     found: list[str] = []
-    left = [_DRIVER]
-    while left:
-        for module in _dependents(left.pop(), sys, proc):
+    pending = [_DRIVER]
+    while pending:
+        for module in _dependents(pending.pop(), sys, proc):
             if module not in found:
                 found.append(module)
-                left.append(module)
+                pending.append(module)
     return found
 
 
@@ -163,7 +163,7 @@ def _dependents(module: str, sys: str, proc: str) -> list[str]:
 
 
 def _use_count(module: str, sys: str, proc: str) -> int | None:
-    """Return the use count; None for a module that is not loaded, or is built into the kernel."""
+    """Return the use count, or None for a module that is not loaded or built in."""
     text = _read(Path(sys, "module", module, "refcnt"))
     counts = [text] if text else [fields[2] for fields in _listed(module, proc)]
     return int(counts[0]) if counts and re.fullmatch(r"-?\d+", counts[0]) else None

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find what the kubelet has given to pods: the checkpoints of its device manager and of its DRA manager, JSON files.
+"""Read the kubelet's assignments of GPUs to pods from the checkpoints of its device and DRA managers.
 
 Formats: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. Until 1.19 DeviceIDs
 was a list; since then it maps NUMA nodes to lists. Until 1.31 a claim had its devices in CDIDevices, not in DriverState.
@@ -26,7 +26,7 @@ _DEVICES, _CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_s
 
 @frozen
 class _Allocation:
-    """What a pod was given: `ids` of a resource, or of a driver in a claim. `answer` is the text of the plugin or driver."""
+    """Devices assigned to a pod: `ids` of a resource, or of a driver in a claim, and the plugin's `answer` text."""
 
     pod: str
     container: str | None
@@ -37,11 +37,11 @@ class _Allocation:
 
 
 def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
-    """Return a holder for each container of a pod, or claim, and each GPU or GPU instance that it was given.
+    """Return a holder for each container or claim of a pod and each of its GPUs or GPU instances.
 
-    The kubelet strikes out the allocations of pods that have ended only when it admits the next one. So an entry counts
-    while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder. An entry from
-    before the boot holds nothing until the kubelet runs again, which then hands out devices again.
+    The kubelet removes allocations of ended pods only when it admits the next pod. So an entry counts while a process
+    of its pod runs (by cgroup), or while the kubelet keeps the pod's folder. An entry from before the boot counts only
+    once the kubelet runs.
     """
     return [
         *_from(host, devices, processes, directory, _DEVICES, _allocations),
@@ -52,7 +52,7 @@ def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) 
 def _from(host: Host, devices: Devices, processes: Processes, directory: str, name: str, read: Any) -> list[Holder]:
     checkpoint = Path(directory, name)
     try:
-        given = list(read(json.loads(checkpoint.read_text()), directory))
+        allocations = list(read(json.loads(checkpoint.read_text()), directory))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -60,12 +60,12 @@ def _from(host: Host, devices: Devices, processes: Processes, directory: str, na
             host.gpus, "%s cannot be read (%s)" % (checkpoint, error.strerror), "Run as root (become: true)."
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        problem = "%s is not what a kubelet writes" % checkpoint
-        return unknown(host.gpus, problem, "Restart the kubelet, which rewrites it; drain the node first.")
-    running_pods = processes.pods() if given else set()
-    past = given and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
+        problem = "%s is not a valid checkpoint" % checkpoint
+        return unknown(host.gpus, problem, "Drain the node and restart the kubelet, which rewrites it.")
+    running_pods = processes.pods() if allocations else set()
+    past = allocations and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
     holders = []
-    for one in given:
+    for one in allocations:
         running = one.pod in running_pods
         if not running and (past or not Path(directory, "pods", one.pod).is_dir()):
             continue
@@ -76,23 +76,25 @@ def _from(host: Host, devices: Devices, processes: Processes, directory: str, na
 def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running: bool) -> list[Holder]:
     who = "%s of pod %s (%s)" % (given.what, pod, given.resource)
     if not running:
-        who += ", of which nothing runs just now: delete the pod if it has ended"
-    # Plugins that share GPUs (HAMi, Volcano) give the device of the scheduler's choice, whichever id the kubelet picked:
-    # their answer names it. It has no UUID where devices are given by index.
+        who += ", which has no running process: delete the pod if it has ended"
+    # Plugins that share GPUs (HAMi, Volcano) use the device that the scheduler chose, not the id that the kubelet picked.
+    # Their answer has its UUID, unless devices are assigned by index.
     places = mentioned(host, given.answer)
-    found = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
-    # An id of a device that the host lacks is of something that is gone, and holds nothing.
-    places = places or without_parents({place for _device, known in found for place in known or ()})
+    by_id = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
+    # An id of a device that the host lacks holds nothing.
+    places = places or without_parents({place for _device, known in by_id for place in known or ()})
     holders = [
         Holder(uuid, instance, KUBELET, who, unit_or_container=given.container, job=given.pod)
         for uuid, instance in places
     ]
-    strange = [device for device, known in found if known is None]
-    if strange:
-        problem = '%s has the device "%s", whose GPU cannot be determined' % (who, strange[0])
+    unknown_ids = [device for device, known in by_id if known is None]
+    if unknown_ids:
+        problem = '%s has the device "%s", whose GPU cannot be determined' % (who, unknown_ids[0])
         return holders + unknown(host.gpus, problem, "Delete the pod, or drain the node.", job=given.pod)
     if _nameless_instances(host) and not places and may_be_gpu(given.resource):
-        holders += unknown(host.gpus, "%s has a device that cannot be told" % who, "Drain the node.", job=given.pod)
+        holders += unknown(
+            host.gpus, "%s has a device that cannot be determined" % who, "Drain the node.", job=given.pod
+        )
     return holders
 
 
@@ -111,8 +113,8 @@ def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
 
 
 def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
-    """Yield what each pod has by each claim. The driver's own checkpoint knows the UUIDs; the kubelet has names alone."""
-    # Up to Kubernetes 1.31 the list is in the file itself, later in a text in it (pkg/kubelet/cm/dra/state/checkpoint.go).
+    """Yield the devices of each pod and claim. Only the driver's own checkpoint has UUIDs."""
+    # Since Kubernetes 1.32 the list is JSON text inside the file (pkg/kubelet/cm/dra/state/checkpoint.go).
     entries = (
         json.loads(data["Data"])["ClaimInfoStateList"] if isinstance(data.get("Data"), str) else data.get("entries")
     )
@@ -132,7 +134,7 @@ def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
 
 
 def _device_names(device: Any) -> list[str]:
-    """Return the name of a claimed device; without one, what CDI calls it."""
+    """Return the name of a claimed device, or else its CDI names."""
     return [device["DeviceName"]] if device.get("DeviceName") else list(map(_cdi_name, device["CDIDeviceIDs"] or ()))
 
 
@@ -141,7 +143,7 @@ def _cdi_name(name: str) -> str:
 
 
 def _prepared(directory: str, driver: str, claim: str) -> str:
-    """Return what the driver's checkpoint has of a claim, as text; nothing where it has none that can be read.
+    """Return a claim from the driver's checkpoint as text, or "" if it cannot be read.
 
     Format: NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin/checkpoint.go.
     """
@@ -155,7 +157,7 @@ def _prepared(directory: str, driver: str, claim: str) -> str:
 
 
 def _decoded(answer: Any) -> str:
-    """Return the texts in a plugin's answer, a protocol buffer in base64 (ContainerAllocateResponse of deviceplugin/v1beta1)."""
+    """Decode a plugin's answer, a protocol buffer in base64 (ContainerAllocateResponse of deviceplugin/v1beta1)."""
     try:
         return base64.b64decode(answer or "").decode("latin-1")
     except (ValueError, TypeError):
@@ -163,13 +165,13 @@ def _decoded(answer: Any) -> str:
 
 
 def _nameless_instances(host: Host) -> bool:
-    """Whether the driver left out the UUID of a MIG device, so that a name that is not found proves nothing."""
+    """Return whether a MIG device has no UUID, so that a missing match proves nothing."""
     instances = (instance for gpu in host.gpus for instance in gpu.mig.instances)
     return any(compute.mig_uuid is None for instance in instances for compute in instance.compute_instances)
 
 
 def _pod_name(directory: str, pod: str) -> str:
-    """namespace/name from the folder of the pod's logs, <namespace>_<name>_<uid>; the uid where there is none."""
+    """Return namespace/name from the pod's log folder (<namespace>_<name>_<uid>), or the uid."""
     logs = Path(directory, "../../log/pods").resolve()
     for folder in logs.glob("*_%s" % pod):
         namespace, name = folder.name.split("_")[:2]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write into what was observed who holds what. Pure; the planner reads it."""
+"""Add holders to an observed host, for the planner. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import PROCESS
 
 
 def mark(host: Host, holders: Iterable[Holder]) -> Host:
-    """The host with `held_by` of its GPUs, GPU instances and compute instances set."""
+    """Return the host with `held_by` set on GPUs, GPU instances and compute instances."""
     holders = tuple(holders)
     return dataclasses.replace(
         host, gpus=tuple(_gpu(gpu, [h for h in holders if h.gpu_uuid == gpu.uuid]) for gpu in host.gpus)
@@ -32,14 +32,14 @@ def _instance(instance: GpuInstance, holders: list[Holder]) -> GpuInstance:
 
 
 def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Holder]) -> ComputeInstance:
-    """NVML says which compute instance a process is in; of all others only the GPU instance is known."""
-    here = {process.pid for process in compute.processes}
-    elsewhere = {process.pid for process in instance.processes} - here
+    """Set the holders. NVML reports the compute instance of a process; for other holders only the GPU instance is known."""
+    own_pids = {process.pid for process in compute.processes}
+    elsewhere = {process.pid for process in instance.processes} - own_pids
     return dataclasses.replace(
         compute, held_by=_once(h for h in holders if h.kind != PROCESS or h.pid not in elsewhere)
     )
 
 
 def _once(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Each once as messages name them, in the order of their names."""
+    """Remove duplicates by text and sort."""
     return tuple(holder for _who, holder in sorted({str(holder): holder for holder in holders}.items()))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the sources of holders share: kinds and texts. Free of I/O."""
+"""Kinds and texts of holders. Pure."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
 
 SLURM_DAEMON = "slurmd"
 
-#: The kernel cuts the name of a process after 15 characters.
+#: The kernel truncates process names to 15 characters.
 NAME_LENGTH = 15
 
-#: How much of a command line a message has room for.
+#: Maximum length of a command line in a message.
 _COMMAND_LENGTH = 80
 
 
 def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> list[Holder]:
-    """What could not be determined holds every GPU that it may concern."""
+    """Return a holder of kind `unknown` for each GPU that a problem may concern."""
     who = "%s. %s" % (problem.rstrip("."), cure)
     return [Holder(gpu.uuid, None, UNKNOWN, who, **details) for gpu in gpus]
 
 
 def short(command: str | None) -> str | None:
-    """A command line as messages show it."""
+    """Truncate a command line for messages."""
     if command is None or len(command) <= _COMMAND_LENGTH:
         return command
     return command[: _COMMAND_LENGTH - 3] + "..."
 
 
 def place_of(host: Host, device_uuid: str) -> tuple[str, int | None] | None:
-    """(GPU UUID, GPU instance id or None) of a GPU's or MIG device's UUID; None where the host has no such device."""
+    """Return (GPU UUID, GPU instance id or None) of a GPU or MIG device UUID. None if the host has no such device."""
     for gpu in host.gpus:
         if gpu.uuid == device_uuid:
             return gpu.uuid, None

@@ -1,13 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clients of the MPS daemons that root runs here. A client between two kernels need not show in NVML; its server knows it.
+"""Find clients of root's MPS daemons. NVML may not list a client between two kernels, but its server does.
 
-Root in a client's container can answer in a daemon's place, for it has the pipe directory. So an answer is only a hint: that a
-server is the daemon's, and that a client shares a GPU with it, is decided by what the kernel shows of both.
+Root in a client's container has the pipe directory and can answer in a daemon's place. So an answer is only a hint. The
+kernel decides whether a server belongs to the daemon, and whether a client shares a GPU with it.
 
-A user's own daemon is not asked: it answers whatever its user likes, and root ends processes by such answers. Its servers and
-their clients have the GPU's node open, which the kernel says, and hold the GPU by that.
+A user's own daemon is not queried, since its user controls the answers. Its servers and clients are found by their open nodes.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from .open_files import device_of
 from .processes import Processes, executable_of, in_container, owner_of
 from .tasks import can_compare, tables
 
-#: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
+#: Default pipe directory (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
-#: For all daemons of a host together: a look happens under the host's lock.
+#: Limit for all daemons of a host, since scans hold the host's lock.
 _DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
-#: Minor numbers of the driver's first major number that are GPUs; the others are nvidiactl and nvidia-modeset. And the
-#: capabilities below are of MIG as a whole, not of an instance (/proc/driver/nvidia-caps/mig-minors).
+#: Minor numbers of GPUs (the others are nvidiactl and nvidia-modeset), and the first capability of an instance
+#: (/proc/driver/nvidia-caps/mig-minors).
 _GPU_MINORS, _FIRST_INSTANCE_CAPABILITY = range(254), 3
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
-    """Return a holder for each client of each MPS server, on what the server has open."""
+    """Return a holder for each client of each MPS server, on the GPUs and instances that the server has open."""
     holders: list[Holder] = []
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    # The kernel cuts names: the server's and the daemon's are one and the same.
+    # The truncated names of server and daemon are the same.
     for daemon in processes.named(MPS_CONTROL):
-        # A container's is that container's affair: it was given the GPU, and its server has the GPU open.
+        # In a container, the container and the open files of its server are holders already.
         if not processes.is_roots(daemon.pid, MPS_CONTROL) or processes.in_container(daemon.pid):
             continue
         control = Control(run, _pipe_directory(processes, daemon.pid), deadline)
@@ -63,14 +62,14 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids: tuple[int, int, int]) -> list[Holder]:
-    """Return the holders that a client is; `pids` are the daemon's, the server's and the client's."""
+    """Return the holders for a client. `pids` are of daemon, server and client."""
     daemon, server, client = pids
     command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
-    about = short(command) or "of a process that /proc does not show"
-    who = "pid %d (%s%s), a client of the MPS server %d" % (client, about, ", user %s" % user if user else "", server)
+    text = short(command) or "of a process that /proc does not show"
+    who = "pid %d (%s%s), a client of the MPS server %d" % (client, text, ", user %s" % user if user else "", server)
     of_server = _places(devices, processes, server)
     own = _places(devices, processes, client)
-    # Without nodes, as of simulated GPUs, it cannot be told which GPU a client uses.
+    # Simulated GPUs have no nodes, so the client's GPU is unknown.
     places = [place for place in of_server if place in own] if devices.can_be_open else of_server
     contradiction = "" if serves(server, client, daemon, processes.proc) else "is not known to be of that server"
     if devices.can_be_open and not places:
@@ -86,9 +85,9 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
 
 
 def is_server(server: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of that daemon, by the kernel's word: its parent, its file and its PID namespace.
+    """Return whether a process is a server of the daemon, by its parent, executed file and PID namespace.
 
-    Who can write to a daemon's pipes may answer in its place and name any process, but makes none a child of the daemon.
+    A process that answers in the daemon's place can name any pid, but cannot make it a child of the daemon.
     """
     parent = re.search(r"^PPid:\s*(\d+)", read("%s/%d/status" % (proc, server)), re.MULTILINE)
     return (
@@ -101,16 +100,16 @@ def is_server(server: int, daemon: int | None, proc: str) -> bool:
 
 
 def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of the daemon, and may serve the other process: by its user."""
+    """Return whether a process is a server of the daemon, and its user may serve the client."""
     if not is_server(server, daemon, proc):
         return False
     owner, of_client = owner_of(server, proc), owner_of(client, proc)
-    # A server of root's serves all users.
+    # A server with uid 0 serves all users.
     return of_client is not None and owner in (0, of_client)
 
 
 def shares_gpu(server: int, client: int, proc: str) -> bool:
-    """Return whether both have a GPU open, and in MIG mode an instance; also where no driver is, as of simulated GPUs."""
+    """Return whether both have the same GPU (in MIG mode instance) open. True without a driver (simulated GPUs)."""
     majors = {
         name: int(number)
         for number, name in re.findall(r"^\s*(\d+) (nvidia\S*)", read(proc + "/devices"), re.MULTILINE)
@@ -131,7 +130,7 @@ def _is_capability(node: tuple[int, int], major: int | None) -> bool:
 
 
 def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
-    """Return (major, minor) of the devices that a process has open; none where it has ended, or does not tell in time."""
+    """Return (major, minor) of the open devices of a process, or none if it has ended or does not answer."""
     process = "%s/%d" % (proc, pid)
     try:
         return {(major, minor) for major, minor in ask(account_of(process), _open_devices, proc, pid)}
@@ -141,7 +140,7 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
 
 @task
 def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
-    """Asked in a child: who answers at a daemon's pipes names any process, with as many open files as it likes."""
+    """Run in a child process, since a false answer may name a process with any number of open files."""
     found = set()
     for task_id, folder in tables(proc, pid, can_compare(proc)):
         try:
@@ -154,7 +153,7 @@ def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
-    """What a process has open: its instances, and GPUs as a whole where it is in none of their instances."""
+    """Return the open instances of a process, and its open GPUs without an open instance."""
     nodes = processes.seen[pid].nodes if pid in processes.seen else ()
     places = {place for place in (devices.place(node) for node in nodes) if place}
     inside = {uuid for uuid, instance in places if instance is not None}
@@ -162,19 +161,19 @@ def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
 
 
 def _pipe_directory(processes: Processes, pid: int) -> str | None:
-    """The daemon's, by a path that leads there from here: a daemon of Kubernetes has the host's PIDs and its own files."""
-    told = processes.environment(pid).get(PIPE_DIRECTORY)
-    process, here = "%s/%d" % (processes.proc, pid), told or _DEFAULT
-    there = "%s/root%s" % (process, here)
+    """Return a path to the daemon's pipe directory. A daemon in a Kubernetes pod has its own file system."""
+    configured = processes.environment(pid).get(PIPE_DIRECTORY)
+    process, own = "%s/%d" % (processes.proc, pid), configured or _DEFAULT
+    through_root = "%s/root%s" % (process, own)
     try:
-        return told if ask(account_of(process), _is_same, here, there) else there
+        return configured if ask(account_of(process), _is_same, own, through_root) else through_root
     except (OSError, NoAnswerError):
-        return told
+        return configured
 
 
 @task
-def _is_same(here: str, there: str) -> bool:
-    """Asked in a child: the path may lead through another root. Raises OSError where there is nothing."""
-    there_is = Path(there)
-    there_is.stat()
-    return Path(here).exists() and Path(here).samefile(there_is)
+def _is_same(own: str, through_root: str) -> bool:
+    """Run in a child process, since the path leads through another root. Raises OSError if it does not exist."""
+    other = Path(through_root)
+    other.stat()
+    return Path(own).exists() and Path(own).samefile(other)

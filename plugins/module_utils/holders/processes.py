@@ -2,9 +2,9 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# Thousands of files are looked at in one pass, and pathlib would take most of its time.
+# One scan reads thousands of files, and pathlib would take most of the time.
 # ruff: noqa: PTH119, PTH208
-"""Scan /proc once: which process keeps which device nodes open, and in which mount namespace it lives (proc(5))."""
+"""Scan /proc once for the open device nodes and mount namespace of each process (proc(5))."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from .model import NAME_LENGTH
 from .open_files import Opened, RemoteMounts, node_of
 from .tasks import can_compare, folder_of, live_task, other_tasks, tables
 
-#: Of a command line, which may have two megabytes: what holders show, and what is read of it.
+#: Limits for a command line: characters in a holder, bytes read.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
-#: Open files of a process that are looked at as it comes: more than most have.
+#: Open files of a process that are read in the first pass: more than most have.
 _FEW_FILES = 1 << 10
-#: After how many of them the time is looked at.
+#: Open files between two checks of the time.
 _EVERY = 256
 # Scans for processes that started during a scan.
 _MOST_ROUNDS = 3
-#: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
+#: Podman's monitor above each container, and valid container names (libpod, define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 
 @frozen
 class Seen:
-    """A process as the scan saw it. `mount_namespace` is None where /proc does not say.
+    """A scanned process. `mount_namespace` is None if /proc does not show it.
 
     `task` is a running thread of a process whose main thread has ended, None of any other process.
     """
@@ -58,37 +58,37 @@ class Seen:
 
 @frozen
 class Times:
-    """Times of a process (proc(5), stat); None where /proc does not say."""
+    """Times of a process (proc(5), stat). None if /proc does not show them."""
 
     #: As a Unix time.
     started_seconds: float | None = None
-    #: The same, counted by the kernel from its own start.
+    #: The same in ticks since the kernel's start.
     started_ticks: int | None = None
-    #: All of its threads, those that ended too; not its children.
+    #: CPU time of all threads, also ended ones, without children.
     cpu_seconds: float | None = None
 
 
 @frozen
 class Processes:
-    """All processes. `unreadable` are those whose open files this caller may not see."""
+    """All processes. `unreadable` are those whose open files this caller may not read."""
 
     proc: str
     seen: dict[int, Seen]
     unreadable: tuple[int, ...]
-    #: Whether /proc shows the processes of others at all (mount option hidepid).
+    #: Whether /proc shows processes of other users (mount option hidepid).
     complete: bool
     own_mount_namespace: str | None
     #: The container that this process runs in.
     own_container: str | None = None
-    #: Those of which not all open files were looked at in time, the ones with crowds of them first.
+    #: Processes whose open files were not all read in time, those with the most open files first.
     crowded: tuple[int, ...] = ()
-    # Processes that may hold a GPU, which cannot be told.
+    # Processes that may hold a GPU.
     suspects: tuple[Suspect, ...] = ()
-    # Open files of the driver, those of `own` processes too: (task id, descriptor, major and minor number).
+    # Open files of the driver, also of `own` processes: (task id, descriptor, major, minor).
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
     # Mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    # This process and its children, whose open files are counted only.
+    # This process and its children. Their open files only count for the use count.
     own: frozenset[int] = frozenset()
 
     def named(self, name: str) -> list[Seen]:
@@ -104,19 +104,19 @@ class Processes:
             return uid
 
     def is_roots(self, pid: int, program: str) -> bool:
-        """Whether root runs it, by the kernel's word: all of its user ids, and the file that it executes.
+        """Return whether root runs this program, by all user ids and the executed file.
 
-        Name, arguments and environment are the process's own to choose, and a setuid program has them from its caller.
+        Name, arguments and environment do not count: a process chooses them, and a setuid program gets them from its caller.
         """
         return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
 
     def runs_as_root(self, pid: int) -> bool:
-        """Whether all of its user ids are root's."""
+        """Return whether all of its user ids are root's."""
         ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
         return ids is not None and set(ids.group(1).split()) == {"0"}
 
     def was_killed(self, pid: int) -> bool:
-        """Return whether SIGKILL has not ended it yet: it hangs in the kernel, as in a driver call that does not return."""
+        """Return whether it was killed but hangs in the kernel, for example in a driver call."""
         return child_process.was_killed(self._text(pid, "status"))
 
     def in_container(self, pid: int) -> bool:
@@ -127,14 +127,14 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """The command line without its secrets, or the name in brackets where there is none, as ps shows it."""
+        """Return the command line without secrets, or the name in brackets if it has none, like ps."""
         words = self.arguments(pid)
         if words:
             return command_of(words)
         return "[%s]" % self.seen[pid].name if pid in self.seen else None
 
     def folder(self, pid: int) -> str:
-        """Return the folder in /proc that shows a process: a running thread's if its main thread has ended."""
+        """Return a process's folder in /proc: that of a running thread if the main thread has ended."""
         return folder_of(self.proc, pid, self.seen[pid].task if pid in self.seen else None)
 
     def arguments(self, pid: int) -> list[str]:
@@ -145,30 +145,30 @@ class Processes:
         return {name: value for name, equals, value in pairs if equals}
 
     def origin(self, pid: int) -> Origin:
-        """From the cgroup; for a container without cgroups of its own, from the monitor that podman keeps above it."""
+        """Return unit, container, job and pod, from the cgroup or, for containers without cgroups, from podman's monitor."""
         origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
         monitor = self._monitor(pid)
         words = self.arguments(monitor) if monitor is not None else []
         if monitor is None or "-n" not in words[:-1]:
             return origin
         owner = self._status(monitor, "Uid")
-        # Only root's podman goes by that name; an owner that is gone is not taken for root.
+        # Only root's podman is named "podman". An unknown owner is not taken for root.
         runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
-        called = words[words.index("-n") + 1]
-        name = "%s container %s" % (runtime, called if _CONTAINER_NAME.fullmatch(called) else "of no name")
+        given = words[words.index("-n") + 1]
+        name = "%s container %s" % (runtime, given if _CONTAINER_NAME.fullmatch(given) else "of no name")
         return Origin(name, origin.container_id, origin.job, origin.pod)
 
     def pods(self) -> set[str]:
-        """The UIDs of the pods of which a process runs."""
+        """Return the UIDs of pods with a running process."""
         origins = (parse_cgroup(self._text(pid, "cgroup"), self.own_container) for pid in self.seen)
         return {origin.pod for origin in origins if origin.pod}
 
     def booted(self) -> float | None:
-        """When the host started, as a Unix time: its first process, for the host may itself be a container."""
+        """Return the start time of PID 1 as a Unix time, since the host may itself be a container."""
         return self.times(1).started_seconds
 
     def times(self, pid: int) -> Times:
-        """Return when a process began and its CPU time, of one reading: the pid may be of another process soon."""
+        """Return start and CPU time of a process from one read, since the pid may be reused."""
         text = self._text(pid, "stat")
         ticks = start_ticks(text)
         if ticks is None:
@@ -180,11 +180,11 @@ class Processes:
 
     @cached_property
     def _kernel_started(self) -> int | None:
-        found = re.search(r"^btime (\d+)$", read(self.proc + "/stat"), re.MULTILINE)
-        return int(found.group(1)) if found else None
+        match = re.search(r"^btime (\d+)$", read(self.proc + "/stat"), re.MULTILINE)
+        return int(match.group(1)) if match else None
 
     def _monitor(self, pid: int) -> int | None:
-        """The process that podman keeps above a container's. One within a container is that container's own invention."""
+        """Return podman's monitor above a container's process. A monitor inside a container does not count."""
         above: int | None = pid
         for _level in range(64):
             if above is None or above <= 1:
@@ -198,21 +198,21 @@ class Processes:
         return executable_of(pid, self.proc) == _MONITOR and not self.in_container(pid)
 
     def _status(self, pid: int, key: str) -> str | None:
-        found = re.search(r"^%s:\s*(\d+)" % key, self._text(pid, "status"), re.MULTILINE)
-        return found.group(1) if found else None
+        match = re.search(r"^%s:\s*(\d+)" % key, self._text(pid, "status"), re.MULTILINE)
+        return match.group(1) if match else None
 
     def _text(self, pid: int, name: str) -> str:
-        # Start and CPU time of the process, and not of one thread.
+        # stat must be of the whole process, not of one thread.
         folder = "%s/%d" % (self.proc, pid) if name == "stat" else self.folder(pid)
         return read("%s/%s" % (folder, name))
 
 
 def start_ticks(text: str) -> int | None:
-    """Return when the process with this text in /proc/PID/stat began, in the kernel's count; None if it has ended.
+    """Return the start time in ticks from the text of /proc/PID/stat, or None if the process has ended.
 
-    A process has ended when all of its threads have: a main thread that ended is in state Z while others run.
+    A process has ended when all of its threads have. An ended main thread is in state Z while others run.
     """
-    # The name may have blanks and brackets in it. The third field is the state, the 20th the threads, the 22nd the start.
+    # The name may contain blanks and brackets. The third field is the state, the 20th the threads, the 22nd the start.
     fields = text.rpartition(")")[2].split()
     if len(fields) <= 19 or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
@@ -220,10 +220,10 @@ def start_ticks(text: str) -> int | None:
 
 
 def started_ticks_of(pid: int, proc: str = "/proc") -> int | None:
-    """Return when a process began, in the kernel's count; None if there is no such process, or all of its threads have ended."""
+    """Return the start time of a process in ticks, or None if it does not exist or has ended."""
     text = read("%s/%d/stat" % (proc, pid))
     if _state(text) in _ENDED and not any(_runs(proc, pid, task) for task in other_tasks(proc, pid)):
-        # Threads that a debugger has not waited for are counted, and have ended.
+        # The kernel still counts ended threads that a debugger has not reaped.
         return None
     return start_ticks(text)
 
@@ -236,28 +236,28 @@ def _runs(proc: str, pid: int, task: int) -> bool:
 
 
 def _state(text: str) -> str:
-    """Return the state of a task by its text in /proc/PID/stat; empty if it is gone."""
+    """Return the state of a task from the text of /proc/PID/stat, or "" if it has ended."""
     return text.rpartition(")")[2][1:2]
 
 
 def executable_of(pid: int, proc: str = "/proc") -> str:
-    """Return the name of the file that a process executes. One that was replaced has " (deleted)" behind it."""
+    """Return the name of the executed file, without the suffix " (deleted)" of a replaced file."""
     return os.path.basename(link("%s/%d/exe" % (proc, pid)) or "").split(" ", 1)[0]
 
 
 def in_container(pid: int, proc: str = "/proc") -> bool:
-    """Return whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
+    """Return whether a process is in another PID namespace (proc(5), NSpid)."""
     return bool(re.search(r"^NSpid:\s*\d+\s+\d", read("%s/%d/status" % (proc, pid)), re.MULTILINE))
 
 
 def owner_of(pid: int, proc: str = "/proc") -> int | None:
-    """Return the real user id of a process; None where there is no such process."""
-    found = re.search(r"^Uid:\s*(\d+)", read("%s/%d/status" % (proc, pid)), re.MULTILINE)
-    return int(found.group(1)) if found else None
+    """Return the real user id of a process, or None if it does not exist."""
+    match = re.search(r"^Uid:\s*(\d+)", read("%s/%d/status" % (proc, pid)), re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
 def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
-    """Return the words of its command line; none of a process that is gone, or whose memory cannot be read in time."""
+    """Return the words of a command line, or none if the process has ended or does not answer."""
     return _arguments("%s/%d" % (proc, pid))
 
 
@@ -266,18 +266,18 @@ def _arguments(folder: str) -> list[str]:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """Return a command line as holders have it: without its secrets, and not longer than people read."""
+    """Format a command line for a holder: without secrets, truncated."""
     from ..command_line import shown
 
-    # No more words than letters: to look through tens of thousands takes a second.
+    # Limit the words too, since tens of thousands take a second.
     line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
 
 def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
-    """Examine every process but this one and its children once. Processes that end meanwhile are left out.
+    """Examine every process except this one and its children once. Processes that end meanwhile are omitted.
 
-    `deadline` ends the scan, in seconds of time.monotonic(). Processes that are not reached by then are `crowded`.
+    `deadline` ends the scan (seconds of time.monotonic()). Processes not reached by then are `crowded`.
     """
     return _Scan(devices, proc, deadline).run()
 
@@ -287,8 +287,8 @@ class _Scan:
 
     def __init__(self, devices: Devices, proc: str, deadline: float) -> None:
         self._devices, self._proc, self._deadline = devices, proc, deadline
-        # A child has the GPUs open for this process (nvml/bounded_session.py). One that was given up and hangs in the driver
-        # still holds them, so it counts.
+        # Children have the GPUs open for this process (nvml/bounded_session.py). One that was given up and hangs counts as
+        # a holder.
         self._own = frozenset({os.getpid(), *child_process.running()} if proc == "/proc" else ())
         self._mounts = RemoteMounts(proc)
         self._compare = can_compare(proc)
@@ -296,7 +296,7 @@ class _Scan:
         self._opened: dict[int, Opened] = {}
         self._unreadable: list[int] = []
         self._crowded: list[int] = []
-        # Those that had no turn at all.
+        # Processes that were not examined at all.
         self._missed: list[int] = []
         self._done: set[int] = set()
 
@@ -307,7 +307,7 @@ class _Scan:
                 break
             for pid in started:
                 self._examine(pid)
-        # Behind all others, so that they hide no other holder.
+        # They come last, so that they hide no other holder.
         slow = []
         for pid in self._crowded:
             with contextlib.suppress(OSError):
@@ -319,7 +319,7 @@ class _Scan:
         files = {file for opened in self._opened.values() for file in opened.driver}
         for pid in self._own:
             self._seen.pop(pid, None)
-        # Processes that took the time are named before those that had no turn.
+        # List processes that took the time first.
         crowded = tuple(pid for pid in slow + self._missed if pid not in self._own)
         complete = os.geteuid() == 0 or 1 in self._seen
         container = parse_cgroup(read(self._proc + "/self/cgroup")).container_id
@@ -351,7 +351,7 @@ class _Scan:
             # It has ended.
             return
         except OSError:
-            # Not allowed, or no descriptors or memory left for it here: none of these says that it holds nothing.
+            # Not permitted, or this process lacks descriptors or memory. Either way the process may hold a GPU.
             self._unreadable.append(pid)
             process, whole = self._unseen(pid), True
         self._seen[pid] = process
@@ -359,7 +359,7 @@ class _Scan:
             self._crowded.append(pid)
 
     def _unseen(self, pid: int) -> Seen:
-        """Return a process of which no open files were read."""
+        """Return a process without open files, since they were not read."""
         return Seen(pid, self._name(pid), (), _mount_namespace("%s/%d" % (self._proc, pid)))
 
     def _name(self, pid: int) -> str:
@@ -374,10 +374,10 @@ class _Scan:
         if task is not None:
             namespace = _mount_namespace(folder_of(self._proc, pid, task))
         count, whole = 0, True
-        for each, folder in tables(self._proc, pid, self._compare):
+        for task_id, folder in tables(self._proc, pid, self._compare):
             try:
-                its = namespace if each == pid else _mount_namespace(folder)
-                remote = self._mounts.of(folder, its)
+                task_namespace = namespace if task_id == pid else _mount_namespace(folder)
+                remote = self._mounts.of(folder, task_namespace)
                 with os.scandir(folder + "/fd") as entries:
                     for entry in entries:
                         if count == most or (count % _EVERY == 0 and time.monotonic() > self._deadline):
@@ -388,7 +388,7 @@ class _Scan:
                         if node is not None:
                             nodes.add(node)
             except (FileNotFoundError, ProcessLookupError):
-                if each == pid:
+                if task_id == pid:
                     raise
                 # The thread has ended.
             if not whole:
@@ -396,7 +396,7 @@ class _Scan:
         return Seen(pid, self._name(pid), tuple(sorted(nodes)), namespace, task), whole
 
     def _hidden(self, slow: list[int]) -> tuple[dict[tuple[int, int], int], tuple[Suspect, ...]]:
-        """Add nodes that are open without a descriptor to processes; return mappings by device, and suspects."""
+        """Add nodes that are open without a descriptor. Return mappings by device, and suspects."""
         if not self._devices.can_be_open:
             return {}, ()
         skip = {*self._own, *self._unreadable, *self._missed}
@@ -413,8 +413,8 @@ class _Scan:
             rings = self._opened[member.pid].rings if member.pid in self._opened else []
             if rings or mapped.rings.get(member.pid):
                 suspects += self._of_rings(member, rings, mapped.rings.get(member.pid, ()))
-        # The init process passes its sockets to the host's own services, which receive as fast as the host lets them. The journal
-        # gets long messages as files.
+        # Sockets of the init process belong to host services, which receive files eventually: the journal gets long messages
+        # as files.
         inits = {target for target, _path in self._opened[1].sockets} if 1 in self._opened else set()
         sockets = [
             (pid, target, path)
@@ -429,25 +429,25 @@ class _Scan:
         return counts, tuple(suspects)
 
     def _member(self, seen: Seen) -> Process:
-        # The main thread may have ended since.
+        # The main thread may have ended meanwhile.
         task = live_task(self._proc, seen.pid) if seen.task is None else seen.task
         folder = folder_of(self._proc, seen.pid, task)
         return Process(seen.pid, folder, self._mounts.devices(seen.mount_namespace))
 
     def _of_rings(self, member: Process, paths: Sequence[str], mapped: Sequence[int]) -> list[Suspect]:
-        """Return whether the rings of a process make it a suspect. On a host without a driver names are nodes."""
+        """Return a suspect if the rings of a process may hold a node. Without a driver, names identify nodes."""
         names, inodes = rings_of(member.folder, paths) if paths else ([], [])
         known = [name for one in names if one is not None for name in one]
         if not self._devices.has_driver:
             self._add(member.pid, [self._by_name(name) for name in known])
             known = []
-        # A ring that is mapped and has no descriptor (IORING_REGISTER_RING_FDS) tells nothing of its files.
+        # A mapped ring without a descriptor (IORING_REGISTER_RING_FDS) does not show its files.
         if None in names or set(mapped) - set(inodes) or any(map(may_be_node, known)):
             return [Suspect(member.pid, IN_RING)]
         return []
 
     def _by_name(self, path: str) -> Node | None:
-        """Return the node that a path or a file's name names; None outside of the folders of nodes."""
+        """Return the node for a path or file name, or None outside of the folders of nodes."""
         folders = (self._devices.dev + "/", "/dev/")
         if "/" in path and not path.startswith(folders):
             return None

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH119, PTH208
-"""List the tasks (threads) of a process, and tell which of them share a table of open files.
+"""List the tasks (threads) of a process, and find those that share a table of open files.
 
-A thread may have a table of its own (unshare(2), CLONE_FILES), and outlives the main thread of its process. The main thread is
-then in state Z, and /proc/PID shows no open files, memory, namespaces or root directory.
+A thread may have a separate table (unshare(2), CLONE_FILES), and may outlive the main thread. The main thread is then
+in state Z, and /proc/PID shows no open files, memory, namespaces or root directory.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any, Callable, Iterable, Iterator, List, Tuple, TypeVar
 
 T = TypeVar("T")
 
-# Numbers of kcmp(2), which the C library does not wrap, and what it compares (linux/kcmp.h).
+# Numbers of kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
 _CALL_NUMBER = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}.get(os.uname().machine)
 _FILE, _FILES = 0, 2
-# Tables that a task is compared with. Beyond that its table is read, even if it is shared.
+# Maximum tables to compare with. Beyond that a table is read even if it is shared.
 _MOST_TABLES = 8
-# Links of /proc/PID/task: two, and one for each task (fs/proc/base.c, proc_task_getattr).
+# Link count of /proc/PID/task with one task: two, and one for each task (fs/proc/base.c, proc_task_getattr).
 _LINKS_OF_ONE_TASK = 3
 
 
 def can_compare(proc: str = "/proc") -> bool:
-    """Return whether kcmp(2) works here, and this /proc has the process ids of this process's own PID namespace."""
+    """Return whether kcmp(2) works, and this /proc is of this process's PID namespace."""
     own = os.getpid()
     return os.path.basename(os.path.realpath(proc + "/self")) == str(own) and _kcmp(own, own, _FILES) == 0
 
 
 def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
-    """Yield (task id, its folder in /proc) once for each table of open files of a process, the main thread's first.
+    """Yield (task id, its folder in /proc) once per table of open files, the main thread's first.
 
-    Read a table before asking for the next one. A task is compared after that, so that a main thread that ends meanwhile hides no
-    table. Without `compare` (see `can_compare`) each task is yielded.
+    Read a table before requesting the next one. Tasks are compared after the read, so that an ending main thread hides no table.
+    Without `compare` (see `can_compare`) every task is yielded.
     """
     folder = "%s/%d" % (proc, pid)
     yield pid, folder
@@ -51,7 +51,7 @@ def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
 
 
 def other_tasks(proc: str, pid: int) -> List[int]:
-    """Return the ids of the tasks of a process except the main thread's; none of one that has ended."""
+    """Return the task ids of a process without the main thread, or none if it has ended."""
     folder = "%s/%d/task" % (proc, pid)
     try:
         if os.stat(folder).st_nlink == _LINKS_OF_ONE_TASK:
@@ -62,9 +62,9 @@ def other_tasks(proc: str, pid: int) -> List[int]:
 
 
 def folder_of(proc: str, pid: int, task: int | None) -> str:
-    """Return the folder in /proc that shows a process by one of its tasks; by the main thread for None.
+    """Return the folder in /proc of a task, or of the main thread for None.
 
-    /proc/TID is not listed, but exists, and has what /proc/PID/task/TID lacks: map_files.
+    /proc/TID is not listed but exists. Unlike /proc/PID/task/TID it has map_files.
     """
     folder = "%s/%d" % (proc, pid)
     # By way of the process, since `proc` may be a folder with links to some processes.
@@ -72,7 +72,7 @@ def folder_of(proc: str, pid: int, task: int | None) -> str:
 
 
 def live_task(proc: str, pid: int) -> int | None:
-    """Return a task that shows what the main thread no longer does; None while the main thread runs, or if none is left."""
+    """Return a running task if the main thread has ended, or None."""
     if _has_namespaces("%s/%d" % (proc, pid)):
         return None
     tasks = other_tasks(proc, pid)
@@ -80,7 +80,7 @@ def live_task(proc: str, pid: int) -> int | None:
 
 
 def _has_namespaces(folder: str) -> bool:
-    """Return whether a task has not exited: it gives up its namespaces after its open files."""
+    """Return whether a task has not exited. It releases its namespaces after its open files."""
     try:
         os.readlink(folder + "/ns/mnt")
     except FileNotFoundError:
@@ -91,23 +91,23 @@ def _has_namespaces(folder: str) -> bool:
 
 
 def distinct(files: Iterable[T], place: Callable[[T], Tuple[int, int]]) -> List[T]:
-    """Return one of each open file description, which processes share after fork(2) and dup(2).
+    """Return one file per open file description, which processes share after fork(2) and dup(2).
 
-    `place` gives (task id, descriptor). A file that was closed meanwhile counts as one of its own.
+    `place` returns (task id, descriptor). A file that was closed meanwhile counts separately.
     """
 
     def order(one: T, other: T) -> int:
         (task, descriptor), (other_task, other_descriptor) = place(one), place(other)
-        found = _kcmp(task, other_task, _FILE, descriptor, other_descriptor)
-        if found in (0, 1, 2):
-            return (0, -1, 1)[found]
+        result = _kcmp(task, other_task, _FILE, descriptor, other_descriptor)
+        if result in (0, 1, 2):
+            return (0, -1, 1)[result]
         return -1 if (task, descriptor) < (other_task, other_descriptor) else 1
 
-    found: List[T] = []
+    unique: List[T] = []
     for file in sorted(files, key=functools.cmp_to_key(order)):
-        if not found or order(found[-1], file) != 0:
-            found.append(file)
-    return found
+        if not unique or order(unique[-1], file) != 0:
+            unique.append(file)
+    return unique
 
 
 def _libc() -> Any:
@@ -121,7 +121,7 @@ _syscall = _libc()
 
 
 def _kcmp(task: int, other: int, kind: int, descriptor: int = 0, other_descriptor: int = 0) -> int:
-    """Return 0 for the same, 1 or 2 for the order of two, and a negative number if the kernel does not tell."""
+    """Return 0 if equal, 1 or 2 as their order, or a negative number on errors."""
     if _CALL_NUMBER is None:
         return -1
     return int(_syscall(_CALL_NUMBER, task, other, kind, descriptor, other_descriptor))

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare the use count of the driver's module with the open files that a scan found. Pure.
 
-The kernel counts the users of a module in /proc/modules: each module that depends on it, and each open file of its nodes, however
-a process keeps that open. So a count above the files that were found is a file that no scan of /proc shows.
+/proc/modules counts the users of a module: each dependent module, and each open file of its nodes, however it is kept open. So a
+count above the number of open files means that a file is hidden from the scan.
 
-An open file takes a reference for the module of its operations, and one for the owner of the device if that is set
-(fs/char_dev.c). The driver's sources say where it is (kernel-open/nvidia: nv.c, nv-caps.c, nv-caps-imex.c, nv-dmabuf.c, and until
-release 535 nv-frontend.c, which takes one more). This was not verified on a running driver.
+An open file takes one reference for the module of its operations, and one for the owner of the device if that is set
+(fs/char_dev.c). The driver's sources show where it is set (kernel-open/nvidia: nv.c, nv-caps.c, nv-caps-imex.c,
+nv-dmabuf.c, and until release 535 nv-frontend.c, which takes one more). This was not verified on a running driver.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Dict, Mapping, Tuple
 from ..frozen import frozen
 
 MODULE = "nvidia"
-# Modules of NVIDIA's driver package that take references only as users of the module, or to themselves.
+# Modules of NVIDIA's driver package that take references only as dependent modules, or to themselves.
 _DRIVERS_OWN = {MODULE, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
-# RDMA registers buffers of the driver (dma-buf), and keeps a reference to each, which no open file shows.
+# RDMA keeps references to buffers of the driver (dma-buf) without an open file.
 _KEEPS_BUFFERS = "ib_core"
 _LINE = re.compile(r"^(\S+) \d+ (\d+|-) (\S+) \S+ \S+(?: \((\S*)\))?$", re.MULTILINE)
 _OUT_OF_TREE = "O"
@@ -35,11 +35,11 @@ BUFFER = (0, 0)
 
 @frozen
 class Found:
-    """What a scan found.
+    """Results of a scan.
 
-    `least` and `most` are the references that the found files take at least and at most, since a mapping may be of a file that is
-    open besides; `least` is None if processes may share the files. `complete` is whether all processes were examined, `uses`
-    whether one of them has a node of the driver open.
+    `least` and `most` limit the references of the open files, since a mapping may be of a file that is open anyway.
+    `least` is None if processes may share files. `complete`: all processes were examined. `uses`: a process has a node
+    of the driver open.
     """
 
     least: int | None
@@ -50,7 +50,7 @@ class Found:
 
 @frozen
 class Verdict:
-    """`hidden` references that nothing found explains; `accounted`: every reference is explained, so that nothing is hidden.
+    """Result of a comparison: number of `hidden` references, or `accounted` if every reference is explained.
 
     Neither is set if the counts cannot be compared.
     """
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def references(number: Tuple[int, int], listed_majors: str) -> int:
-    """Return how many references to the module an open file of this device number takes, by the text of /proc/devices."""
+    """Return the references of an open file with this device number. `listed_majors` is the text of /proc/devices."""
     if number == BUFFER:
         return 1
     major, minor = number
@@ -73,9 +73,9 @@ def references(number: Tuple[int, int], listed_majors: str) -> int:
 
 
 def compare(before: str, after: str, found: Found) -> Verdict:
-    """Compare the texts of /proc/modules from before and after a scan with what it found.
+    """Compare the texts of /proc/modules from before and after a scan with its results.
 
-    A file that was opened or closed during the scan is in one of the two counts only.
+    A file that was opened or closed during the scan is in only one of the counts.
     """
     counts = [_unexplained_by_modules(text) for text in (before, after)]
     taken = [count for count in counts if count is not None]
@@ -83,7 +83,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
         return Verdict()
     modules = _modules(after)
     if any(_OUT_OF_TREE in flags and name not in _DRIVERS_OWN for name, (_count, _users, flags) in modules.items()):
-        # It may take references by symbol_get(), which name no user.
+        # It may take references by symbol_get(), which do not show a user.
         return Verdict()
     if _KEEPS_BUFFERS in modules and found.uses:
         return Verdict()
@@ -91,7 +91,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
 
 
 def _unexplained_by_modules(text: str) -> int | None:
-    """Return the references to the module that are not of modules; None if the kernel does not tell."""
+    """Return the references that are not from modules, or None if unknown."""
     line = _modules(text).get(MODULE)
     if line is None or not line[0].isdigit():
         return None
@@ -101,7 +101,7 @@ def _unexplained_by_modules(text: str) -> int | None:
 
 def _modules(text: str) -> Mapping[str, Tuple[str, str, str]]:
     """Return (use count, users, flags) by module (proc_modules(5))."""
-    found: Dict[str, Tuple[str, str, str]] = {}
+    modules: Dict[str, Tuple[str, str, str]] = {}
     for name, count, users, flags in _LINE.findall(text):
-        found[name] = (count, users, flags)
-    return found
+        modules[name] = (count, users, flags)
+    return modules

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH120
-"""Processes that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context.
+"""Identify watchers: processes that keep GPUs open for NVML or the driver and never create a context.
 
-A change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode). So a
-process is none by its name: they are known by the file that they execute, and by who may change it.
+They do not block changes of instances, but do block a reset and a change of MIG mode (nvml.h, nvmlDeviceSetMigMode). They are
+identified by the file that they execute and by who may change it, not by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..accounts import account_of
 from ..file_worker import NoAnswerError, ask, task
 from .processes import Processes, executable_of
 
-#: File names of the programs that a host or cluster runs as containers too; and of all programs.
+#: Programs that also run in containers, and all programs.
 _IN_CONTAINERS = (
     "nvidia-persistenced",
     "nv-hostengine",
@@ -28,23 +28,23 @@ _IN_CONTAINERS = (
     "gpu-feature-discovery",
 )
 WATCHERS = (*_IN_CONTAINERS, "nvidia-smi", "nvtop")
-#: Where a host has them.
+#: Directories of these programs.
 DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-#: Units of the system that watch under a user of their own: the role dcgm_exporter's, which is Python; and the driver's, whose
-#: program a package may have replaced. Only root's systemd puts a process there.
+#: System units of watchers with a separate user: the role dcgm_exporter's (Python), and the driver's, whose program a package may
+#: have replaced. Only root's systemd starts processes there.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
-#: A container as its cgroup has it; containers.py asks Docker for its name.
+#: A container id from a cgroup. containers.py queries Docker for the name.
 UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def is_watcher(processes: Processes, pid: int) -> bool:
-    """Return whether a process only watches GPUs. One that opens an instance's capability is in that instance all the same."""
+    """Return whether a process only watches GPUs. The caller checks for an open capability of an instance."""
     origin = processes.origin(pid)
     if origin.unit_or_container in WATCHER_UNITS:
         return True
     if origin.container_id or origin.pod or processes.in_container(pid):
-        # Root there names files at will. What a pod was given the kubelet tells besides, and a container may have its name by
-        # Docker: with_names asks.
+        # Root in a container can name files freely. A pod is covered by the kubelet's records. Docker's name of a container is
+        # checked later, in with_names.
         container = origin.unit_or_container
         believed = bool(origin.pod) or is_named_so(container) or bool(UNNAMED.fullmatch(container or ""))
         return believed and any(processes.is_roots(pid, program) for program in _IN_CONTAINERS)
@@ -52,15 +52,15 @@ def is_watcher(processes: Processes, pid: int) -> bool:
 
 
 def is_named_so(container: str | None) -> bool:
-    """Return whether a container of root's engine has the name of a watcher: who names one there is root."""
-    _engine, found, name = (container or "").rpartition("container ")
-    return bool(found) and "@" not in (container or "") and any(program in name for program in _IN_CONTAINERS)
+    """Return whether a container of root's engine has a watcher's name, which only root can choose."""
+    _engine, separator, name = (container or "").rpartition("container ")
+    return bool(separator) and "@" not in (container or "") and any(program in name for program in _IN_CONTAINERS)
 
 
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
-    """Whether it executes a watcher that the host has and that root alone can change: any user may run nvidia-smi.
+    """Return whether it executes the host's own watcher, which only root can change. Any user may run nvidia-smi.
 
-    The path that the kernel shows is the process's own word, by a mount or a root of its own, and tells the name alone.
+    The path in /proc only gives the name, since a process can choose it by a mount or its root directory.
     """
     process = "%s/%d" % (processes.proc, pid)
     name = executable_of(pid, processes.proc)
@@ -70,20 +70,20 @@ def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
     try:
         device, inode = ask(account_of(process), _identity, process + "/exe")
     except (OSError, NoAnswerError):
-        # It has ended, or its file is on a file system that does not answer, which none of the host's own is.
+        # It has ended, or its file is on a file system that does not answer, and so is not the host's.
         return False
     return (device, inode) in hosts
 
 
 @task
 def _identity(path: str) -> list[int]:
-    """Asked in a child: the file that a process executes may be on a file system of a user's own."""
+    """Run in a child process, since the executed file may be on a user's own file system."""
     status = os.stat(path)
     return [status.st_dev, status.st_ino]
 
 
 def _file_of(directory: str, name: str) -> tuple[int, int] | None:
-    """Device and inode of the host's program; None where it has none, or others than root may change it."""
+    """Return device and inode of the host's program, or None if it is missing or others than root may change it."""
     path = os.path.realpath("%s/%s" % (directory, name))
     try:
         status = os.stat(path)
@@ -93,7 +93,7 @@ def _file_of(directory: str, name: str) -> tuple[int, int] | None:
 
 
 def _steps(path: str) -> list[str]:
-    """The path and the directories above it."""
+    """Return the path and its parent directories."""
     steps = [path]
     while steps[-1] != os.path.dirname(steps[-1]):
         steps.append(os.path.dirname(steps[-1]))
@@ -101,6 +101,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _only_root_changes(path: str) -> bool:
-    # The mode of a link says that any user may; the kernel's path has no links.
+    # The path is resolved, so it has no links, whose mode would allow every user.
     status = os.lstat(path)
     return status.st_uid == 0 and not status.st_mode & (0o002 if status.st_gid == 0 else 0o022)

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notes of users that keep their idle programs from being reclaimed, and the service that takes them."""
+"""Let users exempt their idle workloads from reclaim: records, and the service that accepts requests."""

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeps: what owners of idle holders said they still need, each until a time. A file of root's on the host.
+"""Read and write keeps: temporary exemptions of idle holders from reclaim, in a file of root on the host.
 
-A keep is bound to what it was given for: a unit's name, a container's id, or one process by pid and start. A container made
-again under the same name, or another process with the same pid, is not kept.
+A keep is bound to a unit's name, a container's id, or a process by pid and start time. A recreated container with the
+same name, or another process with the same pid, is not kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .notices import FOLDER, utc
 
 SCHEMA = 1
 NAME = "keeps.json"
-#: All that a host has, and those of one user.
+#: Limits per host and per user.
 MOST, MOST_OF_USER = 256, 16
 LEAST_SECONDS = 60
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -34,12 +34,12 @@ _CONTAINER = re.compile(r"(?:(?P<runtime>\S+) )?container (?P<name>\S+)")
 
 
 class KeepError(FleetError):
-    """A keep that is not given, or the file of keeps cannot be used."""
+    """A keep is refused, or the file of keeps cannot be used."""
 
 
 @frozen
 class Keep:
-    """One keep. `identity` is what it is bound to, `until` and `made` are Unix times, `uid` is who asked for it."""
+    """A keep. `identity` is what it is bound to, `until` and `made` are Unix times, `uid` is the requesting user."""
 
     kind: str
     name: str
@@ -54,30 +54,30 @@ class Keep:
 
 
 def duration(text: str) -> int:
-    """Return the seconds of 30m, 12h, 3d or 1w. Raises KeepError."""
-    found = re.fullmatch(r"(\d{1,6})([mhdw])", str(text).strip(), re.ASCII)
-    if not found or int(found.group(1)) == 0:
-        raise KeepError("duration", "%r is not a length of time" % str(text)[:40], "Write 30m, 12h, 3d or 1w.")
-    return int(found.group(1)) * _UNITS[found.group(2)]
+    """Convert a duration such as 30m, 12h, 3d or 1w to seconds. Raises KeepError."""
+    match = re.fullmatch(r"(\d{1,6})([mhdw])", str(text).strip(), re.ASCII)
+    if not match or int(match.group(1)) == 0:
+        raise KeepError("duration", "%r is not a duration" % str(text)[:40], "Write 30m, 12h, 3d or 1w.")
+    return int(match.group(1)) * _UNITS[match.group(2)]
 
 
 # -- The file ----------------------------------------------------------------------------------------------------------
 
 
 def read(state_directory: str, now: float) -> list[Keep]:
-    """Return the keeps that have not ended. Raises KeepError where the file cannot be read."""
+    """Return the keeps that have not expired. Raises KeepError if the file cannot be read."""
     path = Path(state_directory, FOLDER, NAME)
     try:
         data = durable.read(path, SCHEMA)
-        found = [] if data is None else [Keep(**row) for row in data["keeps"]]
-        return [keep for keep in found if keep.until > now]
+        keeps = [] if data is None else [Keep(**row) for row in data["keeps"]]
+        return [keep for keep in keeps if keep.until > now]
     except (ApplyError, OSError, KeyError, TypeError, ValueError) as error:
         problem = error.problem if isinstance(error, ApplyError) else "the file of keeps cannot be read"
-        raise KeepError(str(path), problem, "Remove it; owners then have to keep their holders again.") from None
+        raise KeepError(str(path), problem, "Remove it. Owners must then repeat their keeps.") from None
 
 
 def write(state_directory: str, keeps: Sequence[Keep]) -> None:
-    """Replace the file. Raises KeepError where the file system refuses."""
+    """Replace the file. Raises KeepError if the file system refuses."""
     text = json.dumps({"schema": SCHEMA, "keeps": [dataclasses.asdict(keep) for keep in keeps]}, indent=1)
     try:
         durable.write_text(Path(state_directory, FOLDER, NAME), text, mode=0o600)
@@ -86,7 +86,7 @@ def write(state_directory: str, keeps: Sequence[Keep]) -> None:
 
 
 def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
-    """Return the keeps with this one, in place of an earlier one of the same. Raises KeepError where there are too many."""
+    """Add a keep, replacing an earlier one of the same target. Raises KeepError at a limit."""
     left = [keep for keep in keeps if (keep.kind, keep.identity) != (new.kind, new.identity)]
     if new.uid != 0 and sum(keep.uid == new.uid for keep in left) >= MOST_OF_USER:
         cure = "End one first: gpu-layout keep --list, gpu-layout keep --end NAME."
@@ -101,27 +101,27 @@ def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
 
 
 def container_of(holder: Holder) -> tuple[str, str] | None:
-    """Return (runtime, name) of a holder in a container; None of any other."""
-    found = _CONTAINER.fullmatch(holder.unit_or_container or "")
-    return (found.group("runtime") or "", found.group("name")) if found else None
+    """Return (runtime, name) of a holder in a container, or None."""
+    match = _CONTAINER.fullmatch(holder.unit_or_container or "")
+    return (match.group("runtime") or "", match.group("name")) if match else None
 
 
 def container_id(holder: Holder) -> str:
-    """Return the id of the container that a holder's process is in, by the kernel; empty where it does not tell."""
+    """Return the container id of a holder's process from its cgroup, or "" if it has none."""
     process = _of_kernel(holder)
     return process[0] if process else ""
 
 
 def process_identity(holder: Holder) -> str:
-    """Return pid, start and boot of a holder's process; empty where it has ended."""
+    """Return pid, start and boot id of a holder's process, or "" if it has ended."""
     process = _of_kernel(holder)
     return "%d %d %s" % (holder.pid or 0, process[1], _boot()) if process else ""
 
 
 def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep]) -> Keep | None:
-    """Return the keep of a unit or container, or of one of its processes that use a GPU; None if there is none.
+    """Return the latest keep of a unit or container, or of one of its processes that use a GPU, or None.
 
-    `holders` are those of the item that count as using it.
+    `holders` are those of the unit or container that count as using a GPU.
     """
     if not keeps:
         return None
@@ -130,12 +130,12 @@ def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep])
         bound.add(("unit", name))
     else:
         bound |= {("container", container_id(holder)) for holder in holders if holder.pid is not None}
-    found = [keep for keep in keeps if keep.identity and (keep.kind, keep.identity) in bound]
-    return max(found, key=lambda keep: keep.until) if found else None
+    matching = [keep for keep in keeps if keep.identity and (keep.kind, keep.identity) in bound]
+    return max(matching, key=lambda keep: keep.until) if matching else None
 
 
 def _of_kernel(holder: Holder) -> tuple[str, int] | None:
-    """(container id, start in the kernel's count) of the very process that was seen as the holder."""
+    """Return (container id, start time in ticks) of a holder's process, or None if the pid was reused."""
     if holder.pid is None:
         return None
     with peer.looking_at(holder.pid) as process:
@@ -153,5 +153,5 @@ def _boot() -> str:
 
 
 def to_row(keep: Keep) -> dict[str, Any]:
-    """Return a keep as clients get it."""
+    """Return a keep as sent to clients."""
     return {"name": keep.name, "kind": keep.kind, "user": keep.user, "until": keep.until}

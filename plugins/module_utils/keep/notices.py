@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record which idle holders were announced to be stopped: a file of the host's, so that each is announced once.
+"""Record the notices before idle holders are stopped, in a file on the host, so that each is sent once.
 
-An idle holder is stopped only a notice period after its notice. The record is keyed by what a finding is: the unit or container
-with its GPUs. A finding that a run no longer lists is forgotten; when it comes again, it gets a notice again.
+An idle holder is stopped only after a notice period. The record is keyed by unit or container with its GPUs. Findings
+that a run no longer lists are removed. If one recurs, it gets a new notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import ApplyError, FleetError
 SCHEMA = 1
 #: Below the host's state directory.
 FOLDER, NAME = "reclaim", "notices.json"
-#: Of an item, what its finding is.
+#: Key of a finding: kind, name, runtime, GPUs.
 Finding = Tuple[str, str, str, Tuple[str, ...]]
 
 
@@ -31,32 +31,34 @@ class NoticeError(FleetError):
 
 
 def finding(item: Mapping[str, Any]) -> Finding:
-    """Return what tells one finding from another."""
+    """Return the key of an item in the record."""
     return item["kind"], item["name"], item.get("runtime") or "", tuple(sorted(item["gpus"]))
 
 
 def folder(state_directory: str) -> Path:
-    """Make the folder of this record and of the keeps, for root alone. Raises NoticeError."""
+    """Create the folder of this record and of the keeps, readable by root only. Raises NoticeError."""
     made = Path(state_directory, FOLDER)
     try:
         made.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         made.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise NoticeError(str(made), "it cannot be made: %s" % error.strerror, "Run as root (become: true).") from None
+        raise NoticeError(
+            str(made), "it cannot be created: %s" % error.strerror, "Run as root (become: true)."
+        ) from None
     return made
 
 
 class Record:
-    """When each finding was announced, as a Unix time, and how long a notice has to be old before a stop."""
+    """Times of the notices (Unix time) by finding, and the notice period in seconds."""
 
     def __init__(self, path: Path, period_seconds: float, announced: Mapping[Finding, float]) -> None:
         self._path, self.period_seconds = path, period_seconds
         self._announced = dict(announced)
 
     def announced(self, item: Mapping[str, Any], now: float) -> float | None:
-        """Return when it was announced, as a Unix time; None if a notice is due.
+        """Return the time of the notice as a Unix time, or None if a notice is due.
 
-        A notice of before the idle time began was of an earlier one. One that lies ahead is of a clock that was set back.
+        A notice from before the current idle period does not count, nor does one from the future (the clock was set back).
         """
         at = self._announced.get(finding(item))
         if at is None or at > now:
@@ -65,20 +67,20 @@ class Record:
         return None if quiet is not None and at < now - quiet else at
 
     def add(self, items: Sequence[Mapping[str, Any]], now: float) -> None:
-        """Record that these were announced now. Raises NoticeError."""
+        """Record notices of these items. Raises NoticeError."""
         self._announced.update((finding(item), now) for item in items)
         self._write()
 
     def remove(self, item: Mapping[str, Any]) -> None:
-        """Forget one, as it was stopped. Raises NoticeError."""
+        """Remove the notice of an item. Raises NoticeError."""
         if self._announced.pop(finding(item), None) is not None:
             self._write()
 
     def keep_only(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Forget all others. Raises NoticeError."""
-        left = {key: at for key, at in self._announced.items() if key in {finding(item) for item in items}}
-        if left != self._announced:
-            self._announced = left
+        """Remove the notices of all other items. Raises NoticeError."""
+        kept = {key: at for key, at in self._announced.items() if key in {finding(item) for item in items}}
+        if kept != self._announced:
+            self._announced = kept
             self._write()
 
     def _write(self) -> None:
@@ -95,9 +97,9 @@ class Record:
 
 @contextlib.contextmanager
 def opened(state_directory: str, period_seconds: float, dry: bool = False) -> Iterator[Record]:
-    """Give the host's record, which no other run changes meanwhile. Raises NoticeError, also where another run has it.
+    """Open and lock the host's record. Raises NoticeError, also if another run has locked it.
 
-    `dry` only reads it.
+    With `dry` it is only read, without a lock.
     """
     path = Path(state_directory, FOLDER, NAME)
     if dry:
@@ -107,7 +109,7 @@ def opened(state_directory: str, period_seconds: float, dry: bool = False) -> It
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise NoticeError("this host", "another run reclaims its GPUs", "Wait for it and run again.") from None
+            raise NoticeError("this host", "another run is reclaiming its GPUs", "Wait for it and run again.") from None
         yield Record(path, period_seconds, _read(path))
 
 
@@ -123,5 +125,5 @@ def _read(path: Path) -> dict[Finding, float]:
 
 
 def utc(seconds: float) -> str:
-    """Return a Unix time as people read it."""
+    """Format a Unix time for messages."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,16 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find what a keep is asked for among the holders of a host, and who owns it by the kernel's word.
+"""Find the target of a keep among the holders of a host, and its owner as reported by the kernel.
 
-| what | its owner |
+| target | owner |
 |---|---|
-| a process outside of containers | its user ids, where they are all the same |
-| a unit | the user ids of its running main process, where they are all the same |
+| a process outside of containers | its user ids, if they are all the same; else root |
+| a unit | the user ids of its running main process, if they are all the same; else root |
 | a container of a user's own engine | that user |
-| a container of root's engine, and what runs in it | root |
+| a container of root's engine, and its processes | root |
 
-Root, and members of the groups that the inventory names, may keep all of them.
+Root and members of the groups in the inventory may keep all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROOT = 0
 
 @frozen
 class Target:
-    """What is to be kept: `identity` as in a keep; `owner` is the uid that may keep it, besides administrators."""
+    """The target of a keep. `identity` as in `Keep`. `owner` is the uid that may keep it, besides administrators."""
 
     kind: str
     name: str
@@ -42,12 +42,12 @@ class Target:
 
 
 def find(name: str, holders: Sequence[Holder]) -> Target:
-    """Return the holder of this name or pid. Raises KeepError where none or several have it."""
+    """Return the holder with this name or pid. Raises KeepError if there is none or several."""
     if re.fullmatch(r"[0-9]{1,9}", name):
         return _process(int(name), holders)
     named = {holder.unit_or_container: holder for holder in holders if holder.pid and _is_called(name, holder)}
     if not named:
-        cure = "Write the name of the service or container, or the pid of the process; root sees them by: gpu-layout holders."
+        cure = "Write the name of the service or container, or the pid of the process. Root can list them: gpu-layout holders."
         raise KeepError(name, "no service or container of this name holds a GPU on this host", cure)
     if len(named) > 1:
         cure = 'Write one of: "%s".' % '", "'.join(sorted(map(str, named)))
@@ -57,7 +57,7 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
 
 
 def is_administrator(uid: int, groups: Sequence[str]) -> bool:
-    """Return whether a user is root, or by the host's own database a member of one of the groups."""
+    """Return whether a user is root, or a member of one of the groups in the host's database."""
     if uid == _ROOT:
         return True
     try:
@@ -69,13 +69,13 @@ def is_administrator(uid: int, groups: Sequence[str]) -> bool:
         try:
             wanted.add(grp.getgrnam(group).gr_gid)
         except KeyError:
-            # A group that this host does not have has no members.
+            # The group does not exist on this host.
             continue
     return bool(wanted.intersection(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user by the host's database, or the uid where it has none."""
+    """Return the user's name from the host's database, or the uid."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -93,11 +93,11 @@ def _process(pid: int, holders: Sequence[Holder]) -> Target:
     mine = [holder for holder in holders if holder.pid == pid]
     identity = process_identity(mine[0]) if mine else ""
     if not identity:
-        cure = "See the pids of your processes on the GPUs (nvidia-smi); in a container a process has another pid."
+        cure = "nvidia-smi lists the pids of your processes on the GPUs. A pid inside a container is a different one."
         raise KeepError(where, "no process with this pid holds a GPU on this host", cure)
     with peer.looking_at(pid) as process:
         uids = process.uids if process else set()
-    # Looked up after the identity, and checked against it: the pid may be another's by now.
+    # Check the identity again, since the pid may have been reused.
     if not uids or process_identity(mine[0]) != identity:
         raise KeepError(where, "the process has just ended", "")
     container = container_of(mine[0])
@@ -109,11 +109,11 @@ def _process(pid: int, holders: Sequence[Holder]) -> Target:
 def _unit(name: str) -> Target:
     cure = "Keep the process instead, by its pid."
     if not name.endswith(".service"):
-        raise KeepError(name, "it is no service", cure)
+        raise KeepError(name, "it is not a service", cure)
     try:
         uids = UserOfUnitOwner(name).uids
     except PeerError as error:
-        raise KeepError(name, "whose it is is not known: %s" % error, cure) from None
+        raise KeepError(name, "its owner is not known: %s" % error, cure) from None
     return Target("unit", name, name, next(iter(uids)) if len(uids) == 1 else _ROOT)
 
 
@@ -122,12 +122,12 @@ def _container(holder: Holder) -> Target:
     identity = container_id(holder)
     if not identity:
         raise KeepError(
-            str(holder.unit_or_container), "the id of the container is not known", "Keep its process by the pid."
+            str(holder.unit_or_container), "the id of the container is not known", "Keep its process by pid."
         )
     return Target("container", str(holder.unit_or_container), identity, _owner_of_container(runtime))
 
 
 def _owner_of_container(runtime: str) -> int:
-    """The user whose own engine it is (`podman@1000`), or root."""
+    """Return the user who runs the engine (`podman@1000`), or root."""
     uid = runtime.partition("@")[2]
     return int(uid) if uid.isdigit() else _ROOT

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the keep socket, to which every user may connect: bounded in connections, letters, seconds and requests.
+"""Serve the keep socket, to which every user may connect, with limits of connections, bytes, time and requests.
 
-A request is answered in a child process that is given up if it takes too long. While it works, others wait in the socket's queue.
+A child process answers each request, with a timeout. Meanwhile other connections wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from .keeps import KeepError
 
 SOCKET = "/run/openfleet-gpu-keep.sock"
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536
-#: Open connections in all and of one user, and seconds in which the line has to come.
+#: Open connections in all and per user, and seconds to send the line.
 MOST_CONNECTIONS, MOST_OF_USER, LINE_SECONDS = 32, 2, 5.0
-#: Of one user in a minute.
+#: Requests per user and minute.
 MOST_REQUESTS, _MINUTE = 20, 60.0
-#: For a look at the host's processes.
+#: Limit for a scan of the host's processes.
 ANSWER_SECONDS = 30.0
-#: The service ends when it had nothing to do for so long; the socket starts it again.
+#: The service ends after this idle time. The socket unit starts it again.
 IDLE_SECONDS = 60.0
-#: Users whose requests are counted. More than a host has at once.
+#: Users whose requests are counted: more than a host has at once.
 _MOST_USERS = 4096
-#: Connections that are taken before those that are open are looked at again.
+#: Connections accepted before open ones are read again.
 _MOST_AT_ONCE = 64
 _ROOT = 0
 #: Since Linux 6.5; the constant is not in Python's socket module.
 _SO_PEERPIDFD = 77
 
-#: Given the line and the user: the answer as JSON.
+#: Takes the line and the uid, returns the answer as JSON.
 Answer = Callable[[bytes, int], str]
 
 
 class _BusyError(KeepError):
-    """A request that can be taken once others have been answered."""
+    """A request that can be sent again after others were answered."""
 
 
 @dataclass
@@ -64,13 +64,13 @@ class _Connection:
 
 
 class Server:
-    """Takes connections of a listening socket until there are none for a while."""
+    """Serves a listening socket until it is idle for a while."""
 
     def __init__(self, listener: socket.socket, answer: Answer, log: Callable[[str], None] = print) -> None:
         self._listener, self._answer, self._log = listener, answer, log
         self._open: dict[int, _Connection] = {}
         self._requests: dict[int, Deque[float]] = {}
-        #: Made before files were refused, with files that are neither received nor closed.
+        #: Connections that already carry a passed file, which is neither received nor closed.
         self._left: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
@@ -95,7 +95,7 @@ class Server:
             self._selector.close()
 
     def _accept(self) -> None:
-        """Take the connections that wait, so that those of one user leave room in the queue for others."""
+        """Accept all waiting connections, so that one user does not fill the queue."""
         for _number in range(_MOST_AT_ONCE):
             try:
                 made, _address = self._listener.accept()
@@ -119,17 +119,17 @@ class Server:
         self._selector.register(made, selectors.EVENT_READ)
 
     def _admit(self, uid: int) -> None:
-        """Raise KeepError where a user, or all together, ask too much at once. Root has no bound of its own."""
+        """Raise KeepError at a limit of connections or requests. Root only has the limit for all."""
         if uid == _ROOT and len(self._open) < MOST_CONNECTIONS:
             return
         if sum(one.uid == uid for one in self._open.values()) >= MOST_OF_USER or len(self._open) >= MOST_CONNECTIONS:
-            raise _BusyError("this host", "too many ask at once", "Try again in a few seconds.")
+            raise _BusyError("this host", "there are too many requests at once", "Try again in a few seconds.")
         now = time.monotonic()
         if len(self._requests) >= _MOST_USERS:
-            self._requests = {each: times for each, times in self._requests.items() if times[-1] > now - _MINUTE}
+            self._requests = {user: times for user, times in self._requests.items() if times[-1] > now - _MINUTE}
         times = self._requests.setdefault(uid, deque(maxlen=MOST_REQUESTS))
         if len(times) == MOST_REQUESTS and times[0] > now - _MINUTE:
-            raise KeepError("this host", "you asked %d times within a minute" % MOST_REQUESTS, "Wait a minute.")
+            raise KeepError("this host", "you sent %d requests within a minute" % MOST_REQUESTS, "Wait a minute.")
         times.append(now)
 
     def _read(self, connection: _Connection) -> None:
@@ -159,19 +159,21 @@ class Server:
             self._log_change(text)
         _send(connection.socket, text)
         self._close(connection)
-        # Others could not be read meanwhile.
+        # Other connections were not read meanwhile.
         for other in self._open.values():
             other.ends += time.monotonic() - began
 
     def _log_change(self, text: str) -> None:
-        said = json.loads(text).get("log")
-        if said:
-            self._log(said)
+        line = json.loads(text).get("log")
+        if line:
+            self._log(line)
 
     def _end_slow(self) -> None:
         now = time.monotonic()
         for connection in [one for one in self._open.values() if one.ends < now]:
-            error = KeepError("the request", "it did not come within %d seconds" % LINE_SECONDS, "Use gpu-layout keep.")
+            error = KeepError(
+                "the request", "it did not arrive within %d seconds" % LINE_SECONDS, "Use gpu-layout keep."
+            )
             _send(connection.socket, failure(error))
             self._close(connection)
 
@@ -182,56 +184,58 @@ class Server:
 
 
 def failure(error: FleetError, again: bool = False) -> str:
-    """Return the answer of a request that failed. `again`: it may be sent again soon, as it is."""
-    found = {"where": error.where, "problem": error.problem, "cure": error.cure}
-    return json.dumps({"error": {**found, **({"again": True} if again else {})}})
+    """Return the answer to a failed request. `again`: the client may send it again soon."""
+    fields = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    return json.dumps({"error": {**fields, **({"again": True} if again else {})}})
 
 
 def caller(connection: socket.socket) -> int:
-    """Return the user at the other end of a connection, by the kernel's word. Raises KeepError.
+    """Return the user at the other end of a connection, as reported by the kernel. Raises KeepError.
 
-    A container may have the socket mounted, and its root is not the host's: processes in containers are refused.
+    Processes in containers are refused: a container may have the socket mounted, and its root is not the host's.
     """
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     with peer.looking_at(pid) as process:
-        # By pidfd the kernel says whether the pid is still that of the process that connected.
+        # The pidfd shows whether the pid still belongs to the process that connected.
         if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
-            raise KeepError("this host", "the process that asks has ended", "Use gpu-layout keep.")
+            raise KeepError("this host", "the requesting process has ended", "Use gpu-layout keep.")
         if is_foreign("%s/%d" % (peer.PROC, pid)):
-            # There a user has tens of thousands of user ids, and each would have the bounds of a user.
+            # There a user has tens of thousands of user ids, each with its own limits.
             raise KeepError(
                 "this host",
-                "a process in a user namespace asks",
+                "requests from a user namespace are refused",
                 "Run gpu-layout keep outside of containers and unshare.",
             )
         if account_of_id(uid) != uid:
-            # By a set-user-id file that was made in a user namespace.
+            # The id comes from a set-user-id file created in a user namespace.
             raise KeepError(
                 "this host",
-                "a process with a subordinate user id asks",
+                "requests with a subordinate user id are refused",
                 "Run gpu-layout keep as the account itself.",
             )
         if parse_cgroup(process.cgroup, own_container()).container_id:
-            raise KeepError("this host", "a process in a container asks", "Run gpu-layout keep on the host itself.")
+            raise KeepError(
+                "this host", "requests from a container are refused", "Run gpu-layout keep on the host itself."
+            )
     return uid
 
 
 def _pid_by_descriptor(connection: socket.socket) -> int | None:
-    """The pid of the process that connected, -1 where it has ended or the kernel does not say; None before Linux 6.5."""
+    """Return the pid of the process that connected, -1 if it has ended or is unknown, or None before Linux 6.5."""
     try:
         descriptor = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
     except OSError as error:
-        # Of a process that has ended Linux 6.5 to 6.15 give no descriptor: its pid may be another's.
+        # Linux 6.5 to 6.15 return no descriptor for an ended process, whose pid may have been reused.
         return None if error.errno == errno.ENOPROTOOPT else -1
     try:
         with open("/proc/self/fdinfo/%d" % descriptor) as file:  # noqa: PTH123
-            found = re.search(r"^Pid:\s*(-?\d+)$", file.read(), re.MULTILINE)
+            match = re.search(r"^Pid:\s*(-?\d+)$", file.read(), re.MULTILINE)
     finally:
         os.close(descriptor)
-    return int(found.group(1)) if found else -1
+    return int(match.group(1)) if match else -1
 
 
 def _send(connection: socket.socket, text: str) -> None:
-    """All at once: it fits the socket's buffer, and who does not read it is not waited for."""
+    """Send a text without waiting for the reader: it fits the socket's buffer."""
     with contextlib.suppress(OSError):
         connection.send(text.encode() + b"\n", socket.MSG_NOSIGNAL)

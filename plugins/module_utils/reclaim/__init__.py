@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find idle programs that hold GPUs, tell their owners, and stop them."""
+"""Find idle workloads that hold GPUs, notify their owners, and stop them."""

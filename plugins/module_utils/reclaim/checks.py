@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide from one look at a host whether an idle unit or container may be stopped. Pure, except for the clock."""
+"""Decide from one scan of a host whether an idle unit or container may be stopped. Pure, except for the clock."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..essential_units import is_essential
 from ..holders.model import DEVICE_HANDLE
 from ..model import Gpu, Holder, Host
 
-#: From so many cores on, on the average of a look, processes work: the rate that is a sign of work to the audit, too.
+#: Average number of cores between two scans that counts as work, as in the audit.
 WORKING_CORES = 0.1
 
-#: A GPU by its UUID, and the GPU instance's id or None.
+#: UUID of a GPU, and the id of a GPU instance or None.
 Place = Tuple[str, "int | None"]
 
 
 def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders that are processes of the item."""
+    """Return the holders that belong to the item."""
     name = item["name"]
     if item["kind"] == "container":
         name = ("%s container %s" % (item.get("runtime") or "", name)).strip()
@@ -28,10 +28,10 @@ def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
 
 
 def using(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
+    """Return the holders without bare handles, or all if there are no others: docs/holders.md, "Bare handles".
 
-    A process that has no context on a GPU has no memory there and runs nothing. Where users run programs in a unit, any of them
-    may start one, and it spares none.
+    A process without a context has no memory on the GPU and runs nothing. Any user of a shared unit could start one to
+    protect it.
     """
     return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
 
@@ -39,44 +39,44 @@ def using(holders: Sequence[Holder]) -> list[Holder]:
 def spared(
     item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine: Sequence[Holder], parts: bool = False
 ) -> str:
-    """Return why it is not to be stopped just now; empty where it may be. `parts`: only idle parts of it are stopped."""
+    """Return why an item must not be stopped now, or "". `parts`: only idle parts of it are stopped."""
     if is_essential(item["name"]):
         return "the host needs it"
     wanted = {place(text) for text in item["gpus"]}
     gpus = {gpu.uuid: gpu for gpu in host.gpus}
     if not mine:
-        return "it holds no GPU any more"
+        return "it no longer holds a GPU"
     if any(holder.job for holder in mine):
-        return "a scheduler has started it"
+        return "a scheduler started it"
     held = {_of(holder, gpus[holder.gpu_uuid]) for holder in mine if holder.gpu_uuid in gpus}
     if held - wanted and not parts:
-        return "it holds another GPU too: %s" % ", ".join(_text(each) for each in sorted(held - wanted, key=repr))
+        return "it holds another GPU too: %s" % ", ".join(_text(where) for where in sorted(held - wanted, key=repr))
     for uuid, instance in sorted(held, key=repr):
         gpu = gpus[uuid]
         if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
-            return "who holds gpu %d is not known" % gpu.index
-        # Of an instance NVML tells no utilisation: there the history alone counts.
+            return "the holders of gpu %d are not known" % gpu.index
+        # NVML reports no utilization of an instance: only the history counts.
         if instance is None and not parts:
-            why = working(gpu.index, gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None)
-            if why:
-                return why
+            reason = working(gpu.index, gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None)
+            if reason:
+                return reason
     return ""
 
 
 def working(index: int, percent: int | None) -> str:
-    """Return why a utilisation spares what holds the GPU; empty where it is 0."""
+    """Return why a GPU's utilization forbids a stop, or "" if it is 0."""
     if percent is None:
-        return "whether gpu %d works just now is not known" % index
-    return "gpu %d works just now (%d %%)" % (index, percent) if percent > 0 else ""
+        return "the utilization of gpu %d is not known" % index
+    return "gpu %d is in use now (%d %%)" % (index, percent) if percent > 0 else ""
 
 
 def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
-    """Return why a process that began within the grace spares it: what was quiet before was something else."""
+    """Return why a process that started within the grace period forbids a stop, or ""."""
     for holder in mine:
         if holder.pid is None:
             continue
         if holder.started_seconds is None:
-            return "since when pid %d runs is not known" % holder.pid
+            return "the start time of pid %d is not known" % holder.pid
         hours = (time.time() - holder.started_seconds) / 3600
         if hours < quiet_seconds / 3600:
             return "pid %d started %.1f h ago; protected for %.0f h" % (holder.pid, hours, quiet_seconds / 3600)
@@ -84,33 +84,33 @@ def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
 
 
 def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) -> str:
-    """Return why what an item's processes did between two looks, so many seconds apart, spares it; empty where they rested.
+    """Return why work between two scans, `seconds` apart, forbids a stop, or "" if the processes were idle.
 
-    This is all that shows work on an instance, of which NVML tells no utilisation.
+    For an instance this is the only evidence, since NVML reports no utilization of it.
     """
     if max((one.clients or 0 for one in after), default=0) > max((one.clients or 0 for one in before), default=0):
-        return "a client has connected just now"
-    # The ticks tell a process from another that has its pid now.
-    then = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
+        return "a new client has connected"
+    # The start time distinguishes processes that reuse a pid.
+    earlier = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
     spent = {}
     for one in after:
-        first = then.get((one.pid, one.started_ticks))
+        first = earlier.get((one.pid, one.started_ticks))
         if one.pid is not None and first is not None and one.cpu_seconds is not None:
             spent[one.pid] = max(0.0, one.cpu_seconds - first)
     total = sum(spent.values())
     if seconds > 0 and total >= WORKING_CORES * seconds:
-        return "its processes took %.0f s of CPU time within %.0f s" % (total, seconds)
+        return "its processes used %.0f s of CPU time within %.0f s" % (total, seconds)
     return ""
 
 
 def place(text: str) -> Place:
-    """Return the GPU or instance that an item names."""
+    """Parse a GPU or instance of an item."""
     uuid, _blank, instance = text.partition(" ")
     return uuid, int(instance) if instance.isdigit() else None
 
 
 def in_words(text: str, host: Host) -> str:
-    """Return a GPU or instance as people read it."""
+    """Format a GPU or instance for messages."""
     uuid, instance = place(text)
     index = next((gpu.index for gpu in host.gpus if gpu.uuid == uuid), None)
     words = uuid if index is None else "gpu %d (%s)" % (index, uuid)

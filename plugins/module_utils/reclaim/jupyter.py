@@ -1,14 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shut down unused kernels of a Jupyter server, and leave the server and all files alone.
+"""Shut down idle kernels of a Jupyter server, without touching the server or files.
 
-By its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). What a kernel had in memory
-is lost; so one that works, or that a browser is connected to, is never shut down, however old its last activity.
+Uses its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). A kernel's memory
+is lost, so a kernel that works or has a browser connected is never shut down, regardless of its last activity.
 
-Another process may have the server's port. Before the token or any other byte is sent, the kernel attests for each connection
-that its other end is a process of the unit or container that the inventory names (peer.py); with https, after the certificate
-was checked. Otherwise what the server does is not known, and nothing is shut down.
+Another process may have the server's port. Before anything is sent, the peer of each connection is verified as a
+process of the unit or container in the inventory (peer.py), with https after the certificate. Otherwise nothing is shut
+down.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ..foreign_text import one_line, text
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, TimeLimit, opener
 
-#: Without a byte; and for all requests to a server together.
+#: Timeouts: without a byte, and for all requests to a server.
 TIMEOUT_SECONDS, ALL_SECONDS = 30, 300
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
-#: Characters of what it says, in a message.
+#: Characters of the server's texts in a message.
 _SHOWN = 200
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
 
 class JupyterError(FleetError):
-    """A server that does not answer as Jupyter's does. `where` is its address, without the token."""
+    """A server does not answer like Jupyter. `where` is its address, without the token."""
 
 
 @frozen
 class Server:
-    """How to reach a server, and the processes that it consists of."""
+    """Address and token of a server, and the owner of its processes."""
 
     url: str
     owner: peer.Owner
@@ -51,12 +51,12 @@ class Server:
 
 
 def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dry: bool = False) -> list[str]:
-    """Shut down what was idle for so long; gives the kernels in words.
+    """Shut down kernels that were idle for `quiet_seconds`, and return them as texts. Raises JupyterError.
 
-    Raises JupyterError. A kernel that is gone by then is none of them.
+    Kernels that have ended meanwhile are omitted.
     """
     now = time.time() if now is None else now
-    gone = []
+    ended = []
     limit = TimeLimit(ALL_SECONDS)
     for kernel in _kernels(server, limit):
         since = _seconds(server, kernel.get("last_activity"))
@@ -64,37 +64,37 @@ def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dr
         if not idle or now - since < quiet_seconds:
             continue
         if not _ID.fullmatch(str(kernel.get("id"))):
-            raise _error(server, "it names a kernel '%s'" % text(kernel.get("id"), _SHOWN))
+            raise _error(server, "it returns an invalid kernel id '%s'" % text(kernel.get("id"), _SHOWN))
         if dry or _ask(server, limit, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
             name = text(kernel.get("name"), _SHOWN)
-            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], name, (now - since) / 3600))
-    return gone
+            ended.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], name, (now - since) / 3600))
+    return ended
 
 
 def _kernels(server: Server, limit: TimeLimit) -> list[Mapping[str, Any]]:
     body = _ask(server, limit, "GET", "/api/kernels")
     try:
-        found = json.loads(body or b"")
+        kernels = json.loads(body or b"")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(kernel, dict) for kernel in found):
-        raise _error(server, "it does not list its kernels")
-    return found
+        kernels = None
+    if not isinstance(kernels, list) or not all(isinstance(kernel, dict) for kernel in kernels):
+        raise _error(server, "it returns no list of kernels")
+    return kernels
 
 
 def _seconds(server: Server, given: Any) -> float:
-    """Of a time as Jupyter writes it, in UTC."""
-    found = _TIME.fullmatch(str(given))
-    if not found:
-        raise _error(server, "it gives the time of a kernel as '%s'" % text(given, _SHOWN))
-    return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
+    """Parse a time of Jupyter (UTC)."""
+    match = _TIME.fullmatch(str(given))
+    if not match:
+        raise _error(server, "it returns an invalid time '%s' of a kernel" % text(given, _SHOWN))
+    return float(calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S")))
 
 
 def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | None:
-    """The body of the answer; None where there is no such thing any more."""
+    """Return the body of the answer, or None if the deleted object no longer exists."""
     url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise _error(server, "this is no address of a server")
+        raise _error(server, "this is not the address of a server")
     request = Request(url + path, method=method)
     if server.token:
         request.add_header("Authorization", "token %s" % server.token)
@@ -108,8 +108,8 @@ def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | No
             with opener(check=check).open(request, timeout=TIMEOUT_SECONDS) as response:
                 return response.read(_MOST_BYTES)
     except peer.PeerError as error:
-        cure = "End that process if it is foreign; let gpu_rightsize_jupyter name the unit or container of the server."
-        raise _error(server, "%s. Nothing was sent, and what the server does is not known" % error, cure) from None
+        cure = "End that process if it is foreign, or correct the unit or container in gpu_rightsize_jupyter."
+        raise _error(server, "%s. Nothing was sent, and the state of the kernels is not known" % error, cure) from None
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404 and method == "DELETE":
@@ -122,5 +122,5 @@ def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | No
 
 
 def _error(server: Server, problem: str, cure: str = "") -> JupyterError:
-    cure = cure or "Look at url and token of gpu_rightsize_jupyter, and whether the server runs."
+    cure = cure or "Check url and token of gpu_rightsize_jupyter, and whether the server runs."
     return JupyterError("the Jupyter server at %s" % server.url.rpartition("@")[2], problem, cure)

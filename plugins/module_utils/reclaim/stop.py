@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stop units and containers that hold GPUs and use none, in steps: a notice, time to keep them, a longer look, the stop.
+"""Stop idle units and containers that hold GPUs: notice, time to keep them, a longer check, stop.
 
-What was idle for days may have begun to work a minute ago. Whatever is not certain is spared, with the reason.
+A workload that was idle for days may have started to work a minute ago. Uncertain cases are spared, with the reason.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from . import jupyter, tell, wording
 from .checks import held_by, in_words, spared, using, worked, young
 from .watch import Sample, watch
 
-#: Gives the host with its telemetry, and all holders.
+#: Returns the host with telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
 
 RUNTIMES = ("docker", "podman")
-#: Docker and Podman kill a container 10 s after they asked it to stop.
+#: Docker and Podman kill a container 10 s after the stop signal.
 STOP_SECONDS = 60
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class ReclaimError(FleetError):
-    """Something that was to be stopped did not stop."""
+    """A unit or container could not be stopped."""
 
 
 @frozen
 class Policy:
-    """What a run is asked for. Without a `record` nothing is announced, and what is idle is stopped in this run."""
+    """Options of a run. Without a `record` there are no notices, and idle items are stopped in this run."""
 
-    #: What began later was not what was quiet.
+    #: Ignore items with processes that started within this period.
     grace_seconds: float = 0.0
-    #: Watched for so long right before the stop.
+    #: How long to watch the GPUs right before the stop.
     look_seconds: float = 0.0
-    #: Only looks, and says what it would do.
+    #: Dry run: change nothing.
     dry: bool = False
-    #: Of items that are Jupyter servers only idle kernels are shut down.
+    #: Jupyter servers, of which only idle kernels are shut down.
     jupyter: Sequence[Mapping[str, Any]] = ()
     record: Record | None = None
-    #: Whether a notice counts from now on, or is told by others who then confirm it.
+    #: Record notices in this run. If False, the controller sends and confirms them.
     records: bool = True
-    #: Ways to tell owners (tell.py).
+    #: How to notify owners (tell.py).
     ways: Sequence[str] = ()
-    #: As texts name the host, and whether and where its owners can keep what they have.
+    #: Name of the host in texts, and whether and where owners can keep their items.
     host: str = "this host"
     can_keep: bool = False
     keep_url: str = ""
@@ -66,12 +66,12 @@ class Policy:
 
 @frozen
 class Tools:
-    """How the host is looked at and changed."""
+    """Functions that read and change the host."""
 
     look: Look
-    #: Utilisation of all GPUs just now.
+    #: Current utilization of all GPUs.
     sample: Sample
-    #: Reads what is kept just now.
+    #: Reads the current keeps.
     keeps: Callable[[], Sequence[Keep]] = tuple
     stop: Callable[[Mapping[str, Any]], None] | None = None
     closure: Callable[..., Any] = units.closure
@@ -79,7 +79,7 @@ class Tools:
 
 @dataclass
 class _Done:
-    """What a run returns."""
+    """Result of a run."""
 
     noticed: list[dict[str, Any]] = field(default_factory=list)
     stopped: list[dict[str, Any]] = field(default_factory=list)
@@ -90,9 +90,10 @@ class _Done:
 
 
 def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) -> dict[str, Any]:
-    """Announce what is idle, and stop what was announced long enough ago; return `noticed`, `stopped` and `spared`.
+    """Send notices for idle items, and stop those whose notice period has ended.
 
-    What cannot be looked at or stopped is spared, and the others go on. Raises FleetError where the record cannot be used.
+    Returns `noticed`, `stopped` and `spared`. Items that cannot be checked or stopped are spared, and the others continue. Raises
+    FleetError if the record cannot be used.
     """
     done = _Done()
     run = _Run(tools, policy)
@@ -109,14 +110,14 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
             if after is None:
                 done.noticed.append(run.notice(item, found))
             elif run.now < after:
-                done.spare(item, "announced %s, to be stopped after %s" % (utc(announced or 0), utc(after)))
+                done.spare(item, "notice sent %s, to be stopped after %s" % (utc(announced or 0), utc(after)))
             else:
                 due.append(item)
     if policy.record is not None and not policy.dry:
         policy.record.keep_only(items)
         if done.noticed and policy.records:
             policy.record.add(done.noticed, run.now)
-    # One look for all, however many: it takes a minute.
+    # Watch all items at once, since it takes a minute.
     whole = [item for item in due if not run.is_jupyter(item)]
     busy = dict(zip(map(id, whole), watch(whole, tools.sample, policy.look_seconds)))
     run.not_idle += [item for item in whole if busy[id(item)]]
@@ -135,23 +136,23 @@ class _Run:
         self._tools, self._policy = tools, policy
         self._servers = {_plain(server["name"]): server for server in policy.jupyter}
         self.now = time.time()
-        #: What is idle no more, or not certainly: it gets a notice again before it is stopped.
+        #: Items that are not certainly idle: they get a new notice before a stop.
         self.not_idle: list[Mapping[str, Any]] = []
-        #: The holders of each item at its last look, which the next one is held against.
+        #: Holders of each item at its last check, for comparison.
         self._seen: dict[int, Sequence[Holder]] = {}
 
     def is_jupyter(self, item: Mapping[str, Any]) -> bool:
         return _plain(item["name"]) in self._servers
 
     def checked(self, item: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Look at one, and return (why it is spared, its row): of the two one is empty."""
+        """Check an item. Return (reason to spare it, {}) or ("", its row)."""
         found: dict[str, Any] = {}
         try:
             host, holders = self._tools.look()
             mine = held_by(item, holders)
             count = using(mine)
             server = self._servers.get(_plain(item["name"]))
-            # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
+            # A Jupyter server keeps running, and other kernels may use its GPU now.
             why = spared(item, host, holders, count, server is not None)
             if not why and server is None and id(item) in self._seen:
                 why = worked(self._seen[id(item)], count, self._policy.look_seconds)
@@ -160,7 +161,7 @@ class _Run:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
                 why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")
             if not why and item["kind"] == "unit" and server is None and all(map(may_be_handed, count)):
-                why = "it only has the GPU open, and a user may have handed it the open file"
+                why = "it only has the GPU open, and a user may have passed it the open file"
             if why:
                 self.not_idle.append(item)
             else:
@@ -168,7 +169,7 @@ class _Run:
                 why = "" if keep is None else "kept until %s by %s" % (utc(keep.until), keep.user)
             if not why and server is not None:
                 found["kernels"] = self._kernels(item, server, dry=True)
-                why = "" if found["kernels"] else "none of its kernels was idle for so long, without a client connected"
+                why = "" if found["kernels"] else "no kernel was idle for that long without a connected client"
             found["holders"] = sorted({str(one) for one in mine})
             found["places"] = [in_words(text, host) for text in item["gpus"]]
         except FleetError as error:
@@ -176,7 +177,7 @@ class _Run:
         return (why, {}) if why else ("", found)
 
     def notice(self, item: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell the owner, by the ways on the host; return what the controller may tell."""
+        """Notify the owner on the host, and return the row for the controller."""
         policy = self._policy
         uid = tell.owner_of(item)
         idle = item.get("quiet_seconds")
@@ -198,7 +199,7 @@ class _Run:
         return row
 
     def end(self, item: Mapping[str, Any], busy: str, done: _Done) -> None:
-        """Look again and stop it, or only say so."""
+        """Check an item again and stop it, or only report it in a dry run."""
         why, found = (busy, {}) if busy else self.checked(item)
         uid = None if why else tell.owner_of(item)
         try:
@@ -206,7 +207,7 @@ class _Run:
                 if self.is_jupyter(item):
                     found["kernels"] = self._kernels(item, self._servers[_plain(item["name"])], dry=False)
                 else:
-                    (self._tools.stop or (lambda each: _stop(each, self._tools.closure)))(item)
+                    (self._tools.stop or (lambda unwanted: _stop(unwanted, self._tools.closure)))(item)
         except FleetError as error:
             why = str(error)
         if why:
@@ -224,7 +225,7 @@ class _Run:
             return
         self._tell(row, uid, wording.stopped(self._policy.host, row))
         if self._policy.record is not None:
-            # What stays in it is forgotten by the next run, which no longer lists this.
+            # If this fails, the next run removes it, since it no longer lists the item.
             with contextlib.suppress(FleetError):
                 self._policy.record.remove(item)
 
@@ -241,7 +242,7 @@ class _Run:
 
 
 def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Server:
-    """Raises ReclaimError where no process is known to be its own."""
+    """Return the server of an item. Raises ReclaimError if its processes are not known."""
     try:
         owner: Owner = (
             UserOfUnitOwner(item["name"]) if item["kind"] == "unit" else ContainerOwner(_runtime(item), item["name"])
@@ -249,8 +250,8 @@ def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Serv
     except PeerError as error:
         raise ReclaimError(
             "the Jupyter server of %s %s" % (item["kind"], item["name"]),
-            "%s, so what it does is not known" % error,
-            "Start it, or take it out of gpu_rightsize_jupyter.",
+            "%s, so the state of its kernels is not known" % error,
+            "Start it, or remove it from gpu_rightsize_jupyter.",
         ) from None
     return jupyter.Server(str(server["url"]), owner, str(server.get("token") or ""))
 
@@ -260,22 +261,22 @@ def _plain(name: str) -> str:
 
 
 def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
-    """What else would stop with a unit: what would start it again may, others may not."""
+    """Return why a unit cannot be stopped alone, or "". Units that would start it again may stop too."""
     name = item["name"]
     if units.unit_name(name) != name or not name.endswith(".service"):
-        return "it is no service"
+        return "it is not a service"
     unit, found = closure(name)
     if not unit.runs:
         return "it does not run"
     if unit.bus_name:
-        # Any user can hand it an open file: what it holds may be none of its own (essential_units.py).
-        return "it is on D-Bus (%s), where users hand files to others" % unit.bus_name
-    others = [one.name for one in found if one.name not in (name, *units.triggers_of(found)) and one.runs]
-    return "with it would stop %s" % ", ".join(others) if others else ""
+        # Any user can pass it an open file, which the unit then holds (essential_units.py).
+        return "it is on D-Bus (%s), where users can pass files to others" % unit.bus_name
+    affected = [one.name for one in found if one.name not in (name, *units.triggers_of(found)) and one.runs]
+    return "this would also stop %s" % ", ".join(affected) if affected else ""
 
 
 def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
-    """Raises FleetError where it does not stop."""
+    """Stop a unit or container. Raises FleetError if it does not stop."""
     name = item["name"]
     if item["kind"] == "unit":
         _unit, found = closure(name)
@@ -292,14 +293,16 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
     except FAILURES as error:
         raise ReclaimError(where, "it cannot be stopped: %s" % error, "Try %s stop %s." % (runtime, name)) from None
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[:300]
-        raise ReclaimError(where, "it cannot be stopped: %s" % said, "Try %s stop %s." % (runtime, name))
+        output = " ".join((done.stderr or done.stdout).split())[:300]
+        raise ReclaimError(where, "it cannot be stopped: %s" % output, "Try %s stop %s." % (runtime, name))
 
 
 def _runtime(item: Mapping[str, Any]) -> str:
-    """The engine of a container. Raises ReclaimError where it is not one that root's commands reach."""
+    """Return the engine of a container. Raises ReclaimError if it is not root's docker or podman."""
     runtime = item.get("runtime") or ""
     if runtime not in RUNTIMES or not _CONTAINER_NAME.fullmatch(item["name"]):
         where = "container %s" % item["name"]
-        raise ReclaimError(where, "it is none of docker or podman", "Stop it where it was started.")
+        raise ReclaimError(
+            where, "it is not a container of docker or podman", "Stop it with the engine that started it."
+        )
     return runtime

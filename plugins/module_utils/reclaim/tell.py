@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell the owner of an idle holder on its host: on the terminals, or by a file in the owner's home.
+"""Notify the owner of an idle holder on its host: on terminals, or by a file in the owner's home.
 
-A home may be a link, hold a FIFO or lie on a server that does not answer. So the file is written by a child process with the
-owner's user id. It is killed if it takes too long, and holds nothing where it cannot be killed. A way that fails is noted, and
-stops nothing.
+A home may be a link, contain a FIFO, or be on a server that does not answer. So a child process with the owner's user
+id writes the file. It has a timeout, and nothing open if it hangs. A failure is recorded and stops nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _ROOT = 0
 
 
 def owner_of(item: Mapping[str, Any]) -> int | None:
-    """Return the uid that a unit's main process runs as, by the kernel; None of root's, and where it cannot be told.
+    """Return the uid of a unit's main process, or None for root, containers and unknown owners.
 
-    The user ids within a container are the container's own choice, and tell no owner.
+    User ids within a container are its own choice and do not identify an owner.
     """
     if item["kind"] != "unit":
         return None
@@ -44,7 +43,7 @@ def owner_of(item: Mapping[str, Any]) -> int | None:
 
 
 def user_of(uid: int | None) -> str:
-    """Return the name of an owner's account; empty where there is none."""
+    """Return the name of an owner's account, or ""."""
     if uid is None:
         return ""
     try:
@@ -54,7 +53,7 @@ def user_of(uid: int | None) -> str:
 
 
 def tell(way: str, item: Mapping[str, Any], uid: int | None, text: str) -> None:
-    """Tell it by one way. Raises FleetError where that fails."""
+    """Send a notice by `way`. Raises FleetError."""
     if way == "wall":
         _wall(text)
     else:
@@ -65,7 +64,7 @@ def _wall(text: str) -> None:
     try:
         done = run_tool(["wall"], input=text)
     except FAILURES as error:
-        raise FleetError("wall", "it cannot be run: %s" % error, "Install it, or take wall out of the list.") from None
+        raise FleetError("wall", "it cannot be run: %s" % error, "Install it, or remove wall from the list.") from None
     if done.returncode != 0:
         raise FleetError("wall", "it failed: %s" % " ".join(done.stderr.split())[:200], "See: wall --help.")
 
@@ -77,16 +76,18 @@ def file_name(name: str) -> str:
 
 def _home(name: str, uid: int | None, text: str) -> None:
     if uid is None:
-        raise FleetError("home", "no user owns it by the kernel's word", "Tell its owner by another way.")
+        raise FleetError("home", "its owner is not known", "Notify its owner in another way.")
     bounded(lambda: _write(uid, file_name(name), text), "home", _HOME_SECONDS, _MOST_ANSWER_BYTES, uid)
 
 
 def _write(uid: int, name: str, text: str) -> str:
-    """Become the user and write. In a child process: there is no way back, and it may be killed at any time."""
+    """Change to the user and write the file. Run in a child process, since the change is permanent."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        raise FleetError("home", "uid %d has no account on this host" % uid, "Tell its owner by another way.") from None
+        raise FleetError(
+            "home", "uid %d has no account on this host" % uid, "Notify its owner in another way."
+        ) from None
     os.setgroups([])
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(uid, uid, uid)
@@ -96,17 +97,17 @@ def _write(uid: int, name: str, text: str) -> str:
             raise FleetError("home", "%s does not belong to %s" % (entry.pw_dir, entry.pw_name), "")
         _replace(folder, name, text)
     except OSError as error:
-        raise FleetError("home", "the file cannot be written: %s" % error, "Look at %s." % entry.pw_dir) from None
+        raise FleetError("home", "the file cannot be written: %s" % error, "Check %s." % entry.pw_dir) from None
     return ""
 
 
 def _replace(folder: int, name: str, text: str) -> None:
-    """Write a new file and rename it: nothing that lies there is opened."""
+    """Write a new file and rename it, without opening an existing one."""
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise FleetError("home", "%s is there already and is no regular file" % name, "Its owner has to remove it.")
+            raise FleetError("home", "%s exists and is not a regular file" % name, "Its owner must remove it.")
     except FileNotFoundError:
         pass
-    # A path through the descriptor: the folder stays the one that was looked at.
+    # The path through the descriptor stays in the folder that was checked.
     with replacing(Path("/proc/self/fd/%d" % folder, name), most=0o600) as file:
         file.write(text.encode())

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Word the notices that owners of idle GPUs get: plain text, a screen at most. Pure."""
+"""Write the notices to owners of idle GPUs: plain text, at most one screen. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..keep.notices import utc
 from ..printable import printable
 
 _SHOWN = 10
-#: A text of a host or a user may have so many letters.
+#: Maximum characters of a text from a host or user.
 _LETTERS = 300
 
 
@@ -21,7 +21,7 @@ def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
     nothing = "none of them" if len(row["places"]) > 1 else "nothing of it"
     lines = ["%s on %s holds %s and uses %s." % (_who(row), host, _gpus(row), nothing)]
     if row.get("idle_since"):
-        lines.append("It is idle since %s, or longer." % utc(row["idle_since"]))
+        lines.append("It has been idle since %s or longer." % utc(row["idle_since"]))
     what = "Its idle kernels will be shut down" if row.get("jupyter") else "It will be stopped"
     lines.append("%s after %s, unless it uses its GPU again or is kept." % (what, utc(row["stop_after"])))
     if row.get("keep"):
@@ -46,7 +46,7 @@ def stopped(host: str, row: Mapping[str, Any]) -> str:
 
 
 def subject(host: str, stage: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line for several. `stage` is C(noticed) or C(stopped)."""
+    """Return the subject line. `stage` is C(noticed) or C(stopped)."""
     words = "will be stopped" if stage == "noticed" else "stopped"
     what = _cut(rows[0]["name"]) if len(rows) == 1 else "%d idle holders of GPUs" % len(rows)
     return "GPU host %s: %s %s" % (host, what, words)

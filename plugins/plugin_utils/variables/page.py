@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes docs/variables.md from the specs of roles and playbooks."""
+"""Write the pages of variables (docs/variables*.md) from the argument specs of roles and playbooks."""
 
 from __future__ import annotations
 
@@ -13,36 +13,46 @@ from . import known
 
 _HEAD = """# Variables
 
-Every variable of the collection's roles and playbooks. This page is made from their argument specs by `make variables`.
+Variables of the collection's roles and playbooks, generated from their argument specs (`make variables`):
 
-`site.yml` and `reset.yml` check all of them on every host before anything changes. `reset.yml` does not read `gpu_layout`, and so
-does not check its value. `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check theirs:
+| variables of | page |
+|---|---|
+%s
+## Checks
 
-- **Values**: type, choices, bounds and form. A value that is made of facts is checked later, by the role that gathers them.
-- **Names**: a misspelt name is an error, and a name that only looks like the collection's is a warning:
+These playbooks check variables on every host before anything changes:
 
-| name | example | what happens |
+- `site.yml` and `reset.yml` check all variables. `reset.yml` does not read `gpu_layout` and so does not check its value.
+- `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check their own.
+
+They check **values** (type, choices, range, format) and **names**.
+If a value contains facts, the role that gathers the facts checks it later.
+A misspelt name is an error, and a name that only resembles the collection's is a warning:
+
+| name | example | result |
 |---|---|---|
-| begins as the collection's names do, and resembles one of them | `gpu_site_wave` | error |
-| begins as they do, and resembles none | `gpu_layout_h100` | warning |
-| differs from exactly one of them by one typing error (below) | `gpu_layuot_on_busy` | error |
-| lacks a word of exactly one of them, or has another word instead (below) | `gpu_on_busy` | error |
-| resembles one of them otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
+| has one of the collection's prefixes and resembles one of its variables | `gpu_site_wave` | error |
+| has one of the prefixes and resembles no variable | `gpu_layout_h100` | warning |
+| differs from exactly one variable by one typing error (below) | `gpu_layuot_on_busy` | error |
+| lacks a word of exactly one variable, or has a wrong word (below) | `gpu_on_busy` | error |
+| resembles a variable otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
 | any other | `my_gpu_layout` | nothing |
 
 A typing error is one of these, in one word of a name:
 
 - Two neighbouring letters are exchanged.
-- One letter is missing, wrong or too much (`nvidia_drver_version`). The word's first and last letter are right, it has five
-  letters or more, and the name 15 characters or more. So `nvidia_drivers_version` and `gpu_train_timeout` are names of yours.
+- One letter is missing, wrong or extra (`nvidia_drver_version`). \
+The word's first and last letters are right, and it has at least five letters. The name has at least 15 characters.
+
+So `nvidia_drivers_version` and `gpu_train_timeout` are accepted as your own names.
 
 A missing or wrong word is an error in these cases:
 
-- A word is missing, and the name still has three words (`layout_on_busy`), or begins with `gpu`, `vgpu`, `nvidia` or `dcgm`
-  (`gpu_waves`).
+- A word is missing, and the name still has three words (`layout_on_busy`) or begins with `gpu`, `vgpu`, `nvidia` or `dcgm` \
+(`gpu_waves`).
 - One word of four or more is wrong (`gpu_mig_on_busy`). The first word is one of these four, or `container`.
 
-It is a warning instead if the template of another variable reads the name: then the name is yours.
+It is a warning instead if the template of another variable reads the name, since the name is then yours.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
@@ -50,22 +60,51 @@ h100-03: gpu_site_wave: unknown variable. Did you mean gpu_site_waves? If it is 
 Nothing was changed.
 ```
 
-Name variables of your own otherwise (`site_h100_layout`), or list them, by globs:
+Give your own variables other names (`site_h100_layout`), or list them as globs:
 
 ```yaml
 gpu_site_own_variables: [gpu_layout_h100*]
 ```
 """
+# Pages: file name, title, and the roles and playbooks on it. A page has at most 2,000 words.
+_PAGES = (
+    ("variables-layout.md", "layouts and drains", ("gpu_layout", "gpu_drain", "vgpu_limiter", "site.yml")),
+    (
+        "variables-hosts.md",
+        "drivers, containers and host checks",
+        (
+            *("nvidia_driver", "container_toolkit", "gpu_simulator"),
+            *("bundle.yml", "export.yml", "check_gpu.yml", "accept.yml"),
+        ),
+    ),
+    ("variables-kubernetes.md", "Kubernetes", ("gpu_kubernetes",)),
+    ("variables-monitoring.md", "metrics and monitoring", ("dcgm_exporter", "gpu_monitoring")),
+    ("variables-audit.md", "audit and right-sizing", ("gpu_audit", "audit.yml", "rightsize.yml")),
+)
 _MARK = re.compile(r"\b[CVOBI]\((.*?)\)")
 
 
-def page() -> str:
-    """Return the page's text."""
-    parts = [_HEAD]
-    for owner in known.owners():
-        parts.append("\n## %s\n\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n" % _title(owner))
-        parts += [_row(name, option) for name, option in known.of_owner(owner).items()]
-    return "".join(parts)
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name.
+
+    Raises ValueError if a role or playbook is on no page or on several.
+    """
+    owners = [owner for _name, _title, on_page in _PAGES for owner in on_page]
+    if sorted(owners) != sorted(known.owners()):
+        raise ValueError("_PAGES must have each of these once: %s" % ", ".join(known.owners()))
+    texts = {"variables.md": _HEAD % "".join(map(_index_row, _PAGES))}
+    for name, title, on_page in _PAGES:
+        parts = ["# Variables: %s\n\nSee [variables.md](variables.md) for all pages and the checks.\n" % title]
+        for owner in on_page:
+            parts.append("\n## %s\n\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n" % _title(owner))
+            parts += [_row(variable, option) for variable, option in known.of_owner(owner).items()]
+        texts[name] = "".join(parts)
+    return texts
+
+
+def _index_row(page: tuple[str, str, tuple[str, ...]]) -> str:
+    name, title, owners = page
+    return "| %s: %s | [%s](%s) |\n" % (title, ", ".join(map("`{}`".format, owners)), name, name)
 
 
 def _title(owner: str) -> str:

@@ -25,7 +25,7 @@ def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
         ]
         done = host.module("reclaim", items=items)
         assert not done["changed"] and done["stopped"] == []
-        assert [row["why"] for row in done["spared"]] == ["it holds no GPU any more"] * 2
+        assert [row["why"] for row in done["spared"]] == ["it no longer holds a GPU"] * 2
         assert process.poll() is None
     finally:
         process.kill()
