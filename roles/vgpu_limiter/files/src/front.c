@@ -7,6 +7,6 @@
  * needs: an intercepted name is found here, every other name in the driver, whatever names that one has.
  */
 
-/* The driver's file, as the front needs it: libcuda.so.1 is the front's own name (resolve.c). */
+/* Path of the driver's file for the front. libcuda.so.1 is the front's own name (resolve.c). */
 __attribute__((visibility("default"))) extern const char openfleet_vgpu_driver[];
 const char openfleet_vgpu_driver[] = FRONT_DRIVER;

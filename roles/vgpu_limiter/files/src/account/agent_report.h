@@ -13,13 +13,13 @@
 
 #include "account/account.h"
 
-/* Takes over what the agent says. False: no agent speaks, or it is silent for seconds. By one thread at a time
+/* Apply the agent's report. False if the agent is missing or silent for seconds. One thread at a time
  * (account->settling). */
 bool agent_report_settle(struct account *, const struct quota *);
-/* As soon as there is a quota. */
+/* Call as soon as a quota exists. */
 void agent_report_first(struct account *, const struct quota *);
-/* Before a second context whose cost is not known: waits for what the agent says next, two seconds and a half at most, once for a
- * GPU. False: no agent speaks. */
+/* Before a second context of unknown cost, wait up to 2.5 s for the agent's next report, once per GPU. False if the
+ * agent does not report. */
 bool agent_report_learn(struct account *, const struct quota *);
 
 #endif

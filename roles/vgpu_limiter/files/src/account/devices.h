@@ -9,7 +9,7 @@
 
 #include "account/account.h"
 
-/* Index into quota->gpus, -1: it is none of them. */
+/* Index into quota->gpus, -1 if not in it. */
 int device_in_quota(struct account *, const struct quota *, CUdevice);
 
 #endif

@@ -19,13 +19,13 @@
 #include "base/log.h"
 #include "base/shared_file.h"
 
-/* The byte makes the slot ours; what the slot says is written under the lock. */
+/* The lock makes the slot ours. Its content is written under the region's lock. */
 static bool take_slot(struct tenant *tenant, int descriptor)
 {
 	struct slot *slots = tenant->region->slots;
 	for (int pass = 0; pass < 2; pass++) {
 		for (int i = 0; i < REGION_SLOTS; i++) {
-			/* Those of the dead come last: most who are marked as living are. */
+			/* Check dead processes last, because most slots marked as used are alive. */
 			if (pass == 0 && atomic_load(&slots[i].state) == SLOT_USED)
 				continue;
 			if (!vgpu_take_byte(descriptor, LOCK_SLOTS + i))
@@ -61,10 +61,10 @@ static void fill_slot(struct tenant *tenant)
 
 /* --- opening --- */
 
-/* Where the tenant's processes cannot count together, a quota for each of them would be none for the tenant. */
+/* If processes cannot share a count, a quota per process would not limit the tenant. */
 #define REFUSED "this process cannot be counted, so its allocations on GPUs with a quota are refused"
 
-/* One of those who find a new file writes its head; the others wait for that. */
+/* One of the processes that find a new file writes the header. The others wait. */
 static bool has_head(struct region *region, int descriptor)
 {
 	if (atomic_load(&region->magic) == 0 && vgpu_wait_for_byte(descriptor, LOCK_INIT)) {
@@ -145,7 +145,7 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
-/* Under the lock, by a process that has no quota yet and so has nothing anywhere: whether it is the only one. */
+/* Requires the lock. Called by a process without a quota and without memory. Return whether it is the only process. */
 static bool is_alone(struct tenant *tenant)
 {
 	tenant_strike_off_all(tenant);
@@ -155,7 +155,7 @@ static bool is_alone(struct tenant *tenant)
 	return true;
 }
 
-/* A tenant may have had many GPUs by and by. Their places are free again when nobody is there who knows them. */
+/* A tenant may use many GPUs over time. Free the entries of GPUs that no living process uses. */
 static void clear_gpus(struct region *region)
 {
 	for (int i = 0; i < REGION_GPUS; i++) {

@@ -13,9 +13,9 @@
 
 #include "account/account.h"
 
-/* By one thread at a time (account->settling). */
+/* One thread at a time (account->settling). */
 void nvml_settle(struct account *, const struct quota *);
-/* Asks NVML at once, where it was not asked for the GPUs of this process's contexts yet. */
+/* Query NVML now if it was not queried for the GPUs of this process's contexts. */
 void nvml_learn_now(struct account *, const struct quota *);
 
 #endif

@@ -27,7 +27,7 @@
 
 enum { LINES = 20, SECONDS = 60 };
 
-/* At most LINES lines in SECONDS, in the whole process. Two threads may count one line for two. */
+/* Limit of LINES lines in SECONDS for the process. Two threads may count one line twice. */
 static bool may_log(void)
 {
 	static _Atomic int64_t window_ns;
@@ -50,7 +50,7 @@ static void to_syslog(int level, const char *text)
 	int length = snprintf(line, sizeof line, "<%d>openfleet-vgpu[%d]: %s", LOG_USER | level, (int)getpid(), text);
 	if (length >= (int)sizeof line)
 		length = sizeof line - 1;
-	/* Without a connection: a socket that nobody reads must not make us wait. */
+	/* Connectionless, so that an unread socket never blocks the program. */
 	syscall(SYS_sendto, descriptor, line, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT, &address, sizeof address);
 	vgpu_close(descriptor);
 }

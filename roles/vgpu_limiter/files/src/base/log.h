@@ -9,7 +9,7 @@
 
 #include <syslog.h>
 
-/* One line, at LOG_ERR to LOG_DEBUG. Keeps errno, never waits, drops lines when there are too many. */
+/* Log one line, from LOG_ERR to LOG_DEBUG. Keeps errno, never waits, and drops lines above the limit. */
 void vgpu_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

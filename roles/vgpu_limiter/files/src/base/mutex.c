@@ -12,7 +12,7 @@
 
 #include "base/likely.h"
 
-/* 0: free, 1: held, 2: held and somebody may be waiting. */
+/* 0: free, 1: held, 2: held, and another thread may wait. */
 void mutex_lock(struct mutex *mutex)
 {
 	uint32_t free = 0;

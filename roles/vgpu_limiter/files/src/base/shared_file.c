@@ -18,15 +18,15 @@
 
 #include "base/files.h"
 
-/* Linux 3.15 and later; headers of C libraries before 2.20 lack the names. */
+/* Linux 3.15 and later. Headers before glibc 2.20 lack the names. */
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #define F_OFD_SETLKW 38
 #endif
 
-/* A file in memory (tmpfs) has no page before somebody writes to it, and where none is left then the write is the
- * program's end (SIGBUS). So all are asked for here, where it is an error like others. Not every file system can. */
+/* A tmpfs file has no pages before the first write, and a write without free memory ends the program (SIGBUS). So
+ * allocate all pages here, where failure is an ordinary error. Not every file system supports this. */
 static bool has_pages(int descriptor, size_t size)
 {
 	long result;
@@ -46,7 +46,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 	if (file_status(*descriptor, "", &status) == 0) {
 		if (!S_ISREG(status.st_mode))
 			errno = EINVAL;
-		/* Never shorter: of several processes that come here at once the last makes the same length again. */
+		/* Never shrink. If several processes run this at once, the last one sets the same length again. */
 		else if ((status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0) && has_pages(*descriptor, size))
 			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 	}

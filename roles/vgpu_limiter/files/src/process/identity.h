@@ -14,12 +14,12 @@
 #include "formats/quota.h"
 
 enum identity {
-	IDENTITY_NONE,			/* no tenant's */
-	IDENTITY_VARIABLE,		/* as OPENFLEET_VGPU says */
-	IDENTITY_MOUNTED,		/* the one whose quota folder is mounted, as in containers */
-	IDENTITY_UNCLEAR,		/* one of several that are mounted: nothing may be allocated */
+	IDENTITY_NONE,			/* of no tenant */
+	IDENTITY_VARIABLE,		/* named by OPENFLEET_VGPU */
+	IDENTITY_MOUNTED,		/* the mounted quota folder's tenant, as in containers */
+	IDENTITY_UNCLEAR,		/* several folders are mounted, so nothing may be allocated */
 };
-/* Sets the root of all paths (base/files.h), and the tenant's name: "" where there is none. */
+/* Set the root of all paths (base/files.h) and the tenant's name, "" without a tenant. */
 enum identity vgpu_identify(char name[TENANT_NAME]);
 
 #endif

@@ -34,8 +34,8 @@ static void note(struct quota_file *file, const struct stat *now)
 	file->read.changed_ns = now->st_ctim.tv_sec * NS_PER_SECOND + now->st_ctim.tv_nsec;
 }
 
-/* Root's file, which in a user namespace without root in it belongs to the overflow user. Below
- * OPENFLEET_VGPU_ROOT also the user's own: who can set that can also do without the library. */
+/* The file must belong to root, which is the overflow user in a user namespace without root. Below
+ * OPENFLEET_VGPU_ROOT it may also belong to the user, who could start without the library anyway. */
 static const char *distrust(const struct stat *status)
 {
 	if (!S_ISREG(status->st_mode))
@@ -54,7 +54,7 @@ static void log_unknown(const char *tenant, const char *key)
 	vgpu_log(LOG_NOTICE, "quota of %s: `%s` is not known here and passed over", tenant, key);
 }
 
-/* Whether a quota was read, now or before. */
+/* Whether a quota was ever read. */
 static bool has_quota(const struct quota_file *file)
 {
 	const struct quota *quota = atomic_load_explicit(&file->quota, memory_order_acquire);
@@ -85,7 +85,7 @@ void quota_refuse_all(struct quota_file *file)
 	atomic_compare_exchange_strong(&file->quota, &none, &refusing);
 }
 
-/* What the lines in the log end with where the file cannot be used. */
+/* End of log lines if the file is unusable. */
 static const char *consequence(struct quota_file *file)
 {
 	if (has_quota(file))
@@ -96,13 +96,13 @@ static const char *consequence(struct quota_file *file)
 	return "it is mounted, so allocations on GPUs are refused until there is a quota";
 }
 
-/* Quotas lie in pages of their own, which stay: another thread may be reading the old one. */
+/* Quotas stay in separate pages, because another thread may read the old one. */
 static void adopt(struct quota_file *file, struct account *account, const struct quota *read)
 {
 	struct quota *quota = mmap(NULL, sizeof *quota, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (quota == MAP_FAILED) {
 		quota_refuse_all(file);
-		memset(&file->read, 0, sizeof file->read);	/* the next look tries again */
+		memset(&file->read, 0, sizeof file->read);	/* retry at the next check */
 		return;
 	}
 	*quota = *read;
@@ -125,7 +125,7 @@ void quota_file_read(struct quota_file *file, struct account *account)
 		return;
 	int descriptor = vgpu_openat(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
-		/* Gone: the quota ends with the process. Never there: once is enough to say so. */
+		/* If the file is removed, the quota ends with the process. If it never existed, log once. */
 		if (file->read.inode != 0 || !file->looked)
 			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path, consequence(file));
 		memset(&file->read, 0, sizeof file->read);

@@ -13,18 +13,18 @@
 
 #include "account/account.h"
 
-/* All zero at first, but for the name and `mounted`. */
+/* Initially zero, except the name and `mounted`. */
 struct quota_file {
 	_Atomic(const struct quota *) quota;	/* NULL: passive */
-	char name[TENANT_NAME];			/* of the tenant (identity.h) */
-	bool mounted;				/* the quota folder is: without a quota in it everything is refused */
-	bool looked;				/* for it, at least once */
-	struct { uint64_t device, inode; int64_t changed_ns, size; } read;	/* the file that was read */
+	char name[TENANT_NAME];			/* tenant (identity.h) */
+	bool mounted;				/* the quota folder is mounted, so without a quota everything is refused */
+	bool looked;				/* opened for it at least once */
+	struct { uint64_t device, inode; int64_t changed_ns, size; } read;	/* the last read file */
 };
 
-/* Reads the file if it is another one than at the last time, and joins the tenant's region. By one thread at a time. */
+/* Read the file if it changed, and join the tenant's region. One thread at a time. */
 void quota_file_read(struct quota_file *, struct account *);
-/* Until a quota is read nothing is allocated on any GPU. */
+/* Until a quota is read, refuse allocations on all GPUs. */
 void quota_refuse_all(struct quota_file *);
 
 #endif

@@ -28,7 +28,7 @@
 struct entry {
 	uint64_t key, bytes, with;
 	bool taken, pooled;
-	int16_t gpu;			/* place in the region */
+	int16_t gpu;			/* GPU's index in the region */
 	uint32_t count;
 };
 static_assert(sizeof(struct entry) == 32, "a table is measured in entries of 32 bytes");
@@ -42,17 +42,17 @@ enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAP
 struct tables {
 	struct mutex lock;
 	struct table table[TABLE_COUNT];
-	uint64_t last_block;		/* the newest number of T_BLOCK */
+	uint64_t last_block;		/* the last number of T_BLOCK */
 };
 
-/* With the lock held. An entry's address holds until the table is changed. */
+/* Requires the lock. An entry's address is valid until the table changes. */
 struct entry *table_find(struct table *, uint64_t key);
-struct entry *table_add(struct table *, uint64_t key);	/* the one that is there, or a new one; NULL: no memory */
+struct entry *table_add(struct table *, uint64_t key);	/* existing or new entry, NULL without memory */
 void table_remove(struct table *, struct entry *);
 void table_clear(struct table *);
 
-/* These two take the lock. table_put is false where there is no memory for the entry; *replaced is what the key had meant, which
- * was freed by a way that nobody told us of, or the key could not have been given out again. */
+/* Both take the lock. table_put returns false without memory for the entry. *replaced is the earlier entry of the
+ * key. It was freed by an unknown call, because otherwise the driver could not reuse the key. */
 bool table_put(struct tables *, enum table_kind, uint64_t key, const struct entry *, struct entry *replaced);
 bool take_out(struct tables *, enum table_kind, uint64_t key, struct entry *);
 

@@ -28,7 +28,7 @@
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-/* With the throttle's lock held: how long the launch is to wait before it is asked for again, and why. 0: it may go. */
+/* Requires the throttle's lock. Return the time to wait before the next check, with its reason. 0 starts the launch. */
 int64_t hold_back(struct throttle *, int gpu, struct busy *, const struct work *, int64_t now, enum reason *);
 
 #endif

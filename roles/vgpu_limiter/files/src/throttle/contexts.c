@@ -45,7 +45,7 @@ void drop_busy(struct throttle_gpu *g, CUcontext context)
 		at = &(*at)->next;
 	if (!at || !*at)
 		return;
-	/* What was on its way has been charged by estimate, and that is what it stays at. */
+	/* Work in flight stays charged by its estimate. */
 	struct busy *gone = *at;
 	*at = gone->next;
 	free(gone);

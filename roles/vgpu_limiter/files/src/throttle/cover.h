@@ -10,11 +10,10 @@
 
 #include <stdint.h>
 
-/* Time that was counted already, on the GPU's own clock: the last stretch without a gap, and where the
- * one before it ended. */
+/* Already counted time on the GPU's clock: the last interval without a gap, and the end of the interval before it. */
 struct covered { int64_t floor, from, to; };
 
-/* How much of the stretch from `from` to `to` was not counted before. */
+/* Return the part of the interval from `from` to `to` that was not counted before. */
 int64_t busy_cover(struct covered *, int64_t from, int64_t to);
 
 #endif

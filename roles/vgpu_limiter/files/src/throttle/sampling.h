@@ -16,9 +16,9 @@
 
 #include "throttle/launches.h"
 
-/* Decides of a launch that has its place in the ring whether it is timed. `all`: whatever is known of it. */
+/* Decide whether a launch with a slot in the ring is timed. `all`: in any case. */
 void sampling_choose(struct busy *, struct launch *, bool all);
-/* The stream is about to be destroyed. */
+/* Handle a stream before its destruction. */
 void sampling_forget_stream(struct busy *, CUstream);
 
 #endif

@@ -9,9 +9,9 @@
 
 #include "throttle/gpus.h"
 
-/* NULL: not known, or another one for each thread or context. */
+/* NULL: unknown, or different for each thread or context. */
 CUcontext stream_context(const struct throttle *, CUstream);
-/* A stream's context stays the same until it is destroyed. */
+/* A stream keeps its context until it is destroyed. */
 void stream_context_is(struct throttle *, CUstream, CUcontext);
 void stream_context_forget(struct throttle *, CUstream);
 void stream_contexts_forget(struct throttle *, CUcontext);

@@ -23,26 +23,26 @@
 
 #include "formats/turnstile.h"
 
-/* What a process makes of another tenant that keeps it waiting though it has credit. */
+/* A process's view of another tenant that makes it wait although it has credit. */
 struct doubt {
-	uint64_t dead;     /* the lease of a process that is known to be dead, as it is in the seat; 0: none */
-	int64_t waited_ns; /* for the seat's lease, since this process had its own turn last */
-	int64_t until_ns;  /* the seat does not count until then */
+	uint64_t dead;     /* the seat's lease of a process known to be dead, 0: none */
+	int64_t waited_ns; /* wait for the seat's lease since this process's last turn */
+	int64_t until_ns;  /* the seat is ignored until then */
 };
 
-/* A GPU's turnstile as a process sees it. */
+/* A process's view of a GPU's turnstile. */
 struct turnstile {
-	struct seat *seats[TURNSTILE_SEATS];  /* NULL: free. Of pages only the own one can be written */
-	const struct turnstile_terms *terms; /* NULL: each seat says its own */
-	int count;                           /* seats from here on were free when it looked last (turnstile_count) */
-	int holder;                          /* seat + 1 of the tenant that it waited for last; 0: none */
-	int64_t waited_ns;                   /* when that was */
-	int64_t yielded_ns;                  /* for so long it has let others go first, and none has taken the GPU */
-	int64_t lost_ns;                     /* when it gave up a lease that another tenant had too */
+	struct seat *seats[TURNSTILE_SEATS];  /* NULL: free. With pages, only the own seat is writable */
+	const struct turnstile_terms *terms; /* NULL: use each seat's own values */
+	int count;                           /* seats from here on were free at the last check (turnstile_count) */
+	int holder;                          /* seat + 1 of the tenant that it last waited for, 0: none */
+	int64_t waited_ns;                   /* time of that wait */
+	int64_t yielded_ns;                  /* time for which it has yielded while no tenant took the GPU */
+	int64_t lost_ns;                     /* last release of a lease that another tenant also had */
 	struct doubt doubts[TURNSTILE_SEATS];
 };
 
-/* Another's seat, and nothing speaks against it. */
+/* Another tenant's seat that is not ignored. */
 static inline bool turnstile_counts(const struct turnstile *t, int seat, int own, int64_t now)
 {
 	return seat != own && t->seats[seat] && now >= t->doubts[seat].until_ns;

@@ -10,11 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What is launched. Launches of a kernel in different shapes (grids and blocks) take different times. */
+/* Launched work. Launches of a kernel with different shapes (grids and blocks) take different times. */
 struct work {
 	const void *function;	/* or graph */
 	uint64_t shape;
-	bool dependent;		/* may begin before the launch ahead of it has ended (programmatic dependent launch) */
+	bool dependent;		/* may begin before the previous launch has ended (programmatic dependent launch) */
 };
 
 #endif

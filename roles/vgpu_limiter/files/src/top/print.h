@@ -13,7 +13,7 @@
 
 void print_table(const struct top *, const char *root, bool processes);
 void print_json(const struct top *);
-/* What was printed since it began again. */
+/* Return the output since the last reset. */
 void print_again(void);
 const char *printed(size_t *size);
 

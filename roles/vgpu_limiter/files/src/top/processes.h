@@ -11,9 +11,9 @@
 
 #include <sys/types.h>
 
-/* Whether a living process has locked the byte. */
+/* Return whether a living process has locked the byte. */
 bool is_locked(int descriptor, off_t offset);
-/* Fills in the pids of the tenant's processes, which have the region of this inode mapped. */
+/* Fill in the host PIDs of the tenant's processes, which map the region with this inode. */
 void find_pids(struct top_tenant *, ino_t inode);
 
 #endif

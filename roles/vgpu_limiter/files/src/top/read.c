@@ -30,7 +30,7 @@ static void set_problem(struct top_tenant *tenant, const char *what, const char 
 
 /* --- quota --- */
 
-/* What the parser of quota files has to say about unknown keys is for the library's log. */
+/* Warnings about unknown keys in quota files belong to the library's log. */
 static void pass_over(const char *tenant, const char *key)
 {
 	(void)tenant;
@@ -128,7 +128,7 @@ static void compare(struct top *now, const struct top *before)
 					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !shown->seated)
 						continue;
 					if (shown->as_of_ns == then->as_of_ns)
-						/* Both looks are at what the agent wrote once. */
+						/* Both samples come from one write of the agent. */
 						shown->had_percent = then->had_percent;
 					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
 						shown->had_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
@@ -137,7 +137,7 @@ static void compare(struct top *now, const struct top *before)
 		}
 }
 
-/* --- all of it --- */
+/* --- all tenants --- */
 
 static bool known(const struct top *top, const char *name)
 {
@@ -147,7 +147,7 @@ static bool known(const struct top *top, const char *name)
 	return false;
 }
 
-/* Another name of a tenant, which is shown under its own. */
+/* An alias of a tenant, which is shown under its current name. */
 static bool is_alias(const char *root, const char *name)
 {
 	char path[512];
@@ -169,7 +169,7 @@ static void list(struct top *top, const char *root, const char *folder)
 		closedir(directory);
 }
 
-/* Folders that a renamed tenant left under its key are none of another tenant. */
+/* Folders that a renamed tenant left under its key are not separate tenants. */
 static void drop_keys(struct top *top)
 {
 	int kept = 0;

@@ -9,7 +9,7 @@
 
 #include "top/top.h"
 
-/* Everything as it is now; `before` (or NULL) is what the shares are told from. Below `root`. */
+/* Read the current state below `root`. Shares are computed from `before`, which may be NULL. */
 struct top *top_read(const char *root, const struct top *before);
 void top_free(struct top *);
 

@@ -16,7 +16,7 @@ struct seats {
 	struct shown_seat *list;
 };
 
-/* None where no agent runs. */
+/* None without an agent. */
 void read_seats(struct seats *, const char *root, int64_t now_ns);
 void read_turnstile(struct top_tenant *, int gpu, const char *root, const struct seats *, int64_t now_ns);
 

@@ -87,12 +87,12 @@ static void enter_terminal(void)
 	write_all(own, sizeof own - 1);
 }
 
-/* The lines of the page that fit, from `from` on; nothing wraps. The first line of the table stays. */
+/* Print the lines of the page that fit, starting at `from`, without wrapping. The table's header stays. */
 static void show(int *from, double interval)
 {
 	struct winsize size = { .ws_row = 24, .ws_col = 80 };
 	ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-	/* A terminal that does not know its size says 0. */
+	/* A terminal of unknown size reports 0. */
 	int rows = size.ws_row ? size.ws_row - 1 : 23, columns = size.ws_col ? size.ws_col : 80, lines = 0, row = 0;
 	size_t length = 0;
 	const char *page = printed(&length), *text = page;
@@ -182,7 +182,7 @@ static int once(const char *root, double interval, bool json, bool processes)
 	if (before->tenant_count)
 		nanosleep(&wait, NULL);
 	struct top *now = top_read(root, before);
-	/* What the agent shows is a second old at most: shares are told from two of its looks. */
+	/* The agent's data is up to a second old. Shares are computed from two of its samples. */
 	for (int i = 0; i < 20 && now->agent_ns && now->agent_ns == before->agent_ns; i++) {
 		top_free(now);
 		nanosleep(&moment, NULL);
