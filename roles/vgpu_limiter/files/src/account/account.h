@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps of its memory on GPUs. It lies in memory that is all zero at first, and again in a child of fork.
+ * A process's accounting of GPU memory. It is stored in memory that starts as zeros, also in a child of fork.
  */
 #ifndef ACCOUNT_H
 #define ACCOUNT_H

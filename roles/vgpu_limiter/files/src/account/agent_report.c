@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading the agent's report, and charging by it.
+ * Read the agent's report and charge by it.
  */
 #include "account/agent_report.h"
 

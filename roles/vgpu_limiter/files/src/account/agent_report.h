@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the host's agent says of the tenant's processes (formats/nvml_report.h). Where it speaks, no process of the tenant asks
- * NVML, and processes in containers with their own process numbers are named too.
+ * The host agent's report of the tenant's processes (formats/nvml_report.h). With the agent, no process of the tenant
+ * asks NVML, and processes in containers with their own PID namespace are included.
  *
- * Each process takes what is said of itself in place of what it reserved for contexts. It also charges what is said of
- * processes that call nothing, and of those without a slot: a process that calls does so before memory is given.
+ * Each process replaces its reservation for contexts by its value in the report. It also charges processes that make no
+ * calls, and those without a slot. A process that makes calls does this before it allocates.
  */
 #ifndef AGENT_REPORT_H
 #define AGENT_REPORT_H

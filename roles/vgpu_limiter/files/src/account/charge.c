@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The two ends of each allocation.
+ * Begin and end of each allocation.
  */
 #include "account/charge.h"
 

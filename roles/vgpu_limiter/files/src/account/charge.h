@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reserving before the driver is asked, and giving back what it refuses.
+ * Reserve memory before a driver call, and release it if the driver refuses.
  */
 #ifndef CHARGE_H
 #define CHARGE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * When the process's contexts change: what is said of their memory is of a moment before or after.
+ * Changes of the process's contexts. A report of their memory may be from before or after a change.
  */
 #ifndef CONTEXT_EVENTS_H
 #define CONTEXT_EVENTS_H

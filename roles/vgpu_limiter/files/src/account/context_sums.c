@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reserving for contexts, and learning what one costs.
+ * Reserve memory for contexts, and learn the cost of one.
  */
 #include "account/context_sums.h"
 

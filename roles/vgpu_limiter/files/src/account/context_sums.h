@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What contexts take, in the tenant's region. Each function takes the region's lock itself.
+ * Memory of contexts in the tenant's region. Each function takes the region's lock.
  */
 #ifndef CONTEXT_SUMS_H
 #define CONTEXT_SUMS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charging for contexts.
+ * Charge contexts.
  */
 #include "account/contexts.h"
 

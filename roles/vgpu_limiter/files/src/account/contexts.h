@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Contexts take memory that no allocation shows: some hundred MiB each on large GPUs, and more where their limits are
- * raised. What one costs is learned from NVML, kept in the tenant's region by GPU, and reserved before the next is made.
- * NVML's figure for the process takes the place of what was reserved, once a second (nvml.c). Where NVML does not name
- * this process, what was reserved stays charged.
+ * Contexts use memory that no allocation shows: some hundred MiB each on large GPUs, and more with raised limits. Their
+ * cost is learned from NVML, stored per GPU in the tenant's region, and reserved before the next context is created.
+ * Once a second, NVML's value for the process replaces the reservation (nvml.c). If NVML does not list the process, the
+ * reservation stays charged.
  */
 #ifndef ACCOUNT_CONTEXTS_H
 #define ACCOUNT_CONTEXTS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Looking for dead processes of the tenant.
+ * Find dead processes of the tenant.
  */
 #include "account/dead.h"
 

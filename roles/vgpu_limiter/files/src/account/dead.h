@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Processes that ended without freeing what they had: their slots are emptied before memory is refused, or shown.
+ * Processes that ended without freeing their memory. Their slots are cleared before memory is refused or reported.
  */
 #ifndef DEAD_H
 #define DEAD_H

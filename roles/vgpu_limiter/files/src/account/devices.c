@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * UUIDs of devices, each asked for once.
+ * UUIDs of devices, read once per device.
  */
 #include "account/devices.h"
 

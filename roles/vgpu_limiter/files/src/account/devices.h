@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which GPU of a quota a device is. Numbers of devices are the process's own (CUDA_VISIBLE_DEVICES), so GPUs are told by UUID.
+ * Find the GPU of a device in the quota. Device numbers are specific to a process (CUDA_VISIBLE_DEVICES), so GPUs are
+ * identified by UUID.
  */
 #ifndef DEVICES_H
 #define DEVICES_H

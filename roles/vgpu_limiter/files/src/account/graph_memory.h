@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory that graphs allocate. The driver holds it for each device in one place.
+ * Memory that graphs allocate. The driver keeps it in one pool per device.
  */
 #ifndef GRAPH_MEMORY_H
 #define GRAPH_MEMORY_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Putting down what each allocation has cost, until it is freed.
+ * Record the cost of each allocation until it is freed.
  */
 #include "account/holdings.h"
 

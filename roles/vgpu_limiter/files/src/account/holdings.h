@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the process holds: entries of the tables with their charge.
+ * The process's allocations: table entries with their charge.
  */
 #ifndef HOLDINGS_H
 #define HOLDINGS_H

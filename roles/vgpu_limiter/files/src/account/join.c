@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's region: opening it, a slot for this process, and places for its GPUs.
+ * Open the tenant's region, take a slot for this process, and find its GPUs.
  */
 #include "account/join.h"
 

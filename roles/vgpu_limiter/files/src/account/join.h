@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Taking a place in the tenant's region.
+ * Join the tenant's region.
  */
 #ifndef JOIN_H
 #define JOIN_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What NVML says of this process.
+ * NVML's values for this process.
  */
 #include "account/nvml.h"
 

@@ -2,11 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the driver takes for a process beyond what the process asks for (its context, modules, and
- * what allocations are rounded up to) is in no call. NVML knows it where it names this process: what
- * it says beyond what was counted is charged as `context`, about once a second. Where it does not, and in a
- * container with its own process numbers, where the number of this process may be a stranger's, what was
- * reserved for its contexts stays charged (contexts.c).
+ * Memory that the driver uses beyond the requests of a process (context, modules, rounding) is in no call. If NVML
+ * lists the process, the excess over the accounting is charged as `context` about once a second. Otherwise, and in a
+ * container with its own PID namespace, where the same PID may be an unrelated process, the reservation for contexts
+ * stays charged (contexts.c).
  */
 #ifndef ACCOUNT_NVML_H
 #define ACCOUNT_NVML_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charging for memory pools.
+ * Charge memory pools.
  */
 #include "account/pool_blocks.h"
 

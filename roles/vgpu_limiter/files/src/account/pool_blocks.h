@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What memory pools hold. That is what they have reserved on the GPU, used or not, so that is what is charged: after each
- * call, the difference to what was charged before. A pool's block stands for it in the tables, and outlives it.
+ * Memory pools. They are charged with their reserved memory on the GPU, used or not: after each call, the difference to
+ * the previous charge. A pool's block represents it in the tables, and outlives it.
  *
- * Functions with `_held` are called with account->pools held, the others take it.
+ * Functions with `_held` require account->pools. The others take it.
  */
 #ifndef POOL_BLOCKS_H
 #define POOL_BLOCKS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A lock whose holder may be killed: a waiter that finds it dead takes the lock over.
+ * A lock whose holder may be killed. A waiter that finds the holder dead takes the lock over.
  */
 #include "account/region_lock.h"
 

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The lock of the tenant's region, and whether those that have a slot live. formats/region.h says how it survives kill -9.
+ * The lock of the tenant's region, and liveness of slots' owners. formats/region.h describes how the lock survives kill
+ * -9.
  */
 #ifndef REGION_LOCK_H
 #define REGION_LOCK_H

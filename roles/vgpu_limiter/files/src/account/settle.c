@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What nobody tells of, looked for.
+ * Find changes that no call reports.
  */
 #include "account/settle.h"
 

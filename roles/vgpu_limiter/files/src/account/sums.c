@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process of the tenant adds to the region, and takes off.
+ * Add memory of a process to the region, and subtract it.
  */
 #include "account/sums.h"
 

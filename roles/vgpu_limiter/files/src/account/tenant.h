@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The place of this process in its tenant's region (layout: formats/region.h). GPUs are named by their place in the region.
+ * This process's slot in the tenant's region (formats/region.h). GPUs are given by their index in the region.
  */
 #ifndef TENANT_H
 #define TENANT_H

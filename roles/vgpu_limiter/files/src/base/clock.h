@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Time in nanoseconds of CLOCK_MONOTONIC, which the processes of a host share.
+ * Time in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
  */
 #ifndef CLOCK_H
 #define CLOCK_H

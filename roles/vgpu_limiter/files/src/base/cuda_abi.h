@@ -2,11 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The binary interface of the CUDA driver and of NVML as far as this library speaks it: own
- * declarations of the types, layouts and numbers that the CUDA driver API reference
- * (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference (docs.nvidia.com/deploy/nvml-api)
- * publish. The functions carry their exported names: the name that the linker knows, not the one
- * that a header's macro gives it.
+ * The binary interface of the CUDA driver and NVML, as far as this library uses it. Types, layouts and numbers are
+ * declared here from the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference
+ * (docs.nvidia.com/deploy/nvml-api). Functions have their exported names, which the linker uses, not the names that the
+ * headers' macros replace.
  */
 #ifndef CUDA_ABI_H
 #define CUDA_ABI_H

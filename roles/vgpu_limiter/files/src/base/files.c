@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Paths below the root, and the kernel's calls for files.
+ * Paths below the root, and system calls for files.
  */
 #include "base/files.h"
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files, by the kernel's own calls: those of the C library are points at which a thread that was cancelled ends
- * (pthread_cancel), which must not happen with a lock held.
+ * Files, by direct system calls. The C library's functions are cancellation points (pthread_cancel), and a thread must
+ * not end with a lock held.
  */
 #ifndef FILES_H
 #define FILES_H

@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Lines for an operator: to syslog's socket at LOG_NOTICE and above, or all of them to the file (or
- * `stderr`) that OPENFLEET_VGPU_LOG names. The socket or file is opened for each line: nothing stays
- * open in a process that is not ours.
+ * Log lines for operators: to syslog's socket from LOG_NOTICE on, or all lines to the file (or `stderr`) in
+ * OPENFLEET_VGPU_LOG. The socket or file is opened for each line, so that no descriptor stays open in the program.
  */
 #include "base/log.h"
 

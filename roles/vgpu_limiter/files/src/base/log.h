@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Lines for an operator.
+ * Log lines for operators.
  */
 #ifndef LOG_H
 #define LOG_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Locks of one word, which sleep on a futex.
+ * Locks of one word, based on futexes.
  */
 #include "base/mutex.h"
 

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Locks between the threads of a process. All zero: unlocked, so that they are free in a child of fork, which finds zeros.
+ * Locks between the threads of a process. Zero means unlocked, so locks are free in a child of fork, which starts with
+ * zeros.
  */
 #ifndef MUTEX_H
 #define MUTEX_H

@@ -2,10 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A lock of the kind F_OFD_SETLK belongs to the open file, and the kernel drops it with the last
- * reference to that. Here the last reference is a mapping which fork does not copy: the descriptor is
- * closed at once, so neither a program that closes all descriptors nor a child has a part in it, and
- * exec, exit and kill -9 all end it.
+ * A lock of the kind F_OFD_SETLK belongs to the open file, and ends with the last reference to it. Here this is a
+ * mapping that fork does not copy. The descriptor is closed at once, so a program that closes all descriptors does not
+ * release the lock, and a child does not share it. exec, exit and kill -9 release it.
  */
 #include "base/shared_file.h"
 

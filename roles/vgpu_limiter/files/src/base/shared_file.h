@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files that processes map together, and the locked bytes that tell which of these processes live.
+ * Files that processes map together, with locked bytes that show which processes are alive.
  */
 #ifndef SHARED_FILE_H
 #define SHARED_FILE_H

@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * dlsym and dlvsym of the C library are found by the tables of the library that has them: whoever asks the loader for them gets
- * this library's own.
+ * Find dlsym and dlvsym in the tables of the C library, because the loader returns this library's own functions.
  */
 #include "driver/loader.h"
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The dynamic loader of the C library, past this library's own dlsym and dlvsym.
+ * The C library's dynamic loader, bypassing this library's dlsym and dlvsym.
  *
- * loader.c and hooks/resolve.c run before a sanitizer is ready: they call nothing that one has a version of.
+ * loader.c and hooks/resolve.c run before a sanitizer is ready, so they call no function that sanitizers replace.
  */
 #ifndef LOADER_H
 #define LOADER_H

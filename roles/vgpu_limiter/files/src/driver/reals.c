@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Finding the driver's functions in the library that has them.
+ * Find the driver's functions in its library.
  */
 #include "driver/reals.h"
 

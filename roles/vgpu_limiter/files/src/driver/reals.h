@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The driver's and NVML's own functions, by the list in hooks.h.
+ * The driver's and NVML's own functions, listed in hooks.h.
  */
 #ifndef REALS_H
 #define REALS_H

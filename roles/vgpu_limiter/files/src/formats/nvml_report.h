@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the host's agent writes for a tenant, /run/openfleet-gpu/vgpu/agent/NAME/nvml.1: memory that NVML names for the tenant's
- * processes beyond what they have counted. Only root can write it, and containers have the folder mounted for reading.
+ * The host agent's report for a tenant, /run/openfleet-gpu/vgpu/agent/NAME/nvml.1: memory of the tenant's processes
+ * that NVML reports beyond their own accounting. Only root can write it. Containers mount the folder read-only.
  *
- * It is written in place once a second. Who reads an odd sequence, or another one afterwards, reads again.
+ * The file is updated in place once a second. A reader that sees an odd or changed sequence reads again.
  */
 #ifndef NVML_REPORT_H
 #define NVML_REPORT_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The text of a quota file. No strtoull and no sscanf: headers of newer C libraries turn them into
- * functions that older ones lack, and this library is loaded into containers with older ones.
+ * Parser of quota files. It avoids strtoull and sscanf, which newer headers map to functions that older C libraries
+ * lack. Containers may have an older C library.
  */
 #include "formats/quota.h"
 

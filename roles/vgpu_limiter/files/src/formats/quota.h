@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words; # begins a comment:
+ * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words. # begins a comment:
  *
  *   version 1
  *   tenant notebook-b
- *   counted_as notebook-a       where the tenant was renamed; the name under `tenant` without the line
+ *   counted_as notebook-a       after a rename. Default: the name under `tenant`
  *   policy fixed                fixed | contended | burst
  *   priority 0
- *   managed counted             counted | oversubscribed: whether managed memory counts; counted without the line
+ *   managed counted             counted (default) | oversubscribed: whether managed memory counts
  *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
  */
 #ifndef QUOTA_H

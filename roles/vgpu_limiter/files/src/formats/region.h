@@ -2,20 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's shared region, /run/openfleet-gpu/vgpu/tenants/NAME/region.1: what each process of the
- * tenant has allocated on each GPU. The 1 in the name is the layout's version: a library with another
- * layout uses another file. A file of zeros is not yet a region, but becomes one without a repair.
+ * The tenant's shared region, /run/openfleet-gpu/vgpu/tenants/NAME/region.1: the allocations of each process on each
+ * GPU. The 1 in the name is the version of the format. A library with another format uses another file. A file of zeros
+ * is an uninitialized region.
  *
- * Who lives. Each process has a slot and holds a lock (F_OFD_SETLK) on the byte LOCK_SLOTS + slot of
- * the file. It belongs to the mapping, which fork does not copy and which ends with exec or the
- * process, however that ends: whoever can have the lock finds the slot's process dead. No pid is
- * compared, so the processes may be in different pid namespaces.
+ * Liveness. Each process has a slot and holds a lock (F_OFD_SETLK) on the byte LOCK_SLOTS + slot of the file. The lock
+ * belongs to the mapping, which fork does not copy and which ends with exec or with the process. A process that gets
+ * the lock has proved that the slot's owner is dead. No PIDs are compared, so processes may be in different PID
+ * namespaces.
  *
- * Who may write. Everything but `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` is written under the region's lock, whose word
- * names its holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
- * that finds the holder dead replaces the word by its own and computes the totals again from the
- * slots: they are all that counts, and each figure in them is one 64-bit store. So a process may be
- * killed at any instruction.
+ * Writing. All fields except `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` are written under the
+ * region's lock. Its word identifies the holder: slot + 1, and a nonce that distinguishes it from earlier owners of the
+ * slot. A waiter that finds the holder dead takes the lock over and recomputes the totals from the slots. Each value in
+ * a slot is written by one 64-bit store, so a process may be killed at any instruction.
  */
 #ifndef REGION_H
 #define REGION_H

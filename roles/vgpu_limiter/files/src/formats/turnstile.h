@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The memory of a turnstile, as processes share it: throttle/turnstile.h says what it is for.
+ * The shared memory of a turnstile. throttle/turnstile.h describes its use.
  *
- * A seat of zeros is valid and empty, and each field is a word of its own that is changed atomically: there is no lock, so a
- * process may be killed at any instruction and leaves nothing that others would have to mend.
+ * A seat of zeros is valid and empty. Each field is one word that changes atomically. Without a lock, a process may be
+ * killed at any instruction, and no repair is needed.
  */
 #ifndef FORMATS_TURNSTILE_H
 #define FORMATS_TURNSTILE_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Arrays. Their layout is the driver's secret; they are counted by what their description comes to:
- * width x height x depth x channels x the format's size, with 0 for a dimension that is not there.
+ * Arrays. Their real layout is unknown, so they count by their description: width x height x depth x channels x size of
+ * the format, ignoring dimensions of 0.
  */
 #include "account/holdings.h"
 #include "driver/reals.h"

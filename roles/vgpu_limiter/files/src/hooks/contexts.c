@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Contexts: made, destroyed, and the limits that make them larger.
+ * Contexts: creation, destruction, and limits that change their size.
  */
 #include "account/context_events.h"
 #include "account/contexts.h"

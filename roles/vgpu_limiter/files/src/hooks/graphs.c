@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory that graphs allocate. The driver holds it for each device in one place, takes it when a graph
- * is uploaded, and uploads a graph that was not when it is launched. What is launched cannot be taken
- * back, so a graph is uploaded first, and launched only if what that took fits.
+ * Memory that graphs allocate. The driver keeps it in one pool per device, allocates it when a graph is uploaded, and
+ * uploads a graph at its first launch. A launch cannot be revoked, so a graph is uploaded first and launched only if
+ * its memory fits.
  */
 #include "hooks/graphs.h"
 

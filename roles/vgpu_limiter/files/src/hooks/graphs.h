@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory of graphs, around their launches.
+ * Check the memory of graphs before and after their launches.
  */
 #ifndef GRAPHS_H
 #define GRAPHS_H

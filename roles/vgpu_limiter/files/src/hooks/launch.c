@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The hooks of launches. A tenant that is not throttled, or no tenant, pays for two loads and a counter:
- * the arguments stay where the caller has put them and the driver's function is jumped to.
+ * Hooks of launches. An unthrottled program pays for two loads and a counter. The arguments stay in place, and the hook
+ * jumps to the driver's function.
  */
 #include "base/clock.h"
 #include "driver/reals.h"

@@ -4,9 +4,9 @@
  *
  * Stream-ordered memory.
  *
- * A pool grows at least by what does not go into the part of it that nobody uses: that much is looked for
- * before the driver is asked. Growth that turns out not to fit is handed back, and the answer is out of
- * memory. account->pools is held over all that, so that a difference is one thread's.
+ * A pool grows at least by the part of a request that exceeds its unused memory. Check for that much room before the
+ * driver call. Growth that does not fit is released, and the call fails with out of memory. account->pools is held
+ * throughout, so that the difference belongs to one thread.
  */
 #include "account/holdings.h"
 #include "account/pool_blocks.h"

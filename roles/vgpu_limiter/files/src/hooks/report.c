@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a program is told about its GPU's memory and about who uses it: total is the quota or the
- * card's where that is less, free is what the tenant has left of it. A GPU whose memory is not
- * limited here is shown as it is.
+ * Report a program's GPU memory and processes. Total is the quota, or the card's size if that is less. Free is the
+ * tenant's rest. GPUs without a memory limit are reported unchanged.
  */
 #include <string.h>
 #include <sys/mman.h>

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Who gets which function.
+ * Decide which function a program gets.
  *
- * dlsym and dlvsym: a name that is not ours goes to the C library's by a jump, so that RTLD_NEXT and
- * RTLD_DEFAULT still mean the caller's. For one of ours it is asked too, and its answer is replaced
- * only where it is the driver's own function: another library between may have the same name.
+ * dlsym and dlvsym: other names go to the C library by a tail call, so that RTLD_NEXT and RTLD_DEFAULT keep the
+ * caller's meaning. For our names, the C library's result is replaced only if it is the driver's own function, because
+ * another library may define the same name.
  *
- * cuGetProcAddress: the driver is asked first, and its answer replaced where it is the address of a
- * function that is intercepted. That settles versions and per-thread streams without a table of them.
+ * cuGetProcAddress: the driver is asked first. Its result is replaced if it is the address of an intercepted function.
+ * This handles versions and per-thread streams without a table.
  */
 #include <errno.h>
 #include <string.h>

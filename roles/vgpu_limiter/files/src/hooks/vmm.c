@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Physical memory that is created and mapped apart (PyTorch's expandable segments). It is free when
- * its handles are all released and its mappings all unmapped, in whatever order. A block stands for
- * the memory: it counts both. Memory that another process has made (imported) has no block.
+ * Physical memory that is created and mapped separately (PyTorch's expandable segments). It is free after all handles
+ * are released and all mappings are unmapped, in any order. A block represents the memory and counts both. Imported
+ * memory of another process has no block.
  */
 #include "account/charge.h"
 #include "account/sums.h"

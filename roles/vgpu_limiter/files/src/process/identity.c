@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Looking at what is mounted, and at the environment.
+ * Read the mounts and the environment.
  */
 #include "process/identity.h"
 

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which tenant this process belongs to.
+ * Find the tenant of this process.
  *
- * A container has its tenant's quota folder mounted below /etc/openfleet-gpu/vgpu. That says whose it is, whatever its
- * programs have in their environment: `docker exec`, sshd, cron and `env -i` start programs without the variable.
- * On a host the folders are no mount points, and OPENFLEET_VGPU alone decides.
+ * A container mounts its tenant's quota folder below /etc/openfleet-gpu/vgpu. The mount decides, not the environment,
+ * because `docker exec`, sshd, cron and `env -i` start programs without the variable. On a host the folders are no
+ * mount points, and only OPENFLEET_VGPU decides.
  */
 #ifndef IDENTITY_H
 #define IDENTITY_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading the quota file: whose it must be, and what follows where it cannot be used.
+ * Read the quota file, check its owner and mode, and decide what applies if it is unusable.
  */
 #include "process/quota_file.h"
 

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The quota of this process, as its file says it: looked at again once a second.
+ * The quota of this process, read from its file once a second.
  *
- * Unknown keys are passed over with a line in the log. A file that cannot be understood, or that
- * somebody but root could have written, changes nothing: the quota that was read before still holds.
- * Where none was, a process whose quota folder is mounted is refused all memory, and others are not limited.
+ * Unknown keys are ignored with a log line. An invalid file, or one that users other than root could write, changes
+ * nothing: the previous quota stays. Without a previous quota, a process with a mounted quota folder is refused all
+ * memory, and other processes are not limited.
  */
 #ifndef QUOTA_FILE_H
 #define QUOTA_FILE_H

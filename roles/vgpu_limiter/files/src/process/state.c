@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps lies in memory that the kernel empties in a child of fork (MADV_WIPEONFORK,
- * Linux 4.14): the child has no slot, no allocations and no held lock, and begins anew when it first
- * calls a hook. So no handler of fork is needed, and none runs in a program that forks.
+ * The process's state is in memory that the kernel clears in a child of fork (MADV_WIPEONFORK, Linux 4.14). The child
+ * has no slot, no allocations and no held lock, and starts from scratch at its first hook call. So the library needs no
+ * fork handler in the program.
  */
 #include "process/state.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps: one page, made when the first hook is called, which fork empties.
+ * The process's state: one page, created at the first hook call and cleared by fork.
  */
 #ifndef STATE_H
 #define STATE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which GPU a call means, by the quota of this process.
+ * Find the target GPU of a call in this process's quota.
  */
 #ifndef TARGET_H
 #define TARGET_H

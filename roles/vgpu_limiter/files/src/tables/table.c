@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Hash tables with linear probing and no marks for what was removed: removing closes the gap. They
- * lie in mappings of their own, apart from a heap that may be anybody's.
+ * Hash tables with linear probing. Removal closes the gap, without tombstones. They use separate mappings, because the
+ * program may replace the heap.
  */
 #include "tables/table.h"
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The process's own tables: what each pointer and handle has cost. The driver gives out a pointer
- * again only after it was freed, so an entry is taken out before the driver is asked to free, and put
- * back when the driver refuses: a thread that is given the same pointer meanwhile finds the place free.
+ * Tables of the process: the cost of each pointer and handle. The driver reuses a pointer only after it was freed. So
+ * an entry is removed before the driver frees, and restored if the driver refuses. A thread that gets the same pointer
+ * meanwhile finds the place free.
  */
 #ifndef TABLE_H
 #define TABLE_H

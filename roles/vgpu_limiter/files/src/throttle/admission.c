@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Whether a launch may go.
+ * Decide whether a launch may start.
  */
 #include "throttle/admission.h"
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Seats from the host's agent: see agent.h.
+ * Get seats from the host's agent (agent.h).
  *
- * The kernel's own calls are made, as in shared.c: those of the C library are points at which a cancelled thread ends.
+ * Uses direct system calls, as base/shared_file.c does, because the C library's functions are cancellation points.
  */
 #include "throttle/agent.h"
 

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate, and that no other than its
- * own tenant can write, where a file can be both.
+ * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate and only its own
+ * tenant can write. A file has neither property.
  *
- * The agent says on a socket, unasked, what it has for each GPU, with a descriptor for each. Where none answers, the files below
- * gpus/ serve. No call here waits for longer than AGENT_WAIT_MS in all, or two of them.
+ * The agent sends its memory for each GPU, with descriptors, to each new connection. Without an answer, the files below
+ * gpus/ are used. No call here waits longer than twice AGENT_WAIT_MS.
  */
 #ifndef AGENT_H
 #define AGENT_H

@@ -2,14 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Measuring. An event is recorded just before a launch and one just after it. What lies between is
- * time that the GPU worked for this process, if nobody else had it: gaps on the host and copies lie
- * outside. The first event is done at once where the GPU has nothing else to do, and the launch that follows
- * may take long on the host, as one that loads its function does: that time is taken off. Launches in several
- * streams overlap, so the stretches are put together before they are summed.
+ * Measure GPU time with an event directly before and after a launch. The time between them is this process's GPU time
+ * if no other process had the GPU. Gaps on the host and copies are excluded. If the GPU is idle, the first event
+ * completes at once, and a launch that takes long on the host, for example to load its function, would count, so that
+ * time is subtracted. Launches in several streams overlap, so intervals are merged before they are summed.
  *
- * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that. It does
- * not mind events that are recorded in other streams.
+ * Events are created and queried in the relaxed capture mode, because a capture in another stream must not be affected.
+ * Recording events in other streams does not affect it.
  */
 #include "throttle/busy.h"
 

@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How long the GPU was busy with what this process launched: by events around some launches, and by what is known of the
- * lengths of the others (lengths.h).
+ * GPU time of this process's launches, from events around some launches and known lengths of the others (lengths.h).
  */
 #ifndef BUSY_H
 #define BUSY_H

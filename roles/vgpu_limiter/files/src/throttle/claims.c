@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Claims of tenants, and their order in each slot of the clock.
+ * Claims of tenants and their order in each clock slot.
  */
 #include "throttle/claims.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Whose turn it is: the claims of the seats of a turnstile, in an order.
+ * Claims of a turnstile's seats in order: whose turn it is.
  */
 #ifndef CLAIMS_H
 #define CLAIMS_H

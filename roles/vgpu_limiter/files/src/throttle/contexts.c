@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A list for each GPU: a process has few contexts.
+ * A list for each GPU, because a process has few contexts.
  */
 #include "throttle/contexts.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The contexts of a GPU in which this process has launched. With the throttle's lock held.
+ * The contexts of a GPU with launches of this process. Requires the throttle's lock.
  */
 #ifndef THROTTLE_CONTEXTS_H
 #define THROTTLE_CONTEXTS_H

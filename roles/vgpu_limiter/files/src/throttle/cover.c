@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Counting overlapping stretches once.
+ * Count overlapping intervals once.
  */
 #include "throttle/cover.h"
 

@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Stretches of time that may overlap, as those of launches in several streams do, and come a little out
- * of order: what each adds to their sum.
+ * Sum time intervals that may overlap, as for launches in several streams, and arrive slightly out of order.
  */
 #ifndef COVER_H
 #define COVER_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Credit: what a tenant's share has paid for, by one number in its seat (paid_until).
+ * A tenant's credit, stored as one number in its seat (paid_until).
  */
 #ifndef CREDIT_H
 #define CREDIT_H

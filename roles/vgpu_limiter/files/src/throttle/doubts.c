@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * For how long a tenant may keep another one waiting.
+ * Limit the time for which a tenant may make another one wait.
  */
 #include "throttle/doubts.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Tenants that keep others waiting for longer than their terms allow: they are left out of account for a while.
+ * Tenants that make others wait longer than their terms allow. They are ignored for a while.
  */
 #ifndef DOUBTS_H
 #define DOUBTS_H

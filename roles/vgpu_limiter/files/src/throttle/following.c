@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Going over to another quota, or to other seats, without losing what is on its way.
+ * Switch to another quota or other seats without losing work in flight.
  */
 #include "throttle/following.h"
 

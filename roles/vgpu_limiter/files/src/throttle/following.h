@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Following the quota and the agent: which GPUs are throttled, and where their seats are. With the throttle's lock held.
+ * Follow the quota and the agent: which GPUs are throttled, and where their seats are. Requires the throttle's lock.
  */
 #ifndef FOLLOWING_H
 #define FOLLOWING_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps of a throttled GPU.
+ * A process's state of a throttled GPU.
  */
 #ifndef THROTTLE_GPU_H
 #define THROTTLE_GPU_H

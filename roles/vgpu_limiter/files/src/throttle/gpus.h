@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps of all its throttled GPUs.
+ * A process's state of all its throttled GPUs.
  */
 #ifndef THROTTLE_GPUS_H
 #define THROTTLE_GPUS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What is known of the launches of a context: those on their way, and how long each kernel takes.
+ * A context's launches in flight, and the length of each kernel.
  */
 #ifndef LAUNCHES_H
 #define LAUNCHES_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The lease: which process has the GPU, until when, and how others wait for that.
+ * The lease: which process has the GPU until when, and how others wait for it.
  */
 #ifndef LEASE_H
 #define LEASE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Learning lengths. A launch may take another time than usual because of its neighbours, or because the kernel has changed.
+ * Learn lengths. A launch may take an unusual time because of neighbours, or because the kernel has changed.
  */
 #include "throttle/lengths.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How long kernels and graphs take: learned from launches that were timed.
+ * Lengths of kernels and graphs, learned from timed launches.
  */
 #ifndef LENGTHS_H
 #define LENGTHS_H

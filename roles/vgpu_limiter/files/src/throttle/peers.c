@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which of the tenant's GPUs wait for which.
+ * Find which of the tenant's GPUs wait for each other.
  */
 #include "throttle/peers.h"
 

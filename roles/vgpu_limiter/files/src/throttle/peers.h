@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's other GPUs: work there may wait for work here, and the other way round. With the throttle's lock held.
+ * The tenant's other GPUs, whose work may wait for work here and vice versa. Requires the throttle's lock.
  */
 #ifndef PEERS_H
 #define PEERS_H

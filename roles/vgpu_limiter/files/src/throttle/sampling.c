@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which launches are timed.
+ * Decide which launches are timed.
  */
 #include "throttle/sampling.h"
 

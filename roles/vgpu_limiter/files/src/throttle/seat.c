@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A place at a GPU's turnstile: the agent's pages or the shared file, a number for this process, the tenant's seat.
+ * A process's place at a GPU's turnstile: the agent's pages or the shared file, a process number, and the tenant's
+ * seat.
  */
 #include "throttle/seat.h"
 

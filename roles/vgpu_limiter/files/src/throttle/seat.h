@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How a process gets its tenant's seat at a GPU's turnstile: from the agent, or in the shared file.
+ * Get the tenant's seat at a GPU's turnstile, from the agent or in the shared file.
  */
 #ifndef SEAT_H
 #define SEAT_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The contexts of streams, so that the driver is not asked at each launch. With the throttle's lock held.
+ * The contexts of streams, cached to avoid a driver call at each launch. Requires the throttle's lock.
  */
 #ifndef STREAM_CONTEXTS_H
 #define STREAM_CONTEXTS_H

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Each launch's way through the throttle: it is let in, waits, and is put down as on its way.
+ * A launch's path through the throttle: wait, start, and be recorded as in flight.
  *
- * Waiting is sleeping without any lock. Who waits for a lease sleeps until it is given back or ends (turnstile_sleep).
- * A tenant whose share is 100 never comes here.
+ * Threads wait without holding a lock. A thread that waits for a lease sleeps until the lease is released or ends
+ * (turnstile_sleep). Tenants with a share of 100 never get here.
  */
 #include "throttle/throttle.h"
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Holding launches back until the tenant's share allows them. launch.c asks before and tells after
- * each launch; nothing else of the library needs to know about it, but for contexts that end.
+ * Delay launches until the tenant's share allows them. launch.c calls it before and after each launch. The rest of the
+ * library only reports contexts that end.
  */
 #ifndef THROTTLE_H
 #define THROTTLE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How long things take at the turnstile.
+ * Time limits of the turnstile.
  */
 #ifndef THROTTLE_TIMES_H
 #define THROTTLE_TIMES_H

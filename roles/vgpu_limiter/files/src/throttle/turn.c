@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Taking the lease, keeping it for a turn, and giving it back.
+ * Take the lease, keep it for a turn, and release it.
  */
 #include "throttle/turn.h"
 

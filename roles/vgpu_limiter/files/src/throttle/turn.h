@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The turn of this process among all that use the GPU. With the throttle's lock held. Waits are told as how long to sleep before
- * asking again; 0: none.
+ * This process's turn on the GPU. Requires the throttle's lock. Waiting times are the sleep until the next check, 0 for
+ * none.
  */
 #ifndef TURN_H
 #define TURN_H

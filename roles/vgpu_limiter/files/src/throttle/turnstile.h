@@ -2,18 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The turnstile of a GPU: a seat for each tenant, which the tenant's throttled processes write and those of all tenants on
- * the GPU read. A seat says what its tenant has used and may use, and until when one of its processes has the GPU (the lease).
+ * The turnstile of a GPU: a seat for each tenant, written by its throttled processes and read by all tenants of the
+ * GPU. A seat contains the tenant's usage and credit, and until when one of its processes has the GPU (the lease).
  *
- * Where the agent runs (agent.h), each seat is a page of its own that only its tenant can write, and the agent says which
- * tenant has which seat, and on what terms. Otherwise all seats lie in one file. The file's locks tell who lives in either case.
+ * With the agent (agent.h), each seat is a separate page that only its tenant can write, and the agent publishes the
+ * tenant and terms of each seat. Otherwise all seats are in one file. In both cases the file's locks show which
+ * processes are alive.
  *
- * The lease. No word is shared by all tenants, so none can be taken by an atomic exchange. A process writes the lease into its
- * own seat, then looks at the others': of two that do so at once at least one sees the other, and who sees another withdraws.
+ * The lease. Tenants share no word, so no atomic exchange is possible. A process writes the lease into its own seat and
+ * then reads the other seats. Of two concurrent processes at least one sees the other and withdraws.
  *
- * No value of another tenant is trusted: each is bounded where it is read, by what an honest process can have written at that
- * moment, and counts as absent beyond that. What a tenant's own quota says is taken from the quota. A tenant that keeps others
- * waiting for longer than its terms allow is left out of account for a while (struct doubt).
+ * No value of another tenant is trusted. Each is checked against what an honest process can have written at that
+ * moment, and ignored otherwise. A tenant's own settings come from its quota. A tenant that makes others wait longer
+ * than its terms allow is ignored for a while (struct doubt).
  */
 #ifndef THROTTLE_TURNSTILE_H
 #define THROTTLE_TURNSTILE_H

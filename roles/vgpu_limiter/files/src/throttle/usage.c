@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * From launches that are done to the words of the seat.
+ * Write usage of finished launches into the seat.
  */
 #include "throttle/usage.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process has used of a GPU, and charging its tenant for that. With the throttle's lock held.
+ * A process's use of a GPU, charged to its tenant. Requires the throttle's lock.
  */
 #ifndef USAGE_H
 #define USAGE_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a tenant says in its seat, and what others believe of it.
+ * Write a tenant's fields, and validate those of other tenants.
  */
 #include "throttle/words.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The words of a seat beside its credit, bounded by what an honest process can have written at that moment.
+ * Fields of a seat except its credit, limited to what an honest process can have written at that moment.
  */
 #ifndef SEAT_WORDS_H
 #define SEAT_WORDS_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a program launches.
+ * A program's launch.
  */
 #ifndef WORK_H
 #define WORK_H

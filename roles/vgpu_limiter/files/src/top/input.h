@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files, and memory for what is in them.
+ * Files, and memory for their content.
  */
 #ifndef TOP_INPUT_H
 #define TOP_INPUT_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Looking for processes in /proc.
+ * Search processes in /proc.
  */
 #include "top/processes.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which processes of the host are those of a region.
+ * Find the host's processes of a region.
  */
 #ifndef TOP_PROCESSES_H
 #define TOP_PROCESSES_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading for vgpu-top: tenants, quotas and regions.
+ * Read tenants, quotas and regions for vgpu-top.
  */
 #include "top/read.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading the files of a host.
+ * Read the files of a host.
  */
 #ifndef TOP_READ_H
 #define TOP_READ_H

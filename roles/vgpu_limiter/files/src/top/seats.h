@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the tenants have had of their GPUs: from what the agent shows, or from the turnstile files.
+ * GPU usage of tenants, from the agent's public data or from the turnstile files.
  */
 #ifndef TOP_SEATS_H
 #define TOP_SEATS_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What vgpu-top shows, as read from the files of a host. It reads only, as any user that may read them.
- * Who may write the shared files may have put anything there: nothing in them is trusted.
+ * Data that vgpu-top shows, read from the files of a host. vgpu-top only reads, as any user with read permission. Users
+ * may have written anything into shared files, so nothing in them is trusted.
  */
 #ifndef TOP_H
 #define TOP_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * vgpu-top: the tenants of a host, what they may use and what they do.
+ * vgpu-top: show the tenants of a host, their limits and usage.
  */
 
 #include <errno.h>
