@@ -98,9 +98,9 @@ static bool open_shared_region(struct tenant *tenant, const struct quota *quota)
 	tenant->inode = status.st_ino;
 	tenant->region = region;
 	if (!has_head(region, descriptor))
-		wrong = "it is no region of this version; remove it when no process of the tenant runs";
+		wrong = "it is not a region of this version. Remove it when no process of the tenant runs";
 	else if (!take_slot(tenant, descriptor))
-		wrong = "all 1024 places for processes are taken";
+		wrong = "all 1024 slots for processes are used";
 	vgpu_close(descriptor);
 	if (!wrong)
 		return true;
@@ -190,6 +190,6 @@ void tenant_join(struct tenant *tenant, struct quota *quota, bool first)
 	region_unlock(tenant);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (quota->gpus[i].region < 0)
-			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs, so allocations on %s are refused; end all programs of the tenant, "
-			         "and the next one has room for it", quota->tenant, REGION_GPUS, quota->gpus[i].name);
+			vgpu_log(LOG_ERR, "the region of %s has %d other GPUs, so allocations on %s are refused. End all programs of the tenant "
+			         "to free its GPU entries", quota->tenant, REGION_GPUS, quota->gpus[i].name);
 }

@@ -16,7 +16,7 @@
 #elif defined(__aarch64__)
 #define FIRST_GLIBC "GLIBC_2.17"
 #else
-#error "which version of the C library had dlsym first on this processor?"
+#error "unknown first C library version of dlsym on this processor"
 #endif
 void *libc_dlopen(const char *, int);
 int libc_dladdr(const void *, Dl_info *);

@@ -18,7 +18,7 @@
 #include "driver/reals.h"
 
 #ifndef __OPTIMIZE__
-#error "dlsym here must end in a jump to the real one, which -O0 makes a call: build with -O1 or more"
+#error "dlsym must tail-call the real dlsym, which -O0 prevents: build with -O1 or higher"
 #endif
 
 /* Properties in hooks.h of each intercepted function. Other functions have no hook. */

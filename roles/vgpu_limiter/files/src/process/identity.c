@@ -102,19 +102,19 @@ enum identity vgpu_identify(char name[TENANT_NAME])
 	}
 	if (count == 1 || (count > 1 && strcmp(name, wanted) == 0)) {
 		if (*wanted && strcmp(name, wanted) != 0)
-			vgpu_log(LOG_NOTICE, "OPENFLEET_VGPU is %s, but the quota of %s is mounted here and holds", wanted, name);
+			vgpu_log(LOG_NOTICE, "OPENFLEET_VGPU is %s, but the mounted quota of %s applies", wanted, name);
 		return IDENTITY_MOUNTED;
 	}
 	*name = '\0';
 	if (count > 1) {
 		vgpu_log(LOG_ERR, "%d quotas are mounted below %s" FOLDERS " and OPENFLEET_VGPU names none of them: allocations on GPUs are "
-		         "refused; set it to one of the names there", count, files_root());
+		         "refused. Set it to one of the mounted names", count, files_root());
 		return IDENTITY_UNCLEAR;
 	}
 	if (!*wanted)
 		return IDENTITY_NONE;
 	if (!quota_is_name(wanted) || !root_fits) {
-		vgpu_log(LOG_ERR, "OPENFLEET_VGPU names no tenant (letters, digits, . _ - are allowed): no limit in this process");
+		vgpu_log(LOG_ERR, "OPENFLEET_VGPU is not a tenant name (letters, digits, . _ -): no limit in this process");
 		return IDENTITY_NONE;
 	}
 	strcpy(name, wanted);

@@ -39,11 +39,11 @@ static void note(struct quota_file *file, const struct stat *now)
 static const char *distrust(const struct stat *status)
 {
 	if (!S_ISREG(status->st_mode))
-		return "it is no regular file";
+		return "it is not a regular file";
 	if (status->st_uid != 0 && status->st_uid != OVERFLOW_UID && !(*files_root() && status->st_uid == geteuid()))
 		return "it does not belong to root";
 	if (status->st_mode & (S_IWGRP | S_IWOTH))
-		return "others than its owner may write it";
+		return "users other than its owner may write it";
 	if (status->st_size > LARGEST_FILE)
 		return "it is larger than 16 KiB";
 	return NULL;
@@ -51,7 +51,7 @@ static const char *distrust(const struct stat *status)
 
 static void log_unknown(const char *tenant, const char *key)
 {
-	vgpu_log(LOG_NOTICE, "quota of %s: `%s` is not known here and passed over", tenant, key);
+	vgpu_log(LOG_NOTICE, "quota of %s: unknown key `%s` is ignored", tenant, key);
 }
 
 /* Whether a quota was ever read. */
@@ -89,7 +89,7 @@ void quota_refuse_all(struct quota_file *file)
 static const char *consequence(struct quota_file *file)
 {
 	if (has_quota(file))
-		return "the quota that was read before still holds";
+		return "the previous quota still applies";
 	if (!file->mounted)
 		return "no limit in this process";
 	quota_refuse_all(file);
@@ -110,7 +110,7 @@ static void adopt(struct quota_file *file, struct account *account, const struct
 	tenant_join(&account->tenant, quota, first);
 	mprotect(quota, sizeof *quota, PROT_READ);
 	atomic_store_explicit(&file->quota, quota, memory_order_release);
-	vgpu_log(LOG_INFO, "%s the quota of tenant %s: %d GPUs", first ? "took" : "changed to", quota->tenant, quota->gpu_count);
+	vgpu_log(LOG_INFO, "%s the quota of tenant %s: %d GPUs", first ? "applied" : "changed to", quota->tenant, quota->gpu_count);
 }
 
 void quota_file_read(struct quota_file *file, struct account *account)
@@ -138,12 +138,12 @@ void quota_file_read(struct quota_file *file, struct account *account)
 	file->looked = true;
 	const char *wrong = distrust(&status);
 	if (!wrong && !read_text(descriptor, text, sizeof text))
-		wrong = "it cannot be read whole";
+		wrong = "it cannot be read completely";
 	vgpu_close(descriptor);
 	if (!wrong)
 		wrong = quota_parse(&quota, text, file->name, &line, log_unknown);
 	if (!wrong)
 		adopt(file, account, &quota);
 	else
-		vgpu_log(LOG_ERR, "%s, line %d: %s; %s", path, line, wrong, consequence(file));
+		vgpu_log(LOG_ERR, "%s, line %d: %s (%s)", path, line, wrong, consequence(file));
 }

@@ -15,16 +15,16 @@
 
 #include "base/mutex.h"
 
-/* What the fields mean, by table:
- *   T_POINTER  device pointer: bytes; `with` the context. Of a pool (pooled): `with` the pool's block
+/* Meaning of the fields, by table:
+ *   T_POINTER  device pointer: bytes; `with` the context. From a pool (pooled): `with` the pool's block
  *   T_ARRAY, T_MIPMAP    the array: bytes; `with` the context
  *   T_POOL     pool: `with` its block; count the device's number
- *   T_HANDLE   handle of physical memory: `with` its block; count, how often it is to be released
+ *   T_HANDLE   handle of physical memory: `with` its block; count of necessary releases
  *   T_MAPPING  address: bytes; `with` the mapped block (0: memory that is not counted)
- *   T_GRAPH    executable graph: known to have no memory of its own
- *   T_CONTEXT  context: bytes that were reserved for it
- *   T_BLOCK    a number of ours: bytes charged. Of a pool (pooled): count of its pointers in use,
- *              `with` the pool (0: it is gone). Of physical memory: count of handles, `with` of mappings */
+ *   T_GRAPH    executable graph: known to allocate no memory
+ *   T_CONTEXT  context: reserved bytes
+ *   T_BLOCK    an internal number: bytes charged. For a pool (pooled): count of its used pointers,
+ *              `with` the pool (0: destroyed). For physical memory: count of handles, `with` number of mappings */
 struct entry {
 	uint64_t key, bytes, with;
 	bool taken, pooled;

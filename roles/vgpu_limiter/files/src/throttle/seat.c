@@ -124,15 +124,15 @@ bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
 	bool answers = agent_ask(folder, take_part, answer);
 	/* Without an agent the socket is missing or stale. Log every other error. */
 	if (!answers && log && errno != ENOENT && errno != ENOTDIR && errno != ECONNREFUSED)
-		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so that neighbours can end this program", folder, errno);
+		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so neighbours can end this program", folder, errno);
 	for (int i = 0; i < quota->gpu_count; i++) {
 		struct seat_pages *pages = &answer->gpus[i];
 		bool some = pages->terms || pages->own;
 		if (is_whole(pages))
 			continue;
 		if (some && log)
-			vgpu_log(LOG_WARNING, "%s: not all of %s could be taken, so that neighbours can end this program; it may have no "
-				 "room for 32 more open files", folder, quota->gpus[i].name);
+			vgpu_log(LOG_WARNING, "%s: incomplete answer of the agent for %s, so neighbours can end this program. Allow "
+				 "32 more open files (ulimit -n)", folder, quota->gpus[i].name);
 		seat_drop(pages);
 	}
 	return answers;
@@ -252,7 +252,7 @@ struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gp
 	} else if (g->file && turnstile_adopt(g->file)) {
 		use_file(g, g->file);
 	} else {
-		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent; gpu_layout makes it",
+		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent. Apply the layout to create it",
 			 g->path, quota->tenant, gpu->sm_percent);
 		struct turnstile_file *alone = calloc(1, sizeof *alone);
 		if (alone)

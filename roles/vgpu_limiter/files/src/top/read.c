@@ -44,7 +44,7 @@ static void read_quota(struct top_tenant *tenant, const char *root)
 	snprintf(path, sizeof path, "%s" ETC "/%s/quota", root, tenant->name);
 	ssize_t size = read_file(path, text, sizeof text - 1, NULL);
 	if (size < 0) {
-		set_problem(tenant, errno == ENOENT ? "is not there: what still runs keeps its last quota" : strerror(errno), path);
+		set_problem(tenant, errno == ENOENT ? "is missing, and running processes keep the last quota" : strerror(errno), path);
 		return;
 	}
 	text[size] = '\0';
@@ -90,10 +90,10 @@ static void read_region(struct top_tenant *tenant, const char *root)
 	snprintf(path, sizeof path, "%s" RUN "/tenants/%s/region.1", root, top_key_of(tenant));
 	ssize_t size = read_file(path, region, sizeof *region, &descriptor);
 	if (size < 0)
-		set_problem(tenant, errno == ENOENT ? "is not there; systemd-tmpfiles --create makes it" : strerror(errno), path);
+		set_problem(tenant, errno == ENOENT ? "is missing. Run systemd-tmpfiles --create" : strerror(errno), path);
 	else if ((size_t)size == sizeof *region && atomic_load(&region->magic) != 0
 		 && (atomic_load(&region->magic) != REGION_MAGIC || region->version != REGION_VERSION))
-		set_problem(tenant, "has a layout that this vgpu-top does not know", path);
+		set_problem(tenant, "has a format that this vgpu-top does not support", path);
 	else if ((size_t)size == sizeof *region && file_status(descriptor, "", &status) == 0) {
 		for (int i = 0; i < tenant->quota.gpu_count; i++) {
 			place[i] = place_of(region, &tenant->quota.gpus[i].uuid);

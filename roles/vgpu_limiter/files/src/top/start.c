@@ -14,7 +14,7 @@
 #elif defined(__aarch64__)
 #define FIRST_GLIBC "GLIBC_2.17"
 #else
-#error "which version of the C library had __libc_start_main first on this processor?"
+#error "unknown first C library version of __libc_start_main on this processor"
 #endif
 int first_start_main(int main(int, char **, char **), int, char **, void init(void), void end(void), void end_of_loader(void), void *);
 __asm__(".symver first_start_main, __libc_start_main@" FIRST_GLIBC);
