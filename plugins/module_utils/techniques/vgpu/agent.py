@@ -7,8 +7,8 @@ Without the agent, all tenants of a GPU write one file. Each tenant can truncate
 (SIGBUS), and can forge the values of other tenants. The agent hands out one page per tenant instead (agent_memory).
 
 Each tenant has a socket in a folder that only its containers mount. On the host, the socket has the permissions of the tenant's
-region. Every connection belongs to that tenant, and the agent reads no data from clients. Once a second it copies public data
-of the pages into a file (agent_client).
+region. Every connection belongs to that tenant, and the agent reads no data from clients. Once a second it copies the
+pages' public data into a file (agent_client).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _PATIENCE = 10
 #: Limit of unread answers per socket. Descriptors in transit count against the sender's limit (unix(7)), so a client that
 #: reads nothing must not keep many. Further clients of the socket wait.
 _MOST_UNREAD = 16
-#: Limit of descriptors in unread answers of all sockets: half of the unit's LimitNOFILE. One user may connect to the sockets
-#: of all tenants without a group.
+#: Limit of descriptors in unread answers of all sockets: half of the unit's LimitNOFILE. One user may connect to all
+#: sockets of tenants without a group.
 _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
 #: Limit of descriptors per message. A client needs room for as many open files (agent.h).

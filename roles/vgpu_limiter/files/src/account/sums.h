@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Sums of the tenant's region: memory of living processes. Each function takes the region's lock and calls no function
- * of the driver.
+ * Sums of the tenant's region: memory of living processes. Functions take the region's lock and call no driver
+ * function.
  */
 #ifndef SUMS_H
 #define SUMS_H

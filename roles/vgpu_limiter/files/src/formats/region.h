@@ -3,8 +3,8 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  * The tenant's shared region, /run/openfleet-gpu/vgpu/tenants/NAME/region.1: the allocations of each process on each
- * GPU. The 1 in the name is the version of the format. A library with another format uses another file. A file of zeros
- * is an uninitialized region.
+ * GPU. The 1 in the name is the version of the format. A library with another format uses another file. A file of
+ * zeros is an uninitialized region.
  *
  * Liveness. Each process has a slot and holds a lock (F_OFD_SETLK) on the byte LOCK_SLOTS + slot of the file. The lock
  * belongs to the mapping, which fork does not copy and which ends with exec or with the process. A process that gets

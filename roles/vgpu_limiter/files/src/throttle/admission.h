@@ -3,8 +3,8 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  * A launch starts if three conditions hold, and waits otherwise:
- *   1. The tenant has credit: its share of elapsed time covers the GPU time that it used (turnstile.h). The estimated time
- *      of a launch is charged at once, and corrected after the measurement, so a process that ends meanwhile has paid.
+ *   1. The tenant has credit: its share of elapsed time covers the GPU time that it used (turnstile.h). The estimate
+ *      for a launch is charged at once, and corrected after the measurement, so a process that ends meanwhile has paid.
  *      `contended` needs no credit while no other tenant wants the GPU. `burst` may run without credit, after all tenants
  *      with credit, and owes the time.
  *   2. Not too much work is in flight, because launches cannot be revoked.
@@ -17,8 +17,8 @@
  *   - tenants of equal rights use clock slots that are the same on all GPUs (turnstile_place);
  *   - credit is that of the tenant's best GPU, within limits, so that it ends on all of them at once (lead);
  *   - an ending turn or credit is extended until this GPU got as many launches as the tenant's others (behind);
- *   - if work on another GPU is still overdue, launches here go first (hurry), in the end even concurrently with the work
- *     of the lease's holder;
+ *   - if work on another GPU is still overdue, launches here go first (hurry), in the end even concurrently with the
+ *     lease holder's work;
  *   - time in which a kernel can only have waited is not charged, and does not increase its usual length (busy.c).
  */
 #ifndef ADMISSION_H
