@@ -122,7 +122,7 @@ def test_a_tenant_that_is_too_large_by_itself_is_told_the_size_of_the_gpu(tenant
     text = refused(entry([0, 1], *tenants, oversubscribe=oversubscribe))
     assert text.startswith("gpu_layout[0].vgpu.tenants[%d]: the tenant a (" % (len(tenants) - 1))
     assert "is larger than the memory of its GPUs, which is" in text and size in text
-    assert "beside those before it" not in text
+    assert "with the tenants before it" not in text
     fits = [
         dict(each, memory="%dMiB" % (MIB * oversubscribe.get("memory", 1))) for each in tenants if each["name"] == "a"
     ]
