@@ -10,22 +10,22 @@ module: vgpu_limiter
 short_description: Install the vGPU limiter's library and commands
 version_added: "0.1.0"
 description:
-  - Installs the library that holds vGPU tenants to their quota, the commands C(vgpu-run) and C(vgpu-top), the drop-ins of
-    the units that run as tenants, and labels for confined containers; or removes all of them.
-  - The role P(openfleet.gpu.vgpu_limiter#role) uses it, and installs a compiler where one is missing.
-  - The sources travel only to a host whose installation is missing, damaged or of other sources.
+  - Installs or removes the library that limits vGPU tenants, the commands C(vgpu-run) and C(vgpu-top), the drop-ins of
+    units that run as tenants, and labels for confined containers.
+  - The role P(openfleet.gpu.vgpu_limiter#role) uses this module, and installs a compiler if one is missing.
+  - Sources are sent only to a host whose installation is missing, damaged or outdated.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   state:
-    description: V(present) installs, V(absent) removes, and is refused while the host has tenants.
+    description: V(present) installs. V(absent) removes, and is refused while the host has tenants.
     type: str
     choices: [present, absent]
     default: present
   files:
     description:
-      - C(libopenfleet-vgpu.so), C(libcuda.so.1) and C(vgpu-top) as files on the controller, where they were built elsewhere.
-      - Without them the host builds them with its own compiler.
+      - Prebuilt C(libopenfleet-vgpu.so), C(libcuda.so.1) and C(vgpu-top) on the controller.
+      - If empty, the host builds them with its own compiler.
     type: list
     elements: dict
     default: []
@@ -35,10 +35,10 @@ options:
         type: path
         required: true
       sha256:
-        description: Its SHA-256. The action plugin refuses a file that has another one.
+        description: SHA-256 of the file. The action plugin refuses a file that does not match.
         type: str
   services:
-    description: Names of units that run as tenants, with the names of their tenants.
+    description: Mapping of systemd units to the tenants that they run as.
     type: dict
     default: {}
 extends_documentation_fragment:
@@ -64,13 +64,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: What was done, or in check mode would be done.
+  description: Changes made, or in check mode predicted.
   returned: success
   type: list
   elements: str
   sample: ["write /usr/bin/vgpu-run"]
 missing:
-  description: Programs that the host needs to build the library, and does not have. Nothing was changed if there are any.
+  description: Programs that are required to build the library and missing on the host. If any are missing, nothing was changed.
   returned: success
   type: list
   elements: str
@@ -99,7 +99,7 @@ def argspec():
 
 
 def body(params, target, given):
-    """Bring about the state that the parameters ask for; return the programs that are missing for it."""
+    """Apply the desired state and return the missing programs."""
     if params["state"] == "absent":
         uninstall(target)
         return {"missing": []}

@@ -7,32 +7,32 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vgpu_quota
-short_description: Give the tenants of a layout their quotas
+short_description: Apply the quotas of a layout's vGPU tenants
 version_added: "0.1.0"
 description:
-  - The part of M(openfleet.gpu.layout) that is about tenants. Each tenant of an entry whose C(sharing) is V(vgpu) gets its GPUs,
-    a quota file, a CDI device C(openfleet.io/vgpu=NAME) for containers, and an environment file and a drop-in of systemd for
-    everything else.
-  - Tenants are packed onto the entry's GPUs by an exact search. Those that are there stay on their GPUs where they can, and
-    keep their seats. What does not fit is refused before anything changes, with the tenant that does not and what is free.
-  - New quotas are given to tenants as they run. Less than a tenant uses is allowed; it gets nothing more until it has given
-    back enough.
-  - What runs of a tenant that is removed keeps its quota until it ends. What it starts from then on has none - the library does
-    nothing where it finds no quota file. C(vgpu-run) and services of systemd refuse to start.
-  - A tenant that would have to leave a GPU on which its processes run is in the way (O(on_busy)), for there they would escape
-    their quota.
-  - The GPUs are left as they are and have to be ready, with MIG mode off and in compute mode DEFAULT.
-  - A tenant of this collection on a GPU that no entry names is left as it is.
+  - Applies only the tenants of a layout, as M(openfleet.gpu.layout) does. Each tenant of an entry with C(sharing) V(vgpu) gets
+    its GPUs, a quota file, a CDI device C(openfleet.io/vgpu=NAME) for containers, and an environment file and a systemd drop-in
+    for other programs.
+  - An exact search packs tenants onto the entry's GPUs. Existing tenants keep their GPUs if possible, and their seats. If a
+    tenant does not fit, the module fails before any change and names the tenant and the free capacity.
+  - Running tenants follow a new quota. A quota below the current usage is allowed. The tenant then gets no more memory until
+    it has released enough.
+  - Running processes of a removed tenant keep its quota until they end. Processes that they start later have no quota, because
+    the library does nothing without a quota file. C(vgpu-run) and systemd services refuse to start.
+  - A tenant that has to leave a GPU blocks the change while its processes run there (O(on_busy)), because they would escape
+    the quota.
+  - GPU settings are not changed. MIG mode must be off, and the compute mode must be DEFAULT.
+  - Tenants on GPUs without an entry are not changed.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
-  - the library that holds processes to quotas (the role P(openfleet.gpu.vgpu_limiter#role) brings it)
+  - the library that enforces quotas (installed by the role P(openfleet.gpu.vgpu_limiter#role))
 options:
   state:
     description:
-      - V(present) gives the tenants of the layout what it says.
-      - V(absent) takes every tenant of this collection on the host away, on whatever GPU. The layout is only checked then, and
-        may be empty. No driver is needed for that, nor nvidia-ml-py.
+      - V(present) applies the tenants of the layout.
+      - V(absent) removes all tenants of this collection from the host. The layout is only validated, and may be empty. This
+        needs neither a driver nor nvidia-ml-py.
     type: str
     choices: [present, absent]
     default: present
@@ -47,18 +47,18 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Give the tenants that the inventory names their quotas
+- name: Apply the tenants of the inventory
   openfleet.gpu.vgpu_quota:
     layout: "{{ gpu_layout }}"
   become: true
 
-- name: Take them all away
+- name: Remove all tenants
   openfleet.gpu.vgpu_quota:
     layout: []
     state: absent
   become: true
 
-- name: Two notebooks on one of two GPUs, and a tenant that spans both
+- name: Apply two notebooks and a tenant that spans two GPUs
   openfleet.gpu.vgpu_quota:
     layout:
       - gpus: [6, 7]
@@ -73,45 +73,44 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names, and one per tenant that changes.
+  description: The plan, one line per GPU of the layout and one per changed tenant.
   returned: when a driver is present, and always with O(state=absent)
   type: list
   elements: str
   sample: ["vgpu notebook-a: add (8GiB and 30 %, fixed, by preload) on gpu 6"]
 tenants:
   description: >-
-    This collection's tenants on the host, as seen after the run (in check mode before it). C(name), C(aliases) (its
-    earlier names that still mean it), C(memory_bytes) and
-    C(sm_percent) on each of its GPUs, C(policy), C(priority), C(provider), C(group) (null: every
-    user), C(oversubscribe_managed), C(gpus), each with C(uuid), C(seat) and
-    C(used_bytes), and C(processes), how many there are (both null where nothing tells it). Where the tenants cannot be looked
-    at, one entry of which only C(problem) is set. Empty for GPUs that are simulated for this process alone.
+    This collection's tenants on the host after the run, in check mode before it. Each has C(name), C(aliases) (earlier names
+    that still work), C(memory_bytes) and C(sm_percent) per GPU, C(policy), C(priority), C(provider), C(group) (null for every
+    user), C(oversubscribe_managed), C(gpus) with C(uuid), C(seat) and C(used_bytes), and C(processes), their number. The last
+    two are null if unknown. If the tenants cannot be read, the only entry has only C(problem). Empty for GPUs that are
+    simulated for this process alone.
   returned: when a driver is present
   type: list
   elements: dict
 gpus:
-  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
 counts:
   description: >-
-    GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change, and
-    C(gpus_changed), which counts the GPUs whose tenants change.
+    Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
+    change, and C(gpus_changed), the number of GPUs whose tenants change.
   returned: when a driver is present
   type: dict
 plan_data:
-  description: The plan as data, as M(openfleet.gpu.layout) has it. It is for reading; this module takes no saved plan.
+  description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
 reboot_required:
-  description: V(false), for nothing that this module changes needs a reboot.
+  description: V(false), because this module changes nothing that needs a reboot.
   returned: success when a driver is present, and on failure when the plan could not be carried out
   type: bool
 msg:
   description: >-
-    On failure, what is wrong, where, and how to mend it. In check mode without a driver, why only the form of the layout was
-    checked.
+    On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
+    was validated.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
 """

@@ -234,7 +234,7 @@ def test_a_damaged_tenant_leaves_the_others_served(world, agent):
     other = world.folder / "root" / vgpu_files.spec_path("other")
     other.parent.mkdir(parents=True)
     other.write_text("{")
-    wait_until(lambda: "those of before are served" in agent.log.read_text(), "the agent has seen it")
+    wait_until(lambda: "the earlier tenants are served" in agent.log.read_text(), "the agent has seen it")
     with handed(own(tenant)) as found:
         assert own_page(world, found)
 

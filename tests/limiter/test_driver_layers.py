@@ -23,7 +23,7 @@ TAKES = re.compile(
     "Alloc|Array.*Create|CtxCreate|GreenCtx|Launch|Import|Export|Register|Instantiate|Load|LinkCreate|Multicast"
     "|LogicalEndpoint|MemMap|MemPool|Batch|Fabric|External|Memset|Memcpy|Ipc|ConditionalHandle|SmResource"
 )
-#: Why those that match are not intercepted: the row of docs/vgpu.md that says so. The first that matches.
+#: Why those that match are not intercepted: the row of docs/vgpu-enforced.md that says so. The first that matches.
 REASONS = {
     "^cuMem(Alloc)?Host|^cuMemFreeHost": "pinned host memory",
     "External|^cuGraphics|^cuGL|^cuVDPAU|EGL": "memory of graphics APIs",
@@ -59,7 +59,7 @@ def test_what_is_not_intercepted_has_a_row(layer: str) -> None:
     taking = [one for one in sorted(unhooked(LAYERS[layer])) if TAKES.search(one) and not HARMLESS.search(one)]
     reasons = {one: next((row for words, row in REASONS.items() if re.search(words, one)), "") for one in taking}
     missing = [one for one, row in reasons.items() if not row or not any(what.startswith(row) for what in documented)]
-    assert not missing, "neither intercepted nor in the table of docs/vgpu.md"
+    assert not missing, "neither intercepted nor in the table of docs/vgpu-enforced.md"
 
 
 PROGRAMS = {

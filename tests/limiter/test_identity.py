@@ -114,7 +114,7 @@ def test_of_several_and_none_is_named_everything_is_refused(tenant: Tenant, othe
     tenant.quota(8 * MIB)
     with client_behind(tenant, bound(tenant, other), OPENFLEET_VGPU=variable) as client:
         is_refused(client)
-    assert "2 quotas are mounted" in tenant.logged() and "set it to one" in tenant.logged()
+    assert "2 quotas are mounted" in tenant.logged() and "Set it to one" in tenant.logged()
     assert tenant.used() == 0
 
 

@@ -63,8 +63,8 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
         ("version 1\n", "", 3, "version 1"),
         ("tenant tenant-a", "tenant tenant-b", 2, "another tenant's"),
         ("tenant tenant-a", "tenant", 2, "without a value"),
-        ("gpu ", "counted_as ../tenant-b\ngpu ", 3, "counted_as is a name"),
-        ("gpu ", f"counted_as {64 * 'x'}\ngpu ", 3, "counted_as is a name"),
+        ("gpu ", "counted_as ../tenant-b\ngpu ", 3, "counted_as must be a name"),
+        ("gpu ", f"counted_as {64 * 'x'}\ngpu ", 3, "counted_as must be a name"),
         ("gpu ", "policy free\ngpu ", 3, "fixed, contended or burst"),
         ("gpu ", "priority high\ngpu ", 3, "whole number"),
         ("gpu ", "managed free\ngpu ", 3, "counted or oversubscribed"),
@@ -106,7 +106,7 @@ def test_a_file_that_others_may_write(tenant: Tenant, mode: int) -> None:
     (tenant.folder / "quota").chmod(mode)
     with tenant.client() as client:
         assert total(client) == tenant.card.memory
-        assert "others than its owner may write it" in tenant.logged()
+        assert "users other than its owner may write it" in tenant.logged()
         quota = tenant.folder / "quota"
         seen = quota.stat().st_ctime_ns
         # Until it is another state of the file: some kernels' file systems have clocks of whole ticks, 4 ms and more.
@@ -157,7 +157,7 @@ def test_a_worse_file_or_none_leaves_the_one_before(tenant: Tenant) -> None:
     with tenant.client() as client:
         assert total(client) == 8 * MIB
         tenant.write("version 1\nnonsense\n")
-        assert until(lambda: (total(client), "still holds" in tenant.logged())[1], True)
+        assert until(lambda: (total(client), "still applies" in tenant.logged())[1], True)
         assert total(client) == 8 * MIB
         (tenant.folder / "quota").unlink()
         assert until(lambda: (total(client), "cannot read" in tenant.logged())[1], True)

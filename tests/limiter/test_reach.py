@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the limiter reaches and what not, as the table in docs/vgpu.md says: ways round the names that it intercepts."""
+"""Check which ways to the driver the limiter covers, as the table in docs/vgpu-enforced.md says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from account import MIB
 from limiter_lab import DEADLINE, Tenant, buffer, compile_c
 
 HERE = Path(__file__).resolve().parent
-DOCUMENT = HERE.parents[1] / "docs/vgpu.md"
+DOCUMENT = HERE.parents[1] / "docs/vgpu-enforced.md"
 HELD, NOT_HELD = 2, 0
 
 PROGRAM = """
@@ -133,7 +133,7 @@ def test_memory_of_ipc_counts_once(tenant: Tenant) -> None:
 
 def rows() -> list[list[str]]:
     """The table's lines, cell by cell."""
-    section = DOCUMENT.read_text().partition("## What is held and what is not")[2].partition("\n## ")[0]
+    section = DOCUMENT.read_text().partition("## What is enforced and what is not")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -146,9 +146,9 @@ def test_each_row_of_the_table_names_a_test_or_a_reason() -> None:
     }
     assert len(rows()) > 20
     for what, held, proof, reason in rows():
-        assert held in ("held", "not held", "in part"), what
+        assert held in ("enforced", "not enforced", "partly"), what
         tests = re.findall(r"`(test_\w+\.py)::(test_\w+)`", proof)
         assert set(tests) <= defined, (what, proof)
         assert tests or proof == "not tested", what
-        assert tests or reason, f"{what}: why it is not tested, or not held"
-        assert reason or held == "held", f"{what}: why it is not held"
+        assert tests or reason, f"{what}: why it is not tested, or not enforced"
+        assert reason or held == "enforced", f"{what}: why it is not enforced"

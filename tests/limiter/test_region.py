@@ -252,7 +252,7 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
             assert client.memory() == (0, 8 * MIB)
             for call in WAYS_TO_ALLOCATE:
                 assert client.call(*call)[0] == 2, call
-            assert "are refused; end all programs of the tenant" in tenant.logged()
+            assert "are refused. End all programs of the tenant" in tenant.logged()
     with tenant.client() as client:
         assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == 2
         client.alloc(8 * MIB)
@@ -271,7 +271,7 @@ def test_when_all_places_are_taken(tenant: Tenant) -> None:
             with tenant.client() as late:
                 assert late.memory() == (0, 8 * MIB)
                 assert late.call("cuMemAlloc_v2", OUT, 1)[0] == 2
-        assert "all 1024 places" in tenant.logged()
+        assert "all 1024 slots" in tenant.logged()
         with tenant.client() as next_one:
             assert next_one.memory() == (7 * MIB, 8 * MIB)
 

@@ -189,13 +189,13 @@ def test_a_seat_of_another_tenant_is_not_taken_for_ones_own(top, tenant):
 def test_files_that_are_not_right_are_named_with_what_is_wrong(top, tenant):
     tenant.quota(GIB)
     tenant.region.write_bytes(b"\x07" * (1 << 20))
-    assert "region.1: has a layout" in only(top("--json"))["problem"]
+    assert "region.1: has a format" in only(top("--json"))["problem"]
     tenant.region.unlink()
-    assert "region.1: is not there" in only(top("--json"))["problem"]
+    assert "region.1: is missing" in only(top("--json"))["problem"]
     tenant.write("version 1\ntenant tenant-a\npolicy sometimes\n")
     assert "quota, line 3" in only(top("--json"))["problem"]
     (tenant.folder / "quota").unlink()
-    assert "quota: is not there" in only(top("--json"))["problem"]
+    assert "quota: is missing" in only(top("--json"))["problem"]
     assert "! " in top("--once")
 
 
@@ -314,7 +314,7 @@ def test_the_view_follows_tenants_that_come_and_go_and_heeds_keys(top_program, t
 
 def test_control_c_ends_the_view_too(top_program, tmp_path, card):
     terminal = Terminal(top_program, tmp_path / "root")
-    terminal.until("q end")
+    terminal.until("q exit")
     os.write(terminal.descriptor, b"\x03")
     code, text = terminal.end()
     assert code == 0

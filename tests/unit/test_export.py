@@ -185,8 +185,8 @@ def test_promises_beyond_a_gpu_are_told_as_such():
     ("change", "tenants", "said"),
     [
         ({"compute_mode": "exclusive_process"}, [("a", {})], "compute mode default"),
-        ({}, [("a", {}), ("b", {"policy": "burst"})], "one policy"),
-        ({"uuid": "GPU-other"}, [("a", {})], "is gone"),
+        ({}, [("a", {}), ("b", {"policy": "burst"})], "differ in policy"),
+        ({"uuid": "GPU-other"}, [("a", {})], "is missing"),
     ],
 )
 def test_tenants_that_no_layout_can_have_are_told(change, tenants, said):

@@ -294,7 +294,7 @@ def test_a_file_that_is_none_is_named(host, tmp_path, text):
 def test_a_folder_that_was_renamed_is_named(host, tmp_path):
     host.write(A)
     (tmp_path / vgpu_files.folder("a")).rename(tmp_path / vgpu_files.folder("c"))
-    with pytest.raises(ApplyError, match='tells of the tenant "a"'):
+    with pytest.raises(ApplyError, match='contains the tenant "a"'):
         host.observe()
 
 
@@ -357,7 +357,7 @@ def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_pa
         found = host.processes(seen, name, GPU.uuid)
         assert [holder.who for holder in found if holder.kind == "process"] == looked_at
         assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
-    assert "pid 8, which may be the tenant's: the look ended before its turn" in found[0].who
+    assert "pid 8, which may be the tenant's: it was not checked in time" in found[0].who
     # Another observation is another look.
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
     again = dataclasses.replace(seen)

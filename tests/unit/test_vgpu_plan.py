@@ -122,7 +122,7 @@ def test_a_tenant_that_is_too_large_by_itself_is_told_the_size_of_the_gpu(tenant
     text = refused(entry([0, 1], *tenants, oversubscribe=oversubscribe))
     assert text.startswith("gpu_layout[0].vgpu.tenants[%d]: the tenant a (" % (len(tenants) - 1))
     assert "is larger than the memory of its GPUs, which is" in text and size in text
-    assert "beside those before it" not in text
+    assert "with the tenants before it" not in text
     fits = [
         dict(each, memory="%dMiB" % (MIB * oversubscribe.get("memory", 1))) for each in tenants if each["name"] == "a"
     ]
@@ -146,9 +146,9 @@ def test_a_gpu_has_64_seats():
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (entry([1], tenant("a", gpu=UUIDS[2])), ["tenants[0].gpu", "none of its entry's GPUs", "gpu 1 ("]),
-        (entry([0], tenant("a-")), ["tenants[0].name", "ends in -"]),
-        (entry({"model": "L40S*"}, tenant("a", gpus=17)), ["tenants[0].gpus", "a tenant can have 16"]),
+        (entry([1], tenant("a", gpu=UUIDS[2])), ["tenants[0].gpu", "not in its entry", "gpu 1 ("]),
+        (entry([0], tenant("a-")), ["tenants[0].name", "cannot end in -"]),
+        (entry({"model": "L40S*"}, tenant("a", gpus=17)), ["tenants[0].gpus", "the limit is 16"]),
         (entry({"model": "L40S*"}, tenant("a", gpus=4)), ["on each of 4 GPUs", "spans more GPUs than its entry"]),
         (entry([0], tenant("a"), provider="dmem"), ["vgpu.provider", UUIDS[0], "Linux 6.14"]),
         (entry([0, 1], tenant("a", gpus=2), provider="mps"), ["tenants[0].gpus", "one MPS daemon"]),
@@ -415,7 +415,7 @@ def test_a_new_tenant_with_an_earlier_name_of_another_one_is_counted_for_itself(
 def test_two_tenants_cannot_become_one():
     text = refused(entry([0], tenant("b", was="a")), seen=there(entry([0], tenant("a"), tenant("b"))))
     assert text.startswith("gpu_layout[0].vgpu.tenants[0].was: the host has separate tenants a (%s)" % GPUS[0].label)
-    assert "Take was away, which removes a; or remove b first" in text
+    assert "Remove the key was, which removes a. Or remove b in an earlier run" in text
 
 
 @pytest.mark.parametrize(

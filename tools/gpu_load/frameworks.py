@@ -33,7 +33,7 @@ MOST_BYTES = QUOTA_BYTES + (1 << 30)
 SECONDS = 2.0
 #: By framework.
 SHARES_PERCENT = {"torch": (20, 50, 80), "cupy": (50,), "numba": (50,), "jax": (50,)}
-#: As for kernels of one length. docs/vgpu.md
+#: As for kernels of one length. docs/vgpu-limits.md
 TOLERANCE_POINTS = 5.0
 #: What keeps the GPU busy all the time, by framework. JAX takes most of its memory at once and is asked for work alone.
 WORKS = {
@@ -47,7 +47,7 @@ SHORT, SHORT_POINTS = {"torch": ("short",)}, 10.0
 MEMORY = ("torch", "cupy", "numba")
 #: Two tenants beside each other, with the work of each.
 PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
-#: What the larger of them may lose to turns, which begin with an empty queue. docs/vgpu.md, on a real GPU
+#: What the larger of them may lose to turns, which begin with an empty queue. docs/vgpu-tested.md, on a real GPU
 PAIR_POINTS = 15.0
 
 RUN = (sys.executable, str(HERE / "framework_program.py"))

@@ -21,9 +21,9 @@ LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
 AREAS = {"load": LOAD, "limiter": LIMITER, "frameworks": frameworks.AREA, "mps": MPS}
 #: A GPU whose kernels follow each other is seen as busy; NVML's figure is of a window that may begin before the load.
 BUSY_PERCENT = 50
-#: docs/vgpu.md: a tenant saves a tenth of a second, and turns are of 20 ms.
+#: docs/vgpu-limits.md: a tenant saves a tenth of a second, and turns are of 20 ms.
 SHARE_TOLERANCE_POINTS = 5.0
-#: A launch takes some microseconds. The limiter adds some nanoseconds (docs/vgpu.md), Python much more to each call.
+#: A launch takes some microseconds. The limiter adds some nanoseconds (docs/vgpu-tested.md), Python much more to each call.
 LAUNCH_SECONDS = 1e-6
 OUT_OF_MEMORY = 2
 #: What a driver hands out at a time.

@@ -249,7 +249,7 @@ def memory(gpu: Gpu, kind: str, most_bytes: int) -> None:
     sys.stdin.read()
     for free in frees:
         free()
-    # A pool gives memory back at a synchronisation, and the limiter counts it within a second (docs/vgpu.md).
+    # A pool gives memory back at a synchronisation, and the limiter counts it within a second (docs/vgpu-limits.md).
     limit = time.monotonic() + SETTLE_SECONDS
     while gpu.memory()[0] < free_before and time.monotonic() < limit:
         gpu.call("cuCtxSynchronize")

@@ -108,7 +108,7 @@ def test_it_leaves_gpus_that_are_not_ready_to_others(fleet):
     refused = run(fleet, entry([1], tenant("a")), module="vgpu_quota")
     assert "not ready for tenants (MIG off, compute mode exclusive_process)" in refused["msg"]
     daemons = run(fleet, entry([0], tenant("a"), provider="mps"), module="vgpu_quota")
-    assert "Apply the layout whole (openfleet.gpu.layout)" in daemons["msg"]
+    assert "Apply the whole layout (openfleet.gpu.layout)" in daemons["msg"]
     assert run(fleet, entry([1], tenant("a")))["changed"]
 
 
@@ -143,8 +143,8 @@ def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
     ("layout", "words"),
     [
         ([entry([0], tenant("a", "60GiB"), tenant("b", "30GiB"))], ["tenants[1]", "does not fit", "on gpu 0"]),
-        ([entry([0], tenant("a", gpu="0000:ff:00.0"))], ["tenants[0].gpu", "none of its entry's GPUs"]),
-        ([entry([0], tenant("a_"))], ["tenants[0].name", "ends in _"]),
+        ([entry([0], tenant("a", gpu="0000:ff:00.0"))], ["tenants[0].gpu", "not in its entry"]),
+        ([entry([0], tenant("a_"))], ["tenants[0].name", "cannot end in _"]),
         ([entry([0], tenant("a")), entry([1], tenant("a"))], ["already named by gpu_layout[0]"]),
         ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all names every GPU"]),
         ([entry([0], tenant("a"), provider="dmem")], ["vgpu.provider", "Linux 6.14"]),

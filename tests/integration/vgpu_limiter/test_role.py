@@ -59,7 +59,7 @@ def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
     told = " ".join((done.stdout + done.stderr).split())
     assert not root.exists()
     assert (done.returncode != 0) == again, told
-    assert ("there is no cc and no make" in told and "vgpu_limiter_packages" in told) == again
+    assert ("cc and make not found in PATH" in told and "vgpu_limiter_packages" in told) == again
 
 
 def test_a_dry_run_on_a_bare_host_foretells_and_installs_nothing(tmp_path):
@@ -97,24 +97,24 @@ TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "m
 STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]}}}
 
 
-@pytest.mark.parametrize(("service", "strangers"), [("a", ""), ("old", ""), ("c", "c")])
-def test_a_service_may_name_an_earlier_name_of_a_tenant(told_strangers, service, strangers):
-    assert f"{service}: <{strangers}>" in told_strangers
+@pytest.mark.parametrize(("service", "unknown"), [("a", ""), ("old", ""), ("c", "c")])
+def test_a_service_may_name_an_earlier_name_of_a_tenant(printed, service, unknown):
+    assert f"{service}: <{unknown}>" in printed
 
 
 @pytest.fixture(scope="module")
-def told_strangers(tmp_path_factory):
-    """What is said of each service, in one run."""
+def printed(tmp_path_factory):
+    """Return the output of one run that prints the unknown tenants of each service."""
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
-    names = {name: own[name] for name in own if name.endswith(("__needs", "__strangers"))}
+    names = {name: own[name] for name in own if name.endswith(("__needs", "__unknown_tenants"))}
     hosts = [
         {**names, "gpu_layout": layout, "service": service, "vgpu_limiter_services": {"x.service": service}}
         for service in ("a", "old", "c")
     ]
-    said = {"msg": "{{ service }}: <{{ vgpu_limiter__strangers | join(',') }}>"}
-    done = play(tmp_path_factory.mktemp("strangers"), [{"ansible.builtin.debug": said}], *hosts)
+    said = {"msg": "{{ service }}: <{{ vgpu_limiter__unknown_tenants | join(',') }}>"}
+    done = play(tmp_path_factory.mktemp("unknown"), [{"ansible.builtin.debug": said}], *hosts)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -92,7 +92,7 @@ def test_only_members_of_its_group_are_a_tenant_that_has_one(ada):
     refused = ada.host.run(other + ada.shell(command, "batch"))
     assert refused.rc == 125
     assert "cannot be written by nobody" in refused.stderr
-    assert "member of its group, operator" in refused.stderr
+    assert "Join its group, operator" in refused.stderr
     past_it = f"env $(cat {ENVIRONMENT}) $(grep ^[A-Z] /etc/openfleet-gpu/vgpu/batch/env) {command}"
     assert ada.ask(other + past_it).split() == ["0", str(OUT_OF_MEMORY)]
 

@@ -94,7 +94,7 @@ def test_a_new_library_does_not_disturb_who_runs(ada):
     # The old one goes when no process has it. That is all that site.yml changes, run a second time.
     told = ada.play("site.yml", "--diff", vgpu_limiter_source="controller")
     assert f"remove {DIRECTORY}/{old}" in told
-    assert changed_tasks(told) == {("openfleet.gpu.vgpu_limiter : Make the host as configured", "ada")}
+    assert changed_tasks(told) == {("openfleet.gpu.vgpu_limiter : Install or remove the limiter", "ada")}
     assert ada.versions() == [new]
 
 

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hand out the memory in which tenants of a GPU take turns (openfleet-vgpu-agent.service).
 
-Without it all tenants of a GPU write one file: each can truncate it, which ends all programs that have it mapped (SIGBUS), and
-forge what it says of others. The agent hands out a page for each tenant instead (agent_memory), over a socket.
+Without the agent, all tenants of a GPU write one file. Each tenant can truncate it, which ends all programs that map it
+(SIGBUS), and can forge the values of other tenants. The agent hands out one page per tenant instead (agent_memory).
 
-Each tenant has a socket in a folder that only its containers have mounted; on the host, its permissions are those of the tenant's
-region. A connection to it is the tenant's, and nothing that a client says is read. What every user of the host may know of the
-pages is copied into a file once a second (agent_client).
+Each tenant has a socket in a folder that only its containers mount. On the host, the socket has the permissions of the tenant's
+region. Every connection belongs to that tenant, and the agent reads no data from clients. Once a second it copies the
+pages' public data into a file (agent_client).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .agent_memory import SharedMemory, send
 from .host import VgpuHost
 from .model import MPS, VgpuTenant
 
-#: Seconds between two looks at the tenants.
+#: Interval in seconds between reads of the tenants.
 _TICK_SECONDS = 1.0
-#: Looks at which a folder may be missing before that is worth a line.
+#: Consecutive reads in which a folder may be missing before this is logged.
 _PATIENCE = 10
-#: Answers on one socket that were not read yet. Descriptors that are on their way count against the sender's limit (unix(7)),
-#: so a client that reads nothing must not keep many. Further clients of the socket wait.
+#: Limit of unread answers per socket. Descriptors in transit count against the sender's limit (unix(7)), so a client that
+#: reads nothing must not keep many. Further clients of the socket wait.
 _MOST_UNREAD = 16
-#: Descriptors in the unread answers of all sockets: half of what the unit may have on their way (LimitNOFILE). Where tenants have
-#: no group, one user may connect to all of their sockets.
+#: Limit of descriptors in unread answers of all sockets: half of the unit's LimitNOFILE. One user may connect to all
+#: sockets of tenants without a group.
 _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
-#: Descriptors in one message, so that a program needs no room for more open files at a time (agent.h).
+#: Limit of descriptors per message. A client needs room for as many open files (agent.h).
 _MOST_IN_MESSAGE = 32
-#: The source of lines that no tenant causes.
+#: Log source of lines that no tenant causes.
 _AGENT = "the agent"
 
 Log = Callable[[str], None]
@@ -57,19 +57,19 @@ Log = Callable[[str], None]
 
 @dataclass
 class _Listener:
-    """A socket, what it hands out, and the answers that were not read yet."""
+    """A tenant's socket with its unread answers."""
 
     folder: Path
     mode: int
     group: str | None
     tenant: VgpuTenant
-    #: In one answer.
+    #: Number of descriptors in one answer.
     descriptors: int = 1
     listening: socket.socket | None = None
     inode: int = 0
-    #: Looks since it could be made last.
+    #: Consecutive failures to create the socket.
     failures: int = 0
-    #: The connections, by descriptor.
+    #: Connections with unread answers, by descriptor.
     unread: dict[int, socket.socket] = field(default_factory=dict)
 
     @property
@@ -77,20 +77,20 @@ class _Listener:
         return str(self.folder / vgpu_files.AGENT_SOCKET)
 
     def stands(self) -> bool:
-        """Whether the socket is still what its path leads to: a file system may have been mounted above it, or removed."""
+        """Return whether the path still leads to this socket: it may be removed or hidden by a mount."""
         with contextlib.suppress(OSError), socket_folder(self.folder) as folder:
             return self.listening is not None and os.lstat(folder + vgpu_files.AGENT_SOCKET).st_ino == self.inode
         return False
 
     def bind(self) -> None:
-        """Listen. A client finds the old socket or this one with its permissions. Raises OSError, KeyError without the group."""
+        """Create the socket with its permissions and replace the old one. Raises OSError, KeyError without the group."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             group = -1 if self.group is None else grp.getgrnam(self.group).gr_gid
             with socket_folder(self.folder) as folder:
                 new = folder + vgpu_files.AGENT_SOCKET + ".new"
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(new)  # noqa: PTH108 (a path that leads through a descriptor)
+                    os.unlink(new)  # noqa: PTH108 (the path goes through a descriptor)
                 made.bind(new)
                 os.chown(new, -1, group)
                 os.chmod(new, self.mode)  # noqa: PTH101
@@ -105,20 +105,20 @@ class _Listener:
 
 
 class Agent:
-    """Serves the tenants of the host below `root`, as its layout has them at each moment."""
+    """Serve the current tenants of the host below `root`."""
 
     def __init__(self, root: Path, memory: SharedMemory, log: Log = print) -> None:
         self._root, self._memory, self._log = root, memory, LimitedLog(log)
         self._tenants = VgpuHost(root=str(root))
         self._seen: object = None
-        self._said: dict[object, str] = {}
+        self._logged: dict[object, str] = {}
         self._listeners: dict[str, _Listener] = {}
         self._by_descriptor: dict[int, _Listener] = {}
         self._shown = ShownFile(root)
         self._epoll = select.epoll()
 
     def serve(self, ticked: Callable[[], None] = lambda: None) -> None:
-        """Serve for ever; `ticked` is called after each look at the tenants. Raises OSError, as look does."""
+        """Serve forever and call `ticked` after each read of the tenants. Raises OSError, as look does."""
         again = time.monotonic()
         while True:
             if time.monotonic() >= again:
@@ -135,19 +135,19 @@ class Agent:
                     self._answer(listener)
 
     def look(self) -> None:
-        """Follow the tenants: sockets for those that came, none for those that went.
+        """Create sockets for new tenants and remove those of removed tenants.
 
-        Raises OSError where sockets cannot be made before the service is restarted: its folder was created later, so that this
-        process sees it read-only.
+        Raises OSError if sockets need a restart of the service: the folder was created later, so this process sees it
+        read-only.
         """
         try:
             now = self._fingerprint()
             if now != self._seen:
                 self._follow([one for one in self._tenants.tenants() if one.provider != MPS])
                 self._seen = now
-            self._said.pop("tenants", None)
+            self._logged.pop("tenants", None)
         except (OSError, FleetError) as error:
-            self._say("tenants", _AGENT, "the tenants cannot be read, those of before are served: %s" % error)
+            self._say("tenants", _AGENT, "cannot read the tenants, so the earlier tenants are served: %s" % error)
         for listener in self._listeners.values():
             for descriptor in list(listener.unread):
                 if not _bytes_unread(listener.unread[descriptor]):
@@ -159,19 +159,19 @@ class Agent:
         self._log.summarize()
 
     def _show(self) -> None:
-        """Write what every user may know of the pages."""
+        """Write the public data of the pages."""
         try:
             self._shown.write(self._memory.shown())
-            self._said.pop("show", None)
+            self._logged.pop("show", None)
         except OSError as error:
             self._say(
                 "show",
                 _AGENT,
-                "tenants are shown as without the agent, for what users may see cannot be written: %s" % error,
+                "cannot write the public usage file, so tenants appear without the agent: %s" % error,
             )
 
     def _fingerprint(self) -> object:
-        """Something that changes when a tenant does."""
+        """Return a value that changes when a tenant changes."""
         specs = sorted(self._root.glob(vgpu_files.spec_path("*")))
         return [(str(path), path.stat().st_mtime_ns, path.stat().st_ino) for path in specs]
 
@@ -190,11 +190,11 @@ class Agent:
         for path in set(self._listeners) - set(by_path):
             self._drop(self._listeners.pop(path))
         for path, listener in by_path.items():
-            there = self._listeners.setdefault(path, listener)
-            there.tenant = listener.tenant
-            there.descriptors = max(1, len(self._memory.parts_for(listener.tenant)))
-            if (there.mode, there.group) != (listener.mode, listener.group):
-                there.mode, there.group, there.inode = listener.mode, listener.group, 0
+            current = self._listeners.setdefault(path, listener)
+            current.tenant = listener.tenant
+            current.descriptors = max(1, len(self._memory.parts_for(listener.tenant)))
+            if (current.mode, current.group) != (listener.mode, listener.group):
+                current.mode, current.group, current.inode = listener.mode, listener.group, 0
 
     def _bind(self, listener: _Listener) -> None:
         if listener.listening is not None:
@@ -207,20 +207,20 @@ class Agent:
             if getattr(error, "errno", None) == errno.EROFS:
                 raise
             listener.failures += 1
-            # A tenant that is being written, or taken away, has no folder for a moment.
+            # While a tenant is being written or removed, its folder may be missing.
             if listener.failures < _PATIENCE and isinstance(error, FileNotFoundError):
                 return
-            self._say(listener.path, listener.tenant.key, "%s: it cannot be made: %s" % (listener.path, error))
+            self._say(listener.path, listener.tenant.key, "%s: cannot create the socket: %s" % (listener.path, error))
             return
-        self._said.pop(listener.path, None)
+        self._logged.pop(listener.path, None)
         listener.failures = 0
         assert listener.listening is not None
         self._by_descriptor[listener.listening.fileno()] = listener
         self._epoll.register(listener.listening, select.EPOLLIN)
 
     def _drop(self, listener: _Listener) -> None:
-        for about in (listener.path, ("accept", listener.path), ("send", listener.path)):
-            self._said.pop(about, None)
+        for topic in (listener.path, ("accept", listener.path), ("send", listener.path)):
+            self._logged.pop(topic, None)
         for connection in listener.unread.values():
             self._by_descriptor.pop(connection.fileno())
             connection.close()
@@ -232,14 +232,14 @@ class Agent:
             listener.listening.close()
 
     def _answer(self, listener: _Listener) -> None:
-        """Take one connection and send what it is for. The client is not waited for."""
+        """Accept one connection and send the answer, without waiting for the client."""
         assert listener.listening is not None
         try:
             connection, _address = listener.listening.accept()
         except BlockingIOError:
             return
         except OSError as error:
-            # As with too many open files: not again before the next look.
+            # For example too many open files. Accept again after the next read of the tenants.
             self._say(("accept", listener.path), listener.tenant.key, "%s: %s" % (listener.path, error))
             self._epoll.modify(listener.listening, 0)
             return
@@ -248,20 +248,20 @@ class Agent:
             send(connection, self._memory.parts_for(listener.tenant), _MOST_IN_MESSAGE)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
-            text = "a client of %s has no answer: %s" % (listener.path, error)
+            text = "cannot answer a client of %s: %s" % (listener.path, error)
             self._say(("send", listener.path), listener.tenant.key, text)
         descriptor = connection.fileno()
         listener.unread[descriptor] = connection
         self._by_descriptor[descriptor] = listener
-        # A client that has gone is always told of; what it sends is not.
+        # epoll always reports a disconnected client. Data from the client is ignored.
         self._epoll.register(descriptor, 0)
         self._take_more(listener)
 
     def _end(self, listener: _Listener, descriptor: int) -> None:
-        """Close a connection whose answer was read, or is gone with its client."""
+        """Close a connection whose answer was read, or whose client disconnected."""
         connection = listener.unread[descriptor]
         if _bytes_unread(connection):
-            # The client has shut it down and can read still. It is looked at again with the tenants.
+            # The client shut down writing but can still read. Check again at the next read of the tenants.
             self._epoll.unregister(descriptor)
             return
         connection.close()
@@ -269,24 +269,24 @@ class Agent:
         self._take_more(listener)
 
     def _take_more(self, listener: _Listener) -> None:
-        """Take the next connection, or none while too many answers are unread."""
+        """Accept connections again unless too many answers are unread."""
         if listener.listening is not None:
             full = len(listener.unread) >= self._most_unread(listener)
             self._epoll.modify(listener.listening, 0 if full else select.EPOLLIN)
 
     def _most_unread(self, listener: _Listener) -> int:
-        """Return how many answers on the socket may be unread, so that those of all sockets together leave room for others."""
+        """Return the limit of unread answers on the socket, which keeps the sum over all sockets bounded."""
         return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
-    def _say(self, about: object, source: str, text: str) -> None:
-        """Log a text once, until there is another about the same thing. `source` is the tenant whose clients can cause it."""
-        if self._said.get(about) != text:
-            self._said[about] = text
+    def _say(self, topic: object, source: str, text: str) -> None:
+        """Log a text once per topic until the text changes. `source` is the tenant whose clients can cause it."""
+        if self._logged.get(topic) != text:
+            self._logged[topic] = text
             self._log.write(source, text)
 
 
 def _bytes_unread(connection: socket.socket) -> int:
-    """Return how much of what was sent the other side has not taken."""
+    """Return the number of sent bytes that the peer has not read."""
     size = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, size)
     return size[0]

@@ -1,12 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent of this host shows every user of tenants' pages (`agent`): a file that root alone writes.
+"""Write and read the public data of tenants' pages (`agent`): a file that only root writes.
 
-A socket for all users would have answers that are not read, and a user with many user ids could keep all others waiting. Readers
-of a file wait for none.
+With a socket for all users, a user with many user IDs could block other users by not reading. Readers of a file do not wait.
 
-The file has a header, then for each seat of each GPU the beginning of its page. vgpu-top reads it too (top_read.c of the role
+The file has a header, then the beginning of the page of each seat of each GPU. vgpu-top reads it too (top/read.c of the role
 vgpu_limiter).
 """
 
@@ -25,38 +24,38 @@ from ...frozen import frozen
 from . import files as vgpu_files
 
 _MAGIC = b"OFVSEAT1"
-#: Magic; nanoseconds of CLOCK_MONOTONIC at which it was written; how many seats.
+#: Magic, time of writing (nanoseconds of CLOCK_MONOTONIC), number of seats.
 _HEADER = struct.Struct("=8sqQ")
-#: UUID of the GPU; number of the seat; whether no tenant can write another's page there; the beginning of the page.
+#: GPU UUID, seat number, whether no tenant can write another's page, beginning of the page.
 _SEAT = struct.Struct("=48sII256s")
-#: As much of a page as is shown. struct seat of turnstile.h is shorter.
+#: Public bytes of a page. struct seat of turnstile.h is shorter.
 SHOWN_BYTES = 256
-#: A file that is older was written by an agent that runs no more: it writes once a second.
+#: The agent writes once a second. An older file means that it has ended.
 STALE_SECONDS = 5.0
 _MOST_BYTES = 1 << 24
 
 
 @frozen
 class ShownSeat:
-    """A tenant's place on a GPU."""
+    """A tenant's seat on a GPU."""
 
     gpu_uuid: str
     number: int
-    #: Whether no tenant can write the page of another one there.
+    #: Whether no tenant can write another tenant's page on this GPU.
     immutable: bool
     page: bytes
 
 
 class ShownFile:
-    """The file, as the agent writes it."""
+    """Writer of the public file."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / vgpu_files.SHOWN
-        #: How long the file is that was written last.
+        #: Bytes of the last written file.
         self._size = 0
 
     def write(self, seats: Sequence[ShownSeat]) -> None:
-        """Write the seats as they are now; no file where there are none. Raises OSError."""
+        """Write the current seats, or remove the file without seats. Raises OSError."""
         if not seats:
             self._size = 0
             with contextlib.suppress(FileNotFoundError):
@@ -65,7 +64,7 @@ class ShownFile:
         rows = (_SEAT.pack(seat.gpu_uuid.encode(), seat.number, seat.immutable, seat.page) for seat in seats)
         content = _HEADER.pack(_MAGIC, time.monotonic_ns(), len(seats)) + b"".join(rows)
         if len(content) == self._size and self._path.exists():
-            # In place: tenants may have filled the tmpfs by now.
+            # Overwrite in place, because tenants may have filled the tmpfs.
             _overwrite(self._path, content)
             return
         self._size = 0
@@ -84,7 +83,7 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def shown(root: Path) -> list[ShownSeat]:
-    """Return what the agent shows; [] where none runs."""
+    """Return the public data of all seats, [] without a running agent."""
     try:
         with (root / vgpu_files.SHOWN).open("rb") as file:
             content = file.read(_MOST_BYTES)
@@ -99,13 +98,13 @@ def shown(root: Path) -> list[ShownSeat]:
 
 
 def handed_out(root: Path) -> dict[str, bool]:
-    """Return the UUIDs of the GPUs whose tenants have pages, and whether no tenant can write another's. {} without an agent."""
+    """Return by GPU UUID whether no tenant can write another's page, {} without an agent."""
     return {seat.gpu_uuid: seat.immutable for seat in shown(root)}
 
 
 @contextlib.contextmanager
 def socket_folder(path: Path) -> Iterator[str]:
-    """A way to a folder that fits into the address of a socket, however long its path is. Raises OSError."""
+    """Yield a path to a folder that is short enough for a socket address. Raises OSError."""
     descriptor = os.open(str(path), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield "/proc/self/fd/%d/" % descriptor

@@ -1,16 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Memory that tenants of a GPU share: a page for each of them, and the terms of all.
+"""Create the memory that tenants of a GPU share: a page per tenant, and the terms.
 
-A tenant alone can write its page; the others read it (`struct seat` of turnstile.h in the role vgpu_limiter). All of them read
-the terms, which the agent alone writes: which tenant has which seat, its share, policy and priority.
+Only its tenant can write a page, and the other tenants read it (`struct seat` of turnstile.h in the role vgpu_limiter). Only the
+agent writes the terms, which all tenants read: the tenant of each seat, its share, policy and priority.
 
-Each is sealed, so that it cannot be truncated. Others have a descriptor for reading. Root in a container could open that for
-writing through /proc, whatever the mode; not where the memory is immutable (Linux 6.0 and newer), which binds all who lack
-CAP_LINUX_IMMUTABLE. Descriptors that were open before stay writable.
+Seals prevent truncation. Other tenants get a read-only descriptor. Root in a container could reopen it for writing through
+/proc, whatever the mode. Immutable memory (Linux 6.0 or newer) prevents this for processes without CAP_LINUX_IMMUTABLE.
+Descriptors that are already open stay writable.
 
-The descriptors stay in the service manager's store (sd_notify(3), FDSTORE=1), so the memory outlives a restart of the agent.
+The service manager keeps the descriptors (sd_notify(3), FDSTORE=1), so the memory outlives a restart of the agent.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .agent_client import SHOWN_BYTES, ShownSeat
 from .model import POLICIES, SEATS, VgpuTenant
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: For the service manager to take what it is told.
+#: Timeout in seconds of a message to the service manager.
 _TELL_SECONDS = 5.0
-#: By what systemd names the descriptors that it keeps. The number is that of the layout.
+#: Names of the descriptors that systemd keeps. The number is the version of the memory's format.
 _SEAT = re.compile(r"seat-%d-(GPU-[0-9a-f-]{36})-(.+)\Z" % vgpu_files.REGION_VERSION, re.DOTALL)
 _TERMS = re.compile(r"terms-%d-(GPU-[0-9a-f-]{36})\Z" % vgpu_files.REGION_VERSION)
 _FIRST_DESCRIPTOR = 3
-#: Since Linux 6.3, where a host may insist on it (vm.memfd_noexec); Python has no name for it.
+#: Since Linux 6.3, hosts may require it (vm.memfd_noexec). Python has no name for it.
 _MFD_NOEXEC_SEAL = 8
 #: linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long), FS_IMMUTABLE_FL.
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
-#: struct turnstile_terms: changes; the seats, each with tenant, percent, policy, priority.
+#: struct turnstile_terms: count of changes, then tenant, percent, policy and priority of each seat.
 _CHANGES, _TERMS_HEADER, _TERMS_SEAT = struct.Struct("=Q"), 64, struct.Struct("=64sIIi4x")
 
 
 class Notifier:
-    """What the service manager is told (sd_notify(3)); nothing where there is none."""
+    """Send messages to the service manager (sd_notify(3)), if one is present."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
@@ -61,7 +61,7 @@ class Notifier:
 
 
 def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return the descriptors that the service manager has kept, with their names (sd_listen_fds_with_names(3))."""
+    """Return names and descriptors that the service manager kept (sd_listen_fds_with_names(3))."""
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return []
     names = environment.get("LISTEN_FDNAMES", "").split(":")
@@ -70,7 +70,7 @@ def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
 
 @frozen
 class Memory:
-    """A piece of memory: descriptors for its owner and for all others, and whether none of them can be opened for writing."""
+    """Sealed memory: a writable and a read-only descriptor, and whether it cannot be reopened for writing."""
 
     writable: int
     readable: int
@@ -78,11 +78,11 @@ class Memory:
 
     @classmethod
     def adopt(cls, descriptor: int, size: int) -> Memory:
-        """Raises OSError for what is not sealed or has another size."""
+        """Return the memory of a descriptor. Raises OSError if it is not sealed or its size is not `size` bytes."""
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(descriptor).st_size != size:
-            raise OSError("descriptor %d is no memory of %d bytes that is sealed" % (descriptor, size))
+            raise OSError("descriptor %d is not sealed memory of %d bytes" % (descriptor, size))
         os.set_inheritable(descriptor, False)
-        # Not blocked by a lease (fcntl(2)) that its tenant may have taken.
+        # Do not block on a lease (fcntl(2)) of its tenant.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         return cls(descriptor, os.open("/proc/self/fd/%d" % descriptor, flags), _make_immutable(descriptor))
 
@@ -93,7 +93,7 @@ class Memory:
             descriptor = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
         except OSError:
             descriptor = os.memfd_create(name, flags)
-        # Who has a descriptor for reading must not open it for writing through /proc.
+        # The holder of a read-only descriptor must not reopen it for writing through /proc.
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -105,7 +105,7 @@ class Memory:
 
 
 def _make_immutable(descriptor: int) -> bool:
-    """Return False where the kernel cannot, or this process may not."""
+    """Make memory immutable. Return False if the kernel or the privileges of this process do not allow it."""
     try:
         flags = struct.unpack("l", fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)))[0]
         if not flags & _IMMUTABLE:
@@ -117,7 +117,7 @@ def _make_immutable(descriptor: int) -> bool:
 
 @frozen
 class Part:
-    """A line of an answer, and the descriptor that belongs to it (agent.h in the role vgpu_limiter)."""
+    """A line of an answer and its descriptor (agent.h in the role vgpu_limiter)."""
 
     line: str
     descriptor: int
@@ -128,15 +128,15 @@ class SharedMemory:
 
     def __init__(self, notifier: Notifier, kept: Sequence[tuple[str, int]] = ()) -> None:
         self._notifier = notifier
-        #: By the names that the service manager has.
+        #: Memory by its name in the service manager.
         self._memory: dict[str, Memory] = {}
-        #: Who has which seat of a GPU.
+        #: Tenants by GPU UUID and seat.
         self._seated: dict[str, dict[int, VgpuTenant]] = {}
         for name, descriptor in kept:
             size = self._size(name)
             try:
                 if not size or name in self._memory:
-                    raise OSError("descriptor %d is none of this release" % descriptor)
+                    raise OSError("descriptor %d is not from this release" % descriptor)
                 self._memory[name] = Memory.adopt(descriptor, size)
             except OSError:
                 os.close(descriptor)
@@ -149,7 +149,7 @@ class SharedMemory:
         return vgpu_files.TERMS_BYTES if _TERMS.match(name) else 0
 
     def follow(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Make the memory of these tenants, and drop that of others: programs that have it mapped keep it until they end."""
+        """Create the memory of these tenants and drop other memory. Programs keep mapped memory until they end."""
         seated: dict[str, dict[int, VgpuTenant]] = {}
         for tenant in tenants:
             for seat in tenant.seats:
@@ -163,12 +163,12 @@ class SharedMemory:
             made = self._memory[name] = Memory.make("openfleet-vgpu-" + name, self._size(name))
             self._notifier.tell("FDSTORE=1", "FDNAME=" + name, descriptor=made.writable)
         self._seated = seated
-        # Last, for programs take a change for the moment to ask for what is there now.
+        # Write the terms last, because a change makes programs request the memory again.
         for uuid, seats in seated.items():
             _write_terms(self._memory[_terms_name(uuid)].writable, seats)
 
     def parts_for(self, tenant: VgpuTenant) -> list[Part]:
-        """Return what a tenant is handed: for each GPU the terms, its own page to write, and those of others to read."""
+        """Return the answer to a tenant: its writable page, the terms and the read-only peer pages of each GPU."""
         parts: list[Part] = []
         for seat in tenant.seats:
             own = self._memory[_seat_name(seat.gpu_uuid, tenant.key)]
@@ -177,7 +177,7 @@ class SharedMemory:
         return parts
 
     def shown(self) -> list[ShownSeat]:
-        """Return what every user may know of each page as it is now."""
+        """Return the current public data of each page."""
         return [
             ShownSeat(uuid, number, self._is_immutable(uuid), os.pread(page.readable, SHOWN_BYTES, 0))
             for uuid in sorted(self._seated)
@@ -208,7 +208,7 @@ def _terms_name(gpu_uuid: str) -> str:
 
 
 def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
-    """Say who has which seat. The count of changes is written last."""
+    """Write the terms of all seats, and the count of changes last."""
     free = bytes(_TERMS_SEAT.size)
     table = b"".join(_seat_terms(seats[number]) if number in seats else free for number in range(SEATS))
     if os.pread(descriptor, len(table), _TERMS_HEADER) == table:
@@ -228,7 +228,7 @@ def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
 
 
 def send(connection: socket.socket, parts: Sequence[Part], most: int) -> None:
-    """Send lines with their descriptors, `most` in a message. Raises OSError."""
+    """Send lines with their descriptors, at most `most` per message. Raises OSError."""
     for first in range(0, len(parts), most):
         some = parts[first : first + most]
         text = "".join(part.line + "\n" for part in some)

@@ -1,17 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell each tenant what NVML names for its processes beyond what they have counted (openfleet-vgpu-agent.service).
+"""Report to each tenant the memory that NVML sees beyond its own accounting (openfleet-vgpu-agent.service).
 
-Contexts and modules take memory that no call shows. NVML names processes by their numbers on the host, which a process in a
-container does not know, so a tenant's processes cannot ask for themselves there. The agent asks for all of them, once a second,
-and writes a file for each tenant that only root can write (formats/nvml_report.h of the role vgpu_limiter).
+Contexts and modules use memory that no CUDA call shows. NVML identifies processes by host PIDs, which a process in a container
+does not know, so it cannot ask NVML itself. The agent asks once a second for all processes and writes a file per tenant that
+only root can write (formats/nvml_report.h of the role vgpu_limiter).
 
-Whose a process is, the kernel says: what is mounted in it, its environment and its groups, as /proc of the host has them. What a
-process writes into its tenant's region chooses a place among those of that tenant, and nothing else.
+The tenant of a process is determined from the host's /proc: its mounts, environment and groups. Data that a process writes into
+its tenant's region only selects a slot of that tenant.
 
-NVML is asked in a process of its own: a driver that hangs or crashes takes no turnstile with it. A call that does not return is
-reported there, and holds no lock (nvml/bounded_session.py).
+A separate process calls NVML, so a hanging or crashing driver does not affect the turnstiles. It reports calls that do not
+return, and they hold no lock (nvml/bounded_session.py).
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path
 from .observe import held
 
-#: Seconds between two looks; between two questions to NVML while no tenant has a process that is counted; after NVML failed.
+#: Seconds between runs, between NVML queries while no tenant has a counted process, and after an NVML failure.
 _TICK_SECONDS, _IDLE_SECONDS, _FAILED_SECONDS = 1.0, 10.0, 30.0
-#: For a look at whose the processes are, and how long an answer holds.
+#: Seconds for finding the tenants of processes, and validity of a result in seconds.
 _WHOSE_SECONDS, _WHOSE_HOLDS_SECONDS = 5.0, 10.0
 _REGION_MAGIC, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 16, 1024, (1 << 24) + 1
-#: region.h: magic, version, size, lock, slot_limit; a GPU's uuid and whether its place is taken; state, nonce, pid, start, name,
-#: namespace, when contexts changed, used and context of each GPU.
+#: region.h: magic, version, size, lock, slot_limit. GPU: uuid, whether it is used. Slot: state, nonce, pid, start, name,
+#: namespace, time of the last context change, used and context bytes of each GPU.
 _REGION, _GPU, _SLOT = struct.Struct("=QIIII40x"), struct.Struct("=16sI28x"), struct.Struct("=IIqq24sQq16Q16Q")
 _SLOTS_AT = _REGION.size + _GPUS * _GPU.size
 _NONCE_AT, _NONCE_MASK, _USED = 4, 0xFFFFF, 1
-#: nvml_report.h: magic, sequence; written, asked, GPUs, rows, slot and nonce of others, and columns; a row.
+#: nvml_report.h: magic, sequence. Written, asked, GPUs, rows, slot and nonce of unslotted processes, columns. A row.
 _MAGIC = 0x4E55504756464F00
 _START, _WRITTEN = struct.Struct("=QQ"), struct.Struct("=q")
 _HEAD, _ROW = struct.Struct("=qIIII256s16Q"), struct.Struct("=II16Q16Q")
 _NOT_NAMED, _NO_SLOT = (1 << 64) - 1, (1 << 32) - 1
-#: struct flock, and F_OFD_SETLK of fcntl.h, which Python names from 3.9 on.
+#: struct flock, and F_OFD_SETLK of fcntl.h, named by Python since 3.9.
 _FLOCK, _SET_LOCK = struct.Struct("@hhqqi4x"), 37
 _STATUS = re.compile(r"^(Uid|Gid|Groups|NSpid):[ \t]*(.*)$", re.MULTILINE)
 
@@ -70,7 +70,7 @@ Named = Mapping[str, Mapping[int, int]]
 
 @frozen
 class Slot:
-    """A process's place in its tenant's region, as the process wrote it."""
+    """A process's slot in its tenant's region, as written by the process."""
 
     number: int
     nonce: int
@@ -81,7 +81,7 @@ class Slot:
 
 @frozen
 class Region:
-    """What a tenant's processes have counted: their slots, and the places of GPUs by UUID without `GPU-`."""
+    """The accounting of a tenant's processes: slots, and GPU indexes by UUID without `GPU-`."""
 
     slots: Tuple[Slot, ...]
     places: Mapping[str, int]
@@ -91,7 +91,7 @@ _NO_REGION = Region((), {})
 
 
 def read_region(path: Path) -> Region:
-    """Return what is in a region; nothing for what is none. Any user may have written it."""
+    """Return a region's content, empty if invalid. Any user may have written it."""
     try:
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -115,7 +115,7 @@ def read_region(path: Path) -> Region:
 
 
 def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
-    """Return the slot of a process that lives. A dead one's is emptied when another process of the tenant needs it."""
+    """Return the slot of a living process, else None. The tenant's processes clear slots of dead processes."""
     state, nonce, pid, _start, _name, namespace, _changed, *figures = _SLOT.unpack_from(data, number * _SLOT.size)
     if state != _USED or not held(descriptor, _LOCK_SLOTS + number):
         return None
@@ -123,13 +123,13 @@ def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
 
 
 def _column(gpu_uuid: str) -> str:
-    """Return the UUID as a region has it, in hexadecimal digits. Raises ValueError for what is none."""
+    """Return the UUID in hexadecimal digits, as in a region. Raises ValueError if it is not a UUID."""
     return uuid.UUID(gpu_uuid.partition("-")[2]).hex
 
 
 @frozen
 class Process:
-    """A process by the kernel's word: the tenant's key (None: of none), and its number in its own PID namespace."""
+    """A process as the kernel reports it: tenant key (None without a tenant), and PID in its PID namespace."""
 
     key: str | None
     pid_inside: int
@@ -137,19 +137,19 @@ class Process:
 
 
 class Processes:
-    """Whose the processes are that NVML names."""
+    """Find the tenants of processes reported by NVML."""
 
     def __init__(self, root: Path, proc: str = "/proc") -> None:
         self._host, self._proc = VgpuHost(root=str(root), proc=proc), proc
-        #: By pid: when it was started, until when the answer holds, and the answer.
+        #: By PID: start time, expiry of the result, result.
         self._known: Dict[int, Tuple[str, float, Process]] = {}
 
     def tenants(self) -> list[VgpuTenant]:
-        """Return the tenants whose memory the library counts. Raises FleetError."""
+        """Return the tenants accounted by the library. Raises FleetError."""
         return [tenant for tenant in self._host.tenants() if tenant.provider != MPS]
 
     def of(self, pids: Sequence[int], tenants: Sequence[VgpuTenant]) -> Dict[int, Process]:
-        """Return the processes of tenants among these. A process may execute another program, so no answer holds for long."""
+        """Return the processes that belong to tenants, by PID. Results expire, because a process may exec another program."""
         now = time.monotonic()
         known, self._known = self._known, {}
         with one_look(now + _WHOSE_SECONDS):
@@ -164,12 +164,12 @@ class Processes:
         return {pid: entry[2] for pid, entry in self._known.items() if entry[2].key is not None}
 
     def _look(self, pid: int, tenants: Sequence[VgpuTenant]) -> Process:
-        said = dict(_STATUS.findall(read("%s/%d/status" % (self._proc, pid))))
+        status = dict(_STATUS.findall(read("%s/%d/status" % (self._proc, pid))))
         names = self._host.names_of(pid) or set()
-        owner = next((one for one in tenants if names.intersection(one.names) and _may_be(one, said)), None)
+        owner = next((one for one in tenants if names.intersection(one.names) and _may_be(one, status)), None)
         task = live_task(self._proc, pid) or pid
         namespace = re.search(r"\d+", link("%s/%d/ns/pid" % (self._proc, task)) or "")
-        inside = said.get("NSpid", str(pid)).split()
+        inside = status.get("NSpid", str(pid)).split()
         return Process(
             None if owner is None else owner.key,
             int(inside[-1]) if inside else pid,
@@ -177,26 +177,26 @@ class Processes:
         )
 
 
-def _may_be(tenant: VgpuTenant, said: Mapping[str, str]) -> bool:
-    """Return whether a process with these user and group ids may write the tenant's region, as its processes must."""
-    if tenant.group is None or said.get("Uid", "").split()[1:2] == ["0"]:
+def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
+    """Return whether the user and group IDs allow the process to write the tenant's region, as its processes must."""
+    if tenant.group is None or status.get("Uid", "").split()[1:2] == ["0"]:
         return True
     try:
         group = str(grp.getgrnam(tenant.group).gr_gid)
     except KeyError:
         return False
-    return group in (*said.get("Gid", "").split()[1:2], *said.get("Groups", "").split())
+    return group in (*status.get("Gid", "").split()[1:2], *status.get("Groups", "").split())
 
 
 class OthersSlot:
-    """A slot in a tenant's region for its processes that have none. It lives by a lock, as those of processes do."""
+    """A slot for the tenant's processes without a slot. A lock keeps it alive, as for slots of processes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._descriptor, self._inode = path, -1, 0
         self.number, self.nonce = _NO_SLOT, 0
 
     def take(self) -> None:
-        """Have one, where there is one to be had."""
+        """Take a free slot, if any."""
         with contextlib.suppress(OSError):
             if self._descriptor >= 0 and self._path.stat().st_ino == self._inode:
                 return
@@ -204,12 +204,12 @@ class OthersSlot:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._descriptor = os.open(str(self._path), flags)
             self._inode = os.fstat(self._descriptor).st_ino
-            # From the end, for processes take the first that is free.
+            # Search from the end, because processes take the first free slot.
             if not any(self._lock(number) for number in reversed(range(_SLOTS))):
                 self.leave()
 
     def _lock(self, number: int) -> bool:
-        """Lock the slot if it is free; its new nonce tells its holder from those before."""
+        """Lock the slot if it is free. A new nonce distinguishes this owner from earlier ones."""
         at = _SLOTS_AT + number * _SLOT.size
         if self._state(at)[0] == _USED:
             return False
@@ -231,7 +231,7 @@ class OthersSlot:
         return state, nonce
 
     def leave(self) -> None:
-        """Leave the slot to the tenant's processes, which empty it."""
+        """Release the slot. The tenant's processes clear it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self.number = -1, _NO_SLOT
@@ -239,7 +239,7 @@ class OthersSlot:
 
 @frozen
 class Found:
-    """What NVML named, in bytes by pid for each column, and which of these processes are a tenant's."""
+    """Bytes reported by NVML for each column and PID, and the processes of one tenant."""
 
     columns: Sequence[str]
     named: Named
@@ -250,25 +250,25 @@ class Found:
 
 
 class Report:
-    """The file of one tenant."""
+    """The report file of one tenant."""
 
     def __init__(self, root: Path, key: str) -> None:
         self._path = root / vgpu_files.nvml_report_path(key)
         self._others = OthersSlot(root / region_path(key))
         self._sequence = 0
-        #: What is written behind the time of writing: nothing until NVML was asked.
+        #: Content after the time of writing, empty before the first NVML query.
         self._content = b""
-        #: What was named last: by slot, nonce and column; and of processes without a slot by pid and column.
+        #: Last reported bytes by slot, nonce and column, and for processes without a slot by PID and column.
         self._beyond: Dict[Tuple[int, int, str], int] = {}
         self._unslotted: Dict[Tuple[int, str], int] = {}
 
     @property
     def names_others(self) -> bool:
-        """Whether NVML named processes of the tenant that have no slot."""
+        """Return whether NVML reported processes of the tenant without a slot."""
         return bool(self._unslotted)
 
     def tell(self, asked_ns: int, before: Region, after: Region, found: Found) -> None:
-        """Take what NVML said of the tenant's processes, between two looks at its region."""
+        """Update the content from an NVML query made between the two region reads."""
         slots = _slots_of(found.processes, after)
         counted = {(slot.number, slot.nonce): slot.used for slot in before.slots}
         rows, beyond = [], {}
@@ -279,7 +279,7 @@ class Report:
                 memory, place = found.bytes_of(pid, column), after.places.get(column)
                 if memory is None or place is None:
                     continue
-                # What came or went meanwhile leaves the least: rather a second too little than memory counted twice.
+                # Allocations may change during the query. Use the smaller excess, so that no memory counts twice.
                 now[index] = max(0, memory - max(earlier[place], slot.used[place]))
                 beyond[slot.number, slot.nonce, column] = now[index]
                 steady[index] = min(now[index], self._beyond.get((slot.number, slot.nonce, column), 0))
@@ -292,7 +292,7 @@ class Report:
         self._content = _HEAD.pack(asked_ns, *counts, uuids, *others) + b"".join(rows)
 
     def _others_of(self, pids: Sequence[int], found: Found) -> list[int]:
-        """Return by column what processes without a slot have, if it was named twice: one that starts takes a slot soon."""
+        """Return bytes by column of processes without a slot, if reported twice. Starting processes take a slot soon."""
         others, now = [0] * _GPUS, {}
         for index, column in enumerate(found.columns):
             for pid in pids:
@@ -308,7 +308,7 @@ class Report:
         return others
 
     def write(self) -> None:
-        """Write it, also where NVML was not asked again: so processes know that the agent runs. Raises OSError."""
+        """Write the file, also without a new query, so that processes know that the agent runs. Raises OSError."""
         if not self._content:
             return
         content = _WRITTEN.pack(time.monotonic_ns()) + self._content
@@ -320,7 +320,7 @@ class Report:
         descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence + 1), 0)
-            # Where there is no room for it, it stays one that is being written.
+            # Without free space, the odd sequence marks the file as incomplete.
             if os.pwrite(descriptor, content, _START.size) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             self._sequence += 2
@@ -329,30 +329,30 @@ class Report:
             os.close(descriptor)
 
     def close(self) -> None:
-        """The tenant is gone."""
+        """Release the slot of a removed tenant."""
         self._others.leave()
 
 
 def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slot]:
-    """Return the slots of processes, by pid. A slot says whose it is, and can be believed among one tenant's processes only."""
+    """Return slots by PID. The PID in a slot is trusted only among one tenant's processes."""
     by_number = {(slot.pid_namespace, slot.pid): slot for slot in region.slots}
-    found = {pid: by_number.get((each.pid_namespace, each.pid_inside)) for pid, each in processes.items()}
-    return {pid: slot for pid, slot in found.items() if slot is not None}
+    slots = {pid: by_number.get((each.pid_namespace, each.pid_inside)) for pid, each in processes.items()}
+    return {pid: slot for pid, slot in slots.items() if slot is not None}
 
 
 class Reporter:
-    """Asks NVML for all tenants of the host below `root`, and writes their reports."""
+    """Query NVML for all tenants of the host below `root`, and write their reports."""
 
     def __init__(self, root: Path, state_directory: str, log: Log = print) -> None:
         self._root, self._state_directory, self._log = root, state_directory, LimitedLog(log)
         self._processes = Processes(root)
         self._reports: Dict[str, Report] = {}
-        self._said = ""
-        #: In seconds of time.monotonic(): not before it is NVML asked where no tenant's process is counted; not at all.
+        self._logged = ""
+        #: Next NVML query without counted processes, and after a failure, in seconds of time.monotonic().
         self._idle_until = self._failed_until = 0.0
 
     def serve(self, parent: int) -> int:
-        """Look once a second, until the agent that started this process has ended."""
+        """Report once a second until the agent that started this process ends."""
         while os.getppid() == parent:
             began = time.monotonic()
             self.look()
@@ -360,7 +360,7 @@ class Reporter:
         return 0
 
     def look(self) -> None:
-        """Ask NVML, and write what it says. Where it does not answer nothing is written, and processes ask it themselves."""
+        """Query NVML and write the reports. Without an answer, nothing is written, and processes ask NVML themselves."""
         if time.monotonic() < self._failed_until:
             return
         try:
@@ -372,16 +372,19 @@ class Reporter:
             if named is not None:
                 self._tell(tenants, asked_ns, before, named)
             for report in self._reports.values():
-                # A tenant that is being written, or taken away, has no folder for a moment.
+                # While a tenant is being written or removed, its folder may be missing.
                 with contextlib.suppress(FileNotFoundError):
                     report.write()
-            self._said = ""
+            self._logged = ""
         except (OSError, FleetError, ValueError) as error:
             if isinstance(error, NvmlError):
                 self._failed_until = time.monotonic() + _FAILED_SECONDS
-            text = "processes ask NVML themselves, those in containers do not know what their contexts take: %s" % error
-            if text != self._said:
-                self._said = text
+            text = (
+                "processes ask NVML themselves, and those in containers do not know the cost of their contexts: %s"
+                % error
+            )
+            if text != self._logged:
+                self._logged = text
                 self._log.write("NVML", text)
 
     def _follow(self, tenants: Sequence[VgpuTenant]) -> None:
@@ -395,7 +398,7 @@ class Reporter:
         return {key: read_region(self._root / region_path(key)) for key in self._reports}
 
     def _is_due(self, regions: Mapping[str, Region]) -> bool:
-        """Return whether to ask now. Each question opens the GPUs, so where no process is counted there are few."""
+        """Return whether to query now. Each query opens the GPUs, so it runs rarely without counted processes."""
         used = any(region.slots for region in regions.values()) or any(
             one.names_others for one in self._reports.values()
         )
@@ -405,7 +408,7 @@ class Reporter:
         return True
 
     def _named(self, tenants: Sequence[VgpuTenant]) -> Named | None:
-        """Return what NVML names on the tenants' GPUs; None while a run changes the host. Raises NvmlError, ValueError."""
+        """Return the processes on the tenants' GPUs, None while a run changes the host. Raises NvmlError, ValueError."""
         with looking(self._state_directory) as busy:
             if busy is not None:
                 return None
@@ -417,7 +420,7 @@ class Reporter:
                     except UnansweredCallError:
                         raise
                     except NvmlError:
-                        # A GPU that is lost has no column.
+                        # A lost GPU has no column.
                         continue
             return named
 
@@ -432,6 +435,6 @@ class Reporter:
 
 
 def start(root: Path, state_directory: str, log: Log = print) -> int:
-    """Start a process that reports until this one ends, and return its pid."""
+    """Start a process that reports until this process ends, and return its PID."""
     parent = os.getpid()
     return child_process.start(lambda: Reporter(root, state_directory, log).serve(parent), [1, 2])

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry out the tenants' part of a plan, around the change of the GPUs; and take it back.
+"""Apply the tenants' part of a plan around the change of the GPUs, and roll it back.
 
-Each file is replaced whole, and who reads one finds the old quota or the new one. A change that is cut off between two
-tenants is completed by the next plan.
+Files are replaced atomically, so readers see the old or the new quota. The next plan completes a change that was interrupted
+between two tenants.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
-    """After a change that was cut off and whose GPUs are as before it: so are the tenants."""
-    there = {seen.tenant.name for seen in tenants.observe()}
-    for name in there.intersection(data["comes"]):
+    """Restore the tenants of an interrupted change whose GPUs were restored."""
+    current = {seen.tenant.name for seen in tenants.observe()}
+    for name in current.intersection(data["comes"]):
         tenants.forget(name)
-    for each in data["before"]:
-        tenants.write(from_data(each))
+    for spec in data["before"]:
+        tenants.write(from_data(spec))
 
 
 class VgpuChange:
-    """One change of a host's tenants. `look` observes the host with its holders."""
+    """A change of a host's tenants. `look` observes the host with its holders."""
 
     key = KEY
 
@@ -44,7 +44,7 @@ class VgpuChange:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what the journal has of this change: the tenants that it changes, as they were, and the names that come."""
+        """Return the journal's data: the specs of changed tenants before the change, and the names of new tenants."""
         return {
             "before": [to_data(step.seen.tenant) for step in self._plan.changes],
             "comes": [step.name for step in self._plan.adds],
@@ -55,12 +55,13 @@ class VgpuChange:
         return (*self._plan.removes, *self._plan.changes)
 
     def stop(self, done: list[str]) -> None:
-        """A last look for processes that no quota would hold any more: they raise BusyError, or are ended.
+        """Check again for processes that would escape their quota. End them, or raise BusyError.
 
-        Processes that have got a name that ends raise it too, and are not ended: the next plan keeps the name.
+        Processes that started under a removed name also raise BusyError. They are not ended, because the next plan keeps
+        the name.
         """
         if any(step.unheld for step in self._unholding):
-            make_way(self._in_the_way, self._clear)
+            make_way(self._blocking, self._clear)
         ended = {name: change for change in self._plan.changes for name in change.ended_names}
         disturbs = [
             Disturbance(
@@ -69,10 +70,12 @@ class VgpuChange:
             for used in (self._host.names_in_use(tuple(ended)) if ended else ())
         ]
         if disturbs:
-            raise BusyError(disturbs, "processes have started under a name that would end", "Run again: it then stays.")
+            raise BusyError(
+                disturbs, "processes started under a name that would end", "Run again. The plan then keeps the name."
+            )
 
     def start(self, _host: Host, done: list[str]) -> None:
-        """Give tenants their new quotas, in the plan's order, then bring those that come."""
+        """Apply changed quotas in the plan's order, then add new tenants."""
         for change in self._plan.changes:
             self._changed.append(change.seen.tenant)
             self._host.write(change.tenant)
@@ -83,7 +86,7 @@ class VgpuChange:
             done.append("vgpu %s: %s" % (add.name, add))
 
     def forget(self) -> None:
-        """Take away the tenants that go, once the new layout stands: files that go do not come back the same.
+        """Remove tenants after the rest of the layout is applied, because removed files cannot be restored as they were.
 
         Running processes have the region open, and containers have it mounted.
         """
@@ -91,23 +94,23 @@ class VgpuChange:
             self._host.forget(step.name)
 
     def clear_away(self) -> None:
-        """Do nothing: tenants that came are in the way of no GPU."""
+        """Do nothing, because new tenants block no GPU."""
 
     def bring_back(self, _host: Host) -> None:
-        """Restore the tenants of before, as many as can be had. Raises all errors as one."""
+        """Restore as many earlier tenants as possible. Raises all errors as one."""
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
-            # The other way round, so that again what one gives up comes before what another one gets.
+            # Reverse order, so that tenants shrink before others grow.
             *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
         )
 
-    def _in_the_way(self) -> list[Disturbance]:
+    def _blocking(self) -> list[Disturbance]:
         host = self._look()
 
         def processes(name: str, uuid: str) -> Sequence[Any]:
             return self._host.processes(host, name, uuid)
 
-        return [found for step in self._unholding for found in unheld(step, processes, self._plan.indices)]
+        return [disturbance for step in self._unholding for disturbance in unheld(step, processes, self._plan.indices)]
 
 
 def _processes(change: ChangeTenant, used: VgpuName) -> tuple[Holder, ...]:

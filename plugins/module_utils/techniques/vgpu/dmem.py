@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernel's own bound of device memory: the dmem controller of cgroup v2.
+"""Limit device memory with the kernel: the dmem controller of cgroup v2.
 
-Its files are described in https://docs.kernel.org/admin-guide/cgroup-v2.html (DMEM). A region is a part of a device's memory;
-its name has the device's PCI address in it (drm/0000:03:00.0/vram0). systemd knows nothing of dmem, so that limits are
-written into the cgroup of the tenant's slice, and again after each boot. Written by the documentation: no driver that
-registers a GPU's memory there was at hand.
+https://docs.kernel.org/admin-guide/cgroup-v2.html (DMEM) describes its files. A region is a part of a device's memory. Its name
+contains the device's PCI address (drm/0000:03:00.0/vram0). systemd does not support dmem, so limits are written into the
+cgroup of the tenant's slice, and again after each boot. Written from the documentation and not tested with a driver that
+registers GPU memory.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from .files import slice_of
 from .model import VgpuTenant
 
 _CGROUPS = "sys/fs/cgroup"
-#: The slices above the tenants' (systemd.slice(5)).
+#: Parents of the tenants' slices (systemd.slice(5)).
 _ABOVE = ("", "openfleet.slice", "openfleet.slice/openfleet-vgpu.slice")
 
 
 def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """By UUID the region that is a GPU's memory; without GPUs of which the kernel knows none, or several."""
+    """Return the memory region by GPU UUID. Omits GPUs with no region or with several."""
     try:
         names = [line.rpartition(" ")[0] for line in (root / _CGROUPS / "dmem.capacity").read_text().splitlines()]
     except OSError:
         return {}
-    found = {}
+    by_uuid = {}
     for gpu in gpus:
         own = [name for name in names if gpu.pci_address and gpu.pci_address.lower() in name.lower().split("/")]
         memory = [name for name in own if name.rpartition("/")[2].startswith("vram")] or own
         if len(memory) == 1:
-            found[gpu.uuid] = memory[0]
-    return found
+            by_uuid[gpu.uuid] = memory[0]
+    return by_uuid
 
 
 def limits(root: Path, key: str) -> dict[str, str]:
-    """By region what the cgroup of a tenant's slice says; empty where there is none."""
+    """Return the current limits of a tenant's slice by region, empty without a cgroup."""
     try:
         lines = (_cgroup(root, key) / "dmem.max").read_text().splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def limits(root: Path, key: str) -> dict[str, str]:
 
 
 def wanted(tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> dict[str, str]:
-    """By region the limit that the tenant has, in the words of dmem.max."""
+    """Return the desired limit of the tenant by region, in the format of dmem.max."""
     return {of_gpus[uuid]: str(tenant.memory_bytes) for uuid in tenant.gpus if uuid in of_gpus}
 
 
@@ -64,21 +64,21 @@ def bound(root: Path, run: Run, tenant: VgpuTenant, of_gpus: Mapping[str, str]) 
             (root / _CGROUPS / above / "cgroup.subtree_control").write_text("+dmem")
         _write(root, tenant.key, wanted(tenant, of_gpus))
     except (OSError, systemd.NoAnswerError) as error:
-        problem = "the kernel cannot be told the bound of its memory: %s" % error
+        problem = "cannot set the memory limit in the kernel: %s" % error
         raise ApplyError('the tenant "%s"' % tenant.name, problem, "Use provider: preload.") from error
 
 
 def unbound(root: Path, run: Run, key: str) -> None:
-    """Take the limits away; and the slice, where nothing runs in it."""
+    """Remove the limits, and stop the slice if it is empty."""
     with contextlib.suppress(OSError, systemd.NoAnswerError):
         _write(root, key, {region: "max" for region, limit in limits(root, key).items() if limit != "max"})
         if "populated 0" in (_cgroup(root, key) / "cgroup.events").read_text():
             systemd.tell(run, ["systemctl", "stop", "--", slice_of(key)])
 
 
-def _write(root: Path, key: str, said: Mapping[str, str]) -> None:
-    # One region at a time: the file takes one line a write.
-    for region, limit in said.items():
+def _write(root: Path, key: str, new_limits: Mapping[str, str]) -> None:
+    # dmem.max accepts one line per write.
+    for region, limit in new_limits.items():
         (_cgroup(root, key) / "dmem.max").write_text("%s %s" % (region, limit))
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say in the words of a layout which tenants GPUs have. Pure."""
+"""Convert the tenants of GPUs into the keys of a layout. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ...model import Gpu
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
-# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-9
 
 
 def export_together(
     gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
 ) -> dict[str, Vgpu | None]:
-    """Return the part of the entry of each GPU with tenants, by UUID; None where no layout can say it.
+    """Return the entry's part for each GPU with tenants, by UUID, None if a layout cannot express it.
 
-    GPUs that a tenant spans share an entry. With `pin` tenants of one GPU are pinned to it.
+    GPUs that a tenant spans share an entry. With `pin`, tenants of one GPU are pinned to it.
     """
     tenants = [one.tenant for one in seen.get(KEY, ())]
-    found: dict[str, Vgpu | None] = {}
+    parts: dict[str, Vgpu | None] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     for group in _groups(tenants):
         uuids = {uuid for tenant in group for uuid in tenant.gpus}
@@ -34,12 +34,12 @@ def export_together(
         problem = _problem(group, [by_uuid.get(uuid) for uuid in sorted(uuids)])
         if problem:
             left_out.append("the tenants %s are left out: %s" % (names, problem))
-        found.update(dict.fromkeys(uuids, None if problem else _vgpu(group, by_uuid, pin)))
-    return found
+        parts.update(dict.fromkeys(uuids, None if problem else _vgpu(group, by_uuid, pin)))
+    return parts
 
 
 def _groups(tenants: Sequence[VgpuTenant]) -> list[list[VgpuTenant]]:
-    """Tenants that share a GPU, also by way of others."""
+    """Return groups of tenants that share a GPU, directly or through other tenants."""
     groups: list[list[VgpuTenant]] = []
     for tenant in sorted(tenants, key=lambda each: each.name):
         near = [group for group in groups if any(set(tenant.gpus).intersection(other.gpus) for other in group)]
@@ -50,25 +50,25 @@ def _groups(tenants: Sequence[VgpuTenant]) -> list[list[VgpuTenant]]:
 
 def _problem(group: Sequence[VgpuTenant], gpus: Sequence[Gpu | None]) -> str:
     if any(gpu is None for gpu in gpus):
-        return "a GPU of theirs is gone"
+        return "one of their GPUs is missing"
     modes = [gpu.label for gpu in gpus if gpu is not None and (gpu.mig.enabled or gpu.compute_mode != "default")]
     if modes:
         return "%s is not in compute mode default" % " and ".join(modes)
     sizeless = [gpu.label for gpu in gpus if gpu is not None and gpu.memory_total_bytes is None]
     if sizeless:
-        return "the driver reports no memory size of %s" % " and ".join(sizeless)
+        return "the driver reports no memory size for %s" % " and ".join(sizeless)
     if len({(tenant.policy, tenant.provider == MPS) for tenant in group}) > 1:
-        return "they share GPUs, and have not one policy and one provider"
+        return "they share GPUs, but differ in policy or provider"
     return ""
 
 
 def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu], Selector] | None) -> Vgpu:
     memory = sm = 1.0
     for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
-        there = [tenant for tenant in group if uuid in tenant.gpus]
-        # Without a size they have a problem, and no part.
-        memory = max(memory, sum(tenant.memory_bytes for tenant in there) / (gpus[uuid].memory_total_bytes or 1))
-        sm = max(sm, sum(tenant.sm_percent for tenant in there) / 100)
+        on_gpu = [tenant for tenant in group if uuid in tenant.gpus]
+        # Groups without a memory size are left out, so the divisor does not matter.
+        memory = max(memory, sum(tenant.memory_bytes for tenant in on_gpu) / (gpus[uuid].memory_total_bytes or 1))
+        sm = max(sm, sum(tenant.sm_percent for tenant in on_gpu) / 100)
     return Vgpu(
         tuple(_tenant(tenant, gpus, pin) for tenant in group),
         group[0].policy,
@@ -79,7 +79,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
 
 
 def _provider(group: Sequence[VgpuTenant]) -> str:
-    """One under which the tenants stay as they are: `auto` would take a stronger one than preload where the host has it."""
+    """Return the provider that keeps the tenants unchanged. `auto` may select a stronger one than preload."""
     providers = {tenant.provider for tenant in group}
     return providers.pop() if providers in ({MPS}, {PRELOAD}) else AUTO
 
@@ -99,6 +99,6 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
         tenant.oversubscribe_managed,
-        # Of several names the first is the layout's; the others stay only until their processes end.
+        # The first alias is the layout's `was`. Other aliases end with their processes.
         tenant.aliases[0] if tenant.aliases else None,
     )

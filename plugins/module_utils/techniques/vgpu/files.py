@@ -1,10 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants: what is in them, by their paths below the root of the host. Pure.
+"""Contents and paths of the tenants' files below the root of the host. Pure.
 
-The library and its tools read quota and the files below /run (their formats: roles/vgpu_limiter/files/src); the role
-vgpu_limiter installs them.
+The library and its tools read the quota and the files below /run. roles/vgpu_limiter/files/src defines the formats.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from ...mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_direct
 from ...sizes import BYTES_PER_UNIT
 from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder, region_path, spec_path, to_data
 
-#: Below the root of the host: the library, and what changes beside regions.
+#: Paths below the root of the host: the library, turnstiles, and the agent's files.
 PROGRAMS = "usr/lib/openfleet-gpu/vgpu"
 GPUS, AGENT = STATE + "/gpus", STATE + "/agent"
-#: Of the agent (`agent`): its socket in a folder of each tenant below AGENT, and what every user may read.
+#: The agent's socket in each tenant's folder below AGENT, and its public file.
 AGENT_SOCKET, SHOWN = "turnstiles.1", STATE + "/seats.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
-#: One line, the library's path: what containers get as their /etc/ld.so.preload.
+#: One line with the library's path, mounted in containers as /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
-#: A libcuda.so.1 that needs the library and then the driver's file (front.c in the role vgpu_limiter), and one line: its
-#: folder. Containers get that line under a name that ldconfig reads before nvidia-container-toolkit's 00-nvcr-*.conf, so that
-#: the front is found first, and after the 00-compat-*.conf and 00-cuda-compat.conf of a newer driver's libraries in the image.
+#: The front is a libcuda.so.1 that depends on the library and then on the driver's file (front.c in the role vgpu_limiter).
+#: FRONT_CONF contains its folder. In containers, ldconfig reads FRONT_CONF_INSIDE before nvidia-container-toolkit's
+#: 00-nvcr-*.conf, and after 00-compat-*.conf and 00-cuda-compat.conf for a newer driver's libraries in the image.
 FRONT, FRONT_CONF = PROGRAMS + "/front/libcuda.so.1", PROGRAMS + "/front.conf"
 FRONT_CONF_INSIDE = "etc/ld.so.conf.d/00-driver-openfleet-vgpu.conf"
-#: Where hosts have the driver's libcuda.so.1, and where the front looks for it in containers.
+#: Paths of the driver's libcuda.so.1 on hosts, and its path for the front in containers.
 DRIVERS = tuple(
     "usr/%s/libcuda.so.1" % folder for folder in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib")
 )
 DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
-#: Size in bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
+#: Bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
-#: Of what the agent hands out: a tenant's page for a GPU, and the terms of all its tenants (turnstile.h).
+#: Bytes of the agent's memory: a tenant's page for a GPU, and the terms of the GPU's tenants (turnstile.h).
 SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
-#: The tmpfs on STATE has this size, in MiB, or a multiple of it where the files alone could fill half of it.
+#: Size in MiB of the tmpfs on STATE. A multiple is used if the files could fill half of it.
 _MOUNT_MIB = 64
 
-#: The device of a tenant in containers is openfleet.io/vgpu=NAME.
+#: Kind of the tenants' CDI devices, openfleet.io/vgpu=NAME.
 CDI_KIND = "openfleet.io/vgpu"
-#: Of quota.
+#: Version of the quota file.
 QUOTA_VERSION = 1
 
 
@@ -69,17 +68,17 @@ def cdi_path(name: str) -> str:
 
 
 def alias_path(name: str) -> str:
-    """The file that says of which tenant this is another name."""
+    """Return the file that names the tenant of this alias."""
     return folder(name) + "/alias_of"
 
 
 def agent_folder(key: str) -> str:
-    """The folder of the socket by which the agent hands the tenant its turnstiles. Containers have it mounted."""
+    """Return the folder of the tenant's agent socket, which containers mount."""
     return "%s/%s" % (AGENT, key)
 
 
 def nvml_report_path(key: str) -> str:
-    """The file in which the agent tells the tenant's processes what NVML says of them (nvml_report.h)."""
+    """Return the file with the agent's NVML report for the tenant (nvml_report.h)."""
     return "%s/nvml.%d" % (agent_folder(key), REGION_VERSION)
 
 
@@ -88,26 +87,26 @@ def turnstile_path(gpu_uuid: str) -> str:
 
 
 def name_problem(name: str) -> Problem | None:
-    """Why a tenant cannot have this name, which gpu_layout allows."""
+    """Return why a tenant cannot have this name although gpu_layout allows it."""
     if not name[-1:].isalnum():
         # https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md (names of devices)
-        problem = "no CDI device can have a name that ends in %s" % name[-1:]
-        return Problem('the tenant "%s"' % name, problem, "Let it end in a letter or digit.")
+        problem = "the name of a CDI device cannot end in %s" % name[-1:]
+        return Problem('the tenant "%s"' % name, problem, "End the name in a letter or digit.")
     return None
 
 
 def slice_of(key: str) -> str:
-    """The systemd slice whose cgroup bounds the tenant's memory where the provider is dmem.
+    """Return the systemd slice whose cgroup limits the tenant's memory under dmem.
 
-    A dash would nest slices (systemd.slice(5)), and the limit of one tenant would bind another.
+    A dash would nest slices (systemd.slice(5)), so one tenant's limit would apply to another.
     """
     return "openfleet-vgpu-%s.slice" % key.replace("-", "\\x2d")
 
 
 def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
-    """The tenant's own files, in the order in which they are written. `quota` is the one that running processes heed.
+    """Return the tenant's files in writing order. Running processes follow changes of `quota`.
 
-    `driver` is the path of the driver's libcuda.so.1 for containers that get the front; None: they get none.
+    `driver`: path of the driver's libcuda.so.1 for containers with the front, None for containers without it.
     """
     own = {spec_path(tenant.key): _json(to_data(tenant))}
     for name in tenant.names:
@@ -116,7 +115,7 @@ def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
 
 
 def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, str]:
-    """Return what makes programs processes of the tenant under one of its names."""
+    """Return the files that start programs as the tenant under one of its names."""
     own = {
         quota_path(name): _quota(tenant, name),
         folder(name) + "/env": _environment(tenant, name),
@@ -132,9 +131,9 @@ def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[st
 
 @frozen
 class SharedFile:
-    """A file that processes share memory in: its path, who may write it (None: every user), its size in bytes at most.
+    """A shared memory file: path, group that may write it (None for every user), maximum bytes.
 
-    It is created empty; the library gives it size and content.
+    It is created empty. The library sets its size and content.
     """
 
     path: str
@@ -148,7 +147,7 @@ class SharedFile:
 
 
 def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
-    """Return the tenant's region, and the turnstiles of its GPUs, which all tenants of a GPU write."""
+    """Return the tenant's region and the turnstiles of its GPUs, which all tenants of a GPU write."""
     region = SharedFile(region_path(tenant.key), tenant.group, REGION_BYTES)
     return [region, *(SharedFile(turnstile_path(uuid), None, TURNSTILE_BYTES) for uuid in tenant.gpus)]
 
@@ -164,9 +163,7 @@ def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
         regions.append("d /%s 0755 root root -" % agent_folder(tenant.key))
         turnstiles.update(_tmpfiles_line(other) for other in others)
     lines += [*regions, *sorted(turnstiles)]
-    return "# Written by openfleet.gpu for the tenants that gpu_layout names.\n" + "".join(
-        line + "\n" for line in lines
-    )
+    return "# Written by openfleet.gpu for the tenants in gpu_layout.\n" + "".join(line + "\n" for line in lines)
 
 
 def _tmpfiles_line(file: SharedFile) -> str:
@@ -174,7 +171,7 @@ def _tmpfiles_line(file: SharedFile) -> str:
 
 
 def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
-    """Return the tmpfs on STATE. Its size is _MOUNT_MIB, or the least multiple of it that is twice what the files take."""
+    """Return the tmpfs on STATE: the smallest multiple of _MOUNT_MIB with twice the size of the files."""
     sizes = {file.path: file.most_bytes for tenant in tenants for file in shared_files(tenant)}
     chunks = -(-2 * sum(sizes.values()) // (_MOUNT_MIB * BYTES_PER_UNIT["MiB"]))
     return LimitedFolder(
@@ -183,23 +180,24 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
         most_files=65536,
         mode=0o755,
         description="Shared memory of vGPU tenants",
-        comment="the tenants that gpu_layout names",
+        comment="the tenants in gpu_layout",
     )
 
 
 def _quota(tenant: VgpuTenant, name: str) -> str:
-    """0 bytes are no limit by the library, 100 percent no throttle: where MPS has the say.
+    """Return the quota file. Under MPS, 0 bytes and 100 percent turn the library's limits off.
 
-    Under dmem both hold: a process outside the tenant's slice, as in a container, is bounded by nothing else.
+    Under dmem the library also limits memory, because a process outside the tenant's slice, as in a container, has no other
+    limit.
     """
     memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
     return "".join(
         [
-            "# Of the tenant %s; written by openfleet.gpu, changed by gpu_layout.\n" % name,
+            "# Quota of the tenant %s. Written by openfleet.gpu, change gpu_layout instead.\n" % name,
             "version %d\n" % QUOTA_VERSION,
             "tenant %s\n" % name,
-            # Programs with an older library run only under the key, and see nothing new.
+            # Older libraries run only under the key and never read this line.
             *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
@@ -213,10 +211,10 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
 
 
 def _variables(tenant: VgpuTenant, name: str) -> dict[str, str]:
-    """What a process of the tenant has in its environment, in a container too.
+    """Return the environment of the tenant's processes, also in containers.
 
-    A client of MPS asks for its caps itself: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It counts the devices
-    that it sees, which is one.
+    An MPS client requests its own limits: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It sees one device, with
+    index 0.
     """
     variables = {"OPENFLEET_VGPU": name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
     if tenant.provider == MPS:
@@ -230,17 +228,16 @@ def _environment(tenant: VgpuTenant, name: str) -> str:
     variables = _variables(tenant, name)
     if tenant.provider != MPS:
         variables["LD_PRELOAD"] = "/" + LIBRARY
-    comment = "# For processes of the tenant %s, as EnvironmentFile= or --env-file; written by openfleet.gpu.\n"
+    comment = "# Environment of the tenant %s, for EnvironmentFile= or --env-file. Written by openfleet.gpu.\n"
     return comment % name + "".join("%s=%s\n" % item for item in variables.items())
 
 
 def _drop_in(tenant: VgpuTenant, name: str) -> str:
     lines = [
-        "# Makes a service a process of the tenant %s, as a link in its NAME.service.d; written by openfleet.gpu."
-        % name,
+        "# Runs a service as the tenant %s, if linked in its NAME.service.d. Written by openfleet.gpu." % name,
         "[Service]",
         "EnvironmentFile=/%s/env" % folder(name),
-        # Under ProtectSystem=strict the region could not be written.
+        # ProtectSystem=strict makes the region read-only.
         "ReadWritePaths=-/%s" % STATE,
     ]
     if tenant.group is not None:
@@ -251,10 +248,10 @@ def _drop_in(tenant: VgpuTenant, name: str) -> str:
 
 
 def _cdi(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, Any]:
-    """What makes a container's processes the tenant's; the GPU itself is another device, nvidia.com/gpu=UUID.
+    """Return the CDI device of the tenant. The GPU is a separate device, nvidia.com/gpu=UUID.
 
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. What is read comes as directories, so that a file
-    that is replaced is seen inside; what is written comes file by file, so that nothing can be put beside or in place of it.
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Read-only data is mounted as directories, so that
+    containers see replaced files. Writable data is mounted file by file, so that containers cannot add or replace files.
     """
     edits = {
         "env": ["%s=%s" % item for item in _variables(tenant, name).items()],
@@ -269,13 +266,13 @@ def _mounts(tenant: VgpuTenant, name: str, driver: str | None) -> list[dict[str,
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(name), "/" + folder(name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
-        # The folder, for an agent that starts again makes its socket again. A socket that can only be read can be connected to.
+        # Mount the folder, because a restarted agent creates a new socket. Clients can connect through a read-only mount.
         ("/" + agent_folder(tenant.key), "/" + agent_folder(tenant.key), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     if driver is not None:
         mounts.append(("/" + FRONT_CONF, "/" + FRONT_CONF_INSIDE, [*read, "noexec"]))
-        # By the name that the host's driver has in each version: the engine follows it to the file when a container starts.
+        # Use the version-independent link, which the engine resolves when a container starts.
         mounts.append(("/" + driver, "/" + DRIVER_INSIDE, read))
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tenant gets which GPUs: a pure, exact search for a packing that moves as few tenants as can be.
+"""Assign tenants to GPUs: a pure, exact search for a packing with the fewest moves.
 
-Sizes are those of one host: some GPUs, some dozens of tenants. The search is depth first; what was found to lead nowhere is
-remembered, with GPUs that are alike for the tenants to come counted as one.
+Meant for one host with some GPUs and some dozens of tenants. A depth-first search remembers dead ends. States that differ only
+in equivalent GPUs count as one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...frozen import frozen
 from ...sizes import BYTES_PER_UNIT
 
 _MIB = BYTES_PER_UNIT["MiB"]
-#: Choices of one search before it is given up: a second or two.
+#: Limit of choices in one search, a second or two.
 _MOST_STEPS = 200_000
 
 
 @frozen
 class Bin:
-    """A GPU, and what may be promised of it."""
+    """A GPU and its capacity for tenants."""
 
     uuid: str
     memory_bytes: int
@@ -32,7 +32,7 @@ class Bin:
 
 @frozen
 class Demand:
-    """A tenant: what it takes of each of `count` GPUs, the one that it is pinned to, and those where it is now."""
+    """A tenant: its demand on each of `count` GPUs, its pinned GPU and its current GPUs."""
 
     name: str
     memory_bytes: int
@@ -43,18 +43,18 @@ class Demand:
 
 
 class TooHardError(Exception):
-    """The search was given up: there may be a packing or not."""
+    """The search reached its limit, so a packing may or may not exist."""
 
 
-#: (bytes, percent, seats) that are left of each GPU.
+#: Free (bytes, percent, seats) of each GPU.
 Free = Tuple[Tuple[int, float, int], ...]
 
 
 def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str, ...]] | None:
-    """By name the GPUs of each tenant, in the order of `bins`; None where they do not fit.
+    """Return the GPUs of each tenant by name, in the order of `bins`, None if they do not fit.
 
-    Of all packings one with the fewest moves (a GPU that a tenant had and loses), and always the same one; where that takes
-    too long to find, one with few. Raises TooHardError where not even that is found in time.
+    The result is deterministic and has the fewest moves (a GPU that a tenant loses), or few moves if the search takes too long.
+    Raises TooHardError if no packing is found in time.
     """
     search = _Search(bins, demands)
     found = search.find(moves=None)
@@ -71,9 +71,9 @@ def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str,
 
 
 def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand, tuple[Bin, ...]]:
-    """Of tenants that do not fit: the first that does not, beside those before it, and what these leave free.
+    """Return the first tenant that does not fit with the tenants before it, and the free capacity.
 
-    Raises TooHardError.
+    Raises TooHardError if the search takes too long, ValueError if all tenants fit.
     """
     packed: dict[str, tuple[str, ...]] = {}
     for number, demand in enumerate(demands):
@@ -85,38 +85,38 @@ def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand
 
 
 def largest(bins: Sequence[Bin], demand: Demand) -> int:
-    """Return the most memory, in whole MiB and as bytes, that a tenant of its pin and count can have on empty GPUs."""
+    """Return the largest memory in bytes, a multiple of MiB, for this pin and count on empty GPUs."""
     rooms = sorted((each.memory_bytes for each in bins if demand.pin in (None, each.uuid)), reverse=True)
     return rooms[demand.count - 1] // _MIB * _MIB
 
 
 def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple[str, ...]]) -> tuple[Bin, ...]:
-    """What a packing leaves of each GPU."""
-    found = []
+    """Return the free capacity of each GPU."""
+    free = []
     for each in bins:
-        there = [demand for demand in demands if each.uuid in packed[demand.name]]
-        found.append(
+        packed_here = [demand for demand in demands if each.uuid in packed[demand.name]]
+        free.append(
             Bin(
                 each.uuid,
-                each.memory_bytes - sum(demand.memory_bytes for demand in there),
-                each.sm_percent - sum(demand.sm_percent for demand in there),
-                each.seats - len(there),
+                each.memory_bytes - sum(demand.memory_bytes for demand in packed_here),
+                each.sm_percent - sum(demand.sm_percent for demand in packed_here),
+                each.seats - len(packed_here),
             )
         )
-    return tuple(found)
+    return tuple(free)
 
 
 class _Search:
     def __init__(self, bins: Sequence[Bin], demands: Sequence[Demand]) -> None:
         self._bins = bins
-        # Those who have least choice first, then those who are somewhere, then the largest.
+        # Pinned tenants first, then placed tenants, then the largest.
         self._demands = sorted(
             demands,
             key=lambda d: (d.pin is None, not d.now, -d.count, -d.memory_bytes, -d.sm_percent, d.name),
         )
 
     def find(self, moves: int | None) -> dict[str, tuple[str, ...]] | None:
-        """A packing with at most so many moves; None: any number."""
+        """Return a packing with at most `moves` moves, None for any number."""
         self._steps = 0
         self._dead: set[Hashable] = set()
         self._special = self._unlike_others(moves is not None)
@@ -132,7 +132,7 @@ class _Search:
         }
 
     def _unlike_others(self, with_moves: bool) -> list[frozenset[int]]:
-        """For the tenants from each one on: GPUs that no other can stand for, as one is pinned to them or would lose them."""
+        """Return for each tenant the GPUs that are not interchangeable for it and later tenants (pinned or current)."""
         found: list[frozenset[int]] = [frozenset()]
         for demand in reversed(self._demands):
             named = {demand.pin, *(demand.now if with_moves else ())}
@@ -141,7 +141,7 @@ class _Search:
         return found
 
     def _from(self, number: int, free: Free, moves: int | None) -> tuple[tuple[int, ...], ...] | None:
-        """GPUs of each of the tenants from this one on; None where they do not fit."""
+        """Return the GPUs of the tenants from `number` on, None if they do not fit."""
         if number == len(self._demands):
             return ()
         state = self._state(number, free, moves)
@@ -163,13 +163,13 @@ class _Search:
         return None
 
     def _state(self, number: int, free: Free, moves: int | None) -> Hashable:
-        """What decides whether the tenants from this one on find room."""
+        """Return a key that decides whether the tenants from `number` on fit."""
         special = self._special[number]
         named = tuple(free[n] for n in sorted(special))
         return (number, moves, named, tuple(sorted(free[n] for n in range(len(free)) if n not in special)))
 
     def _choices(self, demand: Demand, free: Free) -> Iterator[tuple[int, ...]]:
-        """Sets of GPUs with room for the tenant: those that it has first, then in the order of the GPUs."""
+        """Yield sets of GPUs with room for the tenant: current GPUs first, then in order."""
         room = [
             n
             for n, (memory, percent, seats) in enumerate(free)

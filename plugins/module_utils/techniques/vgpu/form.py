@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer how tenants are written in a layout."""
+"""Define the format of tenants in a layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VgpuForm(Form):
     cdi_devices = True
 
     def parse(self, node: Node, context: PartContext) -> Vgpu | None:
-        """Return the part; None after reporting why it is none."""
+        """Return the part, None after reporting a problem."""
         from .parse import parse
 
         return parse(node, context)
@@ -39,7 +39,7 @@ class VgpuForm(Form):
     def export_together(
         self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
     ) -> dict[str, Vgpu | None]:
-        """Return the tenants of each GPU that has some; None where no layout can describe them."""
+        """Return the part of each GPU with tenants, None if a layout cannot express it."""
         from .export import export_together
 
         return export_together(gpus, seen, pin, left_out)
@@ -49,5 +49,5 @@ class VgpuForm(Form):
         return True
 
     def tenants(self, part: Vgpu) -> Sequence[str]:
-        """Return the names that processes may have as theirs."""
+        """Return all names of tenants, current and earlier."""
         return [name for tenant in part.tenants for name in (tenant.name, tenant.was) if name is not None]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change the tenants of a host: their files; and say whose processes are theirs.
+"""Change the files of a host's tenants, and find the processes of tenants.
 
-What the files are is in `files`. The library that holds processes to them comes with the role vgpu_limiter.
+`files` defines the files. The role vgpu_limiter installs the library that enforces the quotas.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .identity import Identities
 from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENANTS, VgpuName, VgpuSeen, VgpuTenant
 from .observe import Tenants
 
-#: For a look at the names that processes have, which happens under the host's lock.
+#: Limit in seconds for reading the names of processes, which holds the host's lock.
 _NAMES_SECONDS = 20.0
 
 
 class VgpuHost(Tenants):
-    """The tenants of this host, to look at and to change. `run` runs its tools, `gpus` are those that there are.
+    """Read and change the tenants of this host. `run` runs tools, `gpus` are the host's GPUs.
 
-    Processes are those of `proc`, wherever the root is.
+    Processes are read from `proc`, independent of the root.
 
-    Who calls what changes something holds the lock of the state directory.
+    Callers of changing methods hold the lock of the state directory.
     """
 
     def __init__(
@@ -49,54 +49,54 @@ class VgpuHost(Tenants):
         super().__init__(root)
         self._run, self._proc = run, Path(proc)
         self._regions = vgpu_dmem.regions(self._root, gpus)
-        #: The host that was observed last, when its look ends, and the names that its processes have by pid.
+        #: The last observed host, the deadline for reading its processes, and the names by PID.
         self._look_at: tuple[Host, float, dict[int, set[str] | None]] | None = None
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     def available(self) -> Problem | None:
-        """What is missing for a tenant to be held to anything; None where nothing is."""
+        """Return why quotas cannot be enforced, None if they can."""
         if (self._root / vgpu_files.LIBRARY).exists():
             return None
         return Problem(
             "/" + vgpu_files.LIBRARY,
-            "it is not installed, and no tenant can be held to a quota without it",
+            "it is not installed, so no quota can be enforced",
             "Install it with the role openfleet.gpu.vgpu_limiter.",
         )
 
     def group_problem(self, tenant: VgpuTenant) -> Problem | None:
-        """Return why the tenant's group cannot be used on this host; None where it can."""
+        """Return why the tenant's group cannot be used on this host, None if it can."""
         if tenant.group is None or _gid(tenant.group) is not None:
             return None
         return Problem(
             "the group %s" % tenant.group,
             "this host has no group %s" % tenant.group,
-            "Create it (groupadd --system %s), name another, or take group away." % tenant.group,
+            "Create it (groupadd --system %s), or change or remove the key group." % tenant.group,
         )
 
     @property
     def dmem(self) -> frozenset[str]:
-        """UUIDs of the GPUs whose memory the kernel bounds."""
+        """UUIDs of the GPUs whose memory the kernel can limit."""
         return frozenset(self._regions)
 
     def observe(self) -> tuple[VgpuSeen, ...]:
-        """Every tenant that has files of this collection here, by name. Raises ApplyError for files that cannot be read."""
+        """Return all tenants with files of this collection, by name. Raises ApplyError if a file cannot be read."""
         try:
             tenants = self.tenants()
         except ApplyError as error:
-            # Nothing changes by looking.
+            # Reading changes nothing.
             error.outcome = "old"
             raise
         shared = durable.differing(self._root, self._shared(tenants))
         handed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else {}
         renamed = [name for tenant in tenants if tenant.aliases for name in tenant.names]
         in_use = self.names_in_use(renamed) if renamed else ()
-        found = [self._look(tenant, shared, in_use) for tenant in tenants]
+        all_seen = [self._look(tenant, shared, in_use) for tenant in tenants]
         return tuple(
             dataclasses.replace(seen, isolation=_isolation(handed, seen.tenant))
             if seen.tenant.has_neighbours(tenants)
             else seen
-            for seen in found
+            for seen in all_seen
         )
 
     def _look(self, tenant: VgpuTenant, shared: Sequence[str], in_use: Sequence[VgpuName]) -> VgpuSeen:
@@ -107,30 +107,30 @@ class VgpuHost(Tenants):
         if (self._root / vgpu_files.alias_path(tenant.name)).exists():
             outdated.add(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
-            said = vgpu_dmem.limits(self._root, tenant.key)
-            if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
+            limits = vgpu_dmem.limits(self._root, tenant.key)
+            if any(limits.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
                 outdated.add("dmem.max")
         own = tuple(used for used in in_use if tenant.aliases and used.name in tenant.names)
         return dataclasses.replace(self.look(tenant), outdated=tuple(sorted(outdated)), names_in_use=own)
 
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
-        """Return the holders of the GPU that are processes of the tenant, and what cannot be determined.
+        """Return the holders of the GPU that are, or may be, processes of the tenant.
 
-        All looks at one observation of a host end at one deadline, for a user may have very many processes with very many mounts.
-        A process that had no turn by then may be the tenant's: it is in the way, and is not ended.
+        All calls for one observation of a host share a deadline, because a user may have many processes with many mounts.
+        Processes that were not checked in time block the change and are not ended.
         """
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
-        who = [holder for holder in (gpu.held_by if gpu is not None else ()) if not holder.watches]
-        names = self._names_at(host, [holder.pid for holder in who if holder.pid is not None])
-        found = []
-        for holder in who:
+        candidates = [holder for holder in (gpu.held_by if gpu is not None else ()) if not holder.watches]
+        names = self._names_at(host, [holder.pid for holder in candidates if holder.pid is not None])
+        holders = []
+        for holder in candidates:
             if holder.kind == UNKNOWN or (holder.pid is not None and name in (names.get(holder.pid, {name}) or ())):
                 late = holder.kind != UNKNOWN and holder.pid not in names
-                found.append(_not_looked_at(holder) if late else holder)
-        return tuple(found)
+                holders.append(_not_checked(holder) if late else holder)
+        return tuple(holders)
 
     def _names_at(self, host: Host, pids: Sequence[int]) -> dict[int, set[str] | None]:
-        """Return the names of the processes, as `names_of` does; those without a turn are left out."""
+        """Return the names by PID, as `names_of` does. Omits processes that were not checked in time."""
         if self._look_at is None or self._look_at[0] is not host:
             self._look_at = (host, time.monotonic() + _NAMES_SECONDS, {})
         _host, deadline, names = self._look_at
@@ -141,41 +141,41 @@ class VgpuHost(Tenants):
         return names
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
-        """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order.
+        """Return the names that processes have, with their PIDs, in the order of `names`. Includes processes without a GPU.
 
-        The look ends at a deadline, for a user may run very many processes and mount very much. A process that had no turn by
-        then, or did not answer, may have any name.
+        The search has a deadline, because a user may run many processes with many mounts. A process that was not checked in
+        time, or did not answer, counts as having every name.
         """
         pids: dict[str, list[int]] = {name: [] for name in names}
         deadline = time.monotonic() + _NAMES_SECONDS
         with one_look(deadline):
             for pid in sorted(int(path.name) for path in self._proc.glob("[0-9]*")):
                 late = time.monotonic() > deadline
-                found = None if late else self.names_of(pid)
-                for name in names if found is None else found.intersection(names):
+                own = None if late else self.names_of(pid)
+                for name in names if own is None else own.intersection(names):
                     pids[name].append(pid)
                 if late:
                     break
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the names by which a process is a tenant's (`identity`). None where it does not answer, and may have any."""
+        """Return the tenant names of a process (`identity`), None if it does not answer and may have any name."""
         return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def write(self, tenant: VgpuTenant) -> None:
-        """Make the tenant what is wanted: all that is missing or differs. Processes of it heed a new quota. Raises ApplyError."""
+        """Write the missing and differing files of a tenant. Its processes follow a new quota. Raises ApplyError."""
         problems = [vgpu_files.name_problem(name) for name in tenant.names]
         problem = next(filter(None, problems), None) or self.group_problem(tenant)
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant, self._driver)
         self._end_names(tenant)
-        # The spec first, so that whatever follows is known to be this tenant's.
+        # Write the spec first, so that all later files are known to belong to this tenant.
         spec = vgpu_files.spec_path(tenant.key)
         self._write({spec: files.pop(spec)})
-        # An earlier name may be the tenant's name again.
+        # An earlier name may have become the tenant's name again.
         self._remove(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
@@ -183,7 +183,7 @@ class VgpuHost(Tenants):
         folder = vgpu_files.limited_folder(tenants)
         changed = folder.unit_path in self._write(self._shared(tenants))
         if self._mounts:
-            # Regions that processes may have mapped are not hidden below it: a host that has some gets it at its next boot.
+            # A mount would hide regions that processes have mapped. Hosts with regions mount it at the next boot.
             in_use = any((self._root / TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
@@ -193,7 +193,7 @@ class VgpuHost(Tenants):
         )
         self._write(files)
         if drop_ins:
-            self._read_units_anew()
+            self._reload_units()
         if tenant.provider != DMEM:
             vgpu_dmem.unbound(self._root, self._run, tenant.key)
             for name in tenant.names:
@@ -201,7 +201,7 @@ class VgpuHost(Tenants):
         self._forget_turnstiles(tenants)
 
     def _end_names(self, tenant: VgpuTenant) -> None:
-        """Take away the names that the tenant has and shall not have, while its spec still says that they are its names."""
+        """Remove names that the tenant loses, while its spec still lists them."""
         spec = self._root / vgpu_files.spec_path(tenant.key)
         before = next((one for one in self.tenants() if one.key == tenant.key), None) if spec.exists() else None
         ended = [name for name in before.names if name not in tenant.names] if before is not None else []
@@ -209,15 +209,15 @@ class VgpuHost(Tenants):
             for name in ended:
                 self._forget_name(name)
         except OSError as error:
-            cure = "Remove it by hand, as root, and run again."
-            raise ApplyError(str(error.filename or tenant.name), "it cannot be removed: %s" % error, cure) from error
+            cure = "Remove it as root and run again."
+            raise ApplyError(str(error.filename or tenant.name), "cannot remove it: %s" % error, cure) from error
         if ended:
-            self._read_units_anew()
+            self._reload_units()
 
     def _forget_name(self, name: str) -> None:
-        """Take away what makes programs a tenant's under this name. Raises OSError.
+        """Remove the files that start programs under this name. Raises OSError.
 
-        The spec of a tenant whose key it is stays, and so does the folder around it.
+        If the name is the key of a tenant, its spec and folder stay.
         """
         durable.remove(self._root / vgpu_files.cdi_path(name))
         folder, spec = self._root / vgpu_files.folder(name), Path(vgpu_files.spec_path(name)).name
@@ -227,10 +227,10 @@ class VgpuHost(Tenants):
         _remove_empty(folder)
 
     def forget(self, name: str) -> None:
-        """Take away all that there is of a tenant, and with the last one what all share. Raises ApplyError."""
+        """Remove all files of a tenant, and the shared files with the last tenant. Raises ApplyError."""
         tenant = next((tenant for tenant in self.tenants() if tenant.name == name), None)
         if tenant is None:
-            # Its spec could not be written, and nothing comes before that.
+            # Without a spec, no other file was written.
             _remove_empty(self._root / vgpu_files.folder(name))
             return
         vgpu_dmem.unbound(self._root, self._run, tenant.key)
@@ -247,10 +247,10 @@ class VgpuHost(Tenants):
                 self._write(self._shared(tenants))
             else:
                 self._forget_shared()
-            self._read_units_anew()
+            self._reload_units()
         except OSError as error:
-            cure = "Remove it by hand, as root, and run again."
-            raise ApplyError(str(error.filename or name), "it cannot be removed: %s" % error, cure) from error
+            cure = "Remove it as root and run again."
+            raise ApplyError(str(error.filename or name), "cannot remove it: %s" % error, cure) from error
 
     def _forget_shared(self) -> None:
         durable.remove(self._root / vgpu_files.TMPFILES_PATH)
@@ -262,23 +262,23 @@ class VgpuHost(Tenants):
             (self._root / vgpu_files.SHOWN).unlink()
         for folder in (TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, STATE, SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
-                # Not where something of others is in it.
+                # Keep folders with foreign files.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
     def _forget_turnstiles(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Of GPUs that no tenant has any more. Who still has one open keeps it until he ends."""
+        """Remove turnstiles of GPUs without tenants. Processes keep open files until they end."""
         used = {self._root / vgpu_files.turnstile_path(uuid) for tenant in tenants for uuid in tenant.gpus}
         for path in set((self._root / vgpu_files.GPUS).glob("*")) - used:
             _remove_folder(path)
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
-    # --- parts of it ------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------
 
     @property
     def _driver(self) -> str | None:
-        """Path below the root of the driver's libcuda.so.1, in front of which containers get the front; None: they get none."""
+        """Path below the root of the driver's libcuda.so.1 for the front, None if containers get no front."""
         if not (self._root / vgpu_files.FRONT).exists():
             return None
         return next((path for path in vgpu_files.DRIVERS if (self._root / path).exists()), None)
@@ -292,34 +292,34 @@ class VgpuHost(Tenants):
         differing = durable.write_differing(self._root, files)
         written = [self._root / path for path in differing]
         if written and (self._root / "sys/fs/selinux/enforce").exists():
-            # What containers may read is said by the host's rules for the path.
+            # The host's SELinux rules for the path decide what containers may read.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
         return differing
 
     @property
     def _mounts(self) -> bool:
-        """Whether the tmpfs can be mounted: not below a root of tests, nor without systemd."""
+        """Return whether the tmpfs can be mounted: not below a test root, and only with systemd."""
         return self._root == Path("/") and systemd.booted(self._root)
 
     def _mount_systemctl(self, arguments: Sequence[str]) -> None:
-        self._systemctl(arguments, "the tmpfs of tenants cannot be mounted or unmounted")
+        self._systemctl(arguments, "cannot mount or unmount the tmpfs of tenants")
 
-    def _read_units_anew(self) -> None:
-        """For services that have a tenant's drop-in as a link: systemd knows what it said when it last read it."""
+    def _reload_units(self) -> None:
+        """Reload systemd for services that link to a tenant's drop-in."""
         if systemd.booted(self._root):
-            self._systemctl(["daemon-reload"], "it cannot read the drop-ins of tenants")
+            self._systemctl(["daemon-reload"], "cannot read the drop-ins of tenants")
 
     def _systemctl(self, arguments: Sequence[str], problem: str) -> None:
-        """Run systemctl. Raises ApplyError with the `problem` where it fails."""
+        """Run systemctl. Raises ApplyError with `problem` if it fails."""
         try:
             systemd.tell(self._run, ["systemctl", *arguments])
         except (systemd.NoAnswerError, FileNotFoundError) as error:
-            cure = "See: systemctl status. Then run systemctl %s." % " ".join(arguments)
+            cure = "Check systemctl status, then run systemctl %s." % " ".join(arguments)
             raise ApplyError("systemd", "%s: %s" % (problem, error), cure) from error
 
     def _is_right(self, file: vgpu_files.SharedFile) -> bool:
-        """Whether exactly those may write the file who should, and it has not grown beyond its size."""
+        """Return whether type, mode, group and size of the file are right."""
         with contextlib.suppress(OSError):
             status = (self._root / file.path).lstat()
             return (
@@ -331,7 +331,7 @@ class VgpuHost(Tenants):
         return False
 
     def _make_shared_files(self, tenant: VgpuTenant) -> None:
-        """Make the files below /run, by systemd-tmpfiles, which gives them labels too, or without it."""
+        """Create the files below /run with systemd-tmpfiles, which also labels them, or without it."""
         wrong = [file for file in vgpu_files.shared_files(tenant) if not self._is_right(file)]
         if not wrong:
             return
@@ -344,25 +344,25 @@ class VgpuHost(Tenants):
                 durable.make_folder(path.parent)
                 _make_shared(path, file)
         except OSError as error:
-            raise ApplyError(str(error.filename), "it cannot be made: %s" % error, durable.cure_of(error)) from error
+            raise ApplyError(str(error.filename), "cannot create it: %s" % error, durable.cure_of(error)) from error
 
     def _remove(self, path: str) -> None:
-        """Remove a file if it is there. Raises ApplyError."""
+        """Remove a file if it exists. Raises ApplyError."""
         try:
             (self._root / path).unlink()
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise ApplyError("/" + path, "it cannot be removed: %s" % error, durable.cure_of(error)) from error
+            raise ApplyError("/" + path, "cannot remove it: %s" % error, durable.cure_of(error)) from error
 
 
-def _not_looked_at(holder: Holder) -> Holder:
-    who = "%s, which may be the tenant's: the look ended before its turn. End processes that are not needed, and run again."
+def _not_checked(holder: Holder) -> Holder:
+    who = "%s, which may be the tenant's: it was not checked in time. End unneeded processes and run again."
     return dataclasses.replace(holder, kind=UNKNOWN, who=who % holder.who)
 
 
 def _gid(group: str) -> int | None:
-    """Return the number of a group that the host knows, None where it does not."""
+    """Return the GID of a group, None if the host does not know it."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
@@ -370,9 +370,9 @@ def _gid(group: str) -> int | None:
 
 
 def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
-    """Create the file or correct it. A link is not followed, and what is no regular file is removed.
+    """Create or correct the file. Links are not followed, and anything but a regular file is removed.
 
-    What a process wrote behind the end of the shared memory is cut off: no process has it mapped.
+    Data behind the end of the shared memory is truncated, because no process maps it.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -395,7 +395,7 @@ def _unlink(path: Path) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that nothing is in."""
+    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
@@ -406,7 +406,7 @@ def _remove_folder(path: Path) -> None:
 
 
 def _isolation(handed: Mapping[str, bool], tenant: VgpuTenant) -> str:
-    """Return how the tenant's pages that the agent hands out protect it. It is as safe as on the least safe of its GPUs."""
+    """Return the isolation by the agent's pages on the least isolated of the tenant's GPUs."""
     if not set(tenant.gpus).issubset(handed):
         return NOT_ISOLATED
     return READ_ONLY if all(handed[uuid] for uuid in tenant.gpus) else SEALED

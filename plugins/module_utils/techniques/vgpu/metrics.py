@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report tenants that differ from the layout, and the metrics of all. Pure."""
+"""Report drift and metrics of tenants. Pure."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .steps import AddTenant, RemoveTenant
 def drift(
     layout: Layout, gpus: Plan, host: Host, seen: Sequence[VgpuSeen], dmem: frozenset[str], library: bool
 ) -> list[tuple[str, set[str]]]:
-    """Return what differs, and on which GPUs. `dmem` and `library`: what holds tenants to their quotas."""
-    asked = wanted(layout, gpus, seen, dmem)
-    steps = plan(asked, seen, gpus, host, lambda _name, _gpu: ()).steps
-    found = []
+    """Return each difference with the UUIDs of its GPUs. `dmem` and `library` tell what can enforce quotas."""
+    desired = wanted(layout, gpus, seen, dmem)
+    steps = plan(desired, seen, gpus, host, lambda _name, _gpu: ()).steps
+    differences = []
     for step in steps:
         tenants = [] if isinstance(step, AddTenant) else [step.seen.tenant]
         tenants += [] if isinstance(step, RemoveTenant) else [step.tenant]
-        found.append(("vgpu %s: %s" % (step.name, step), {uuid for tenant in tenants for uuid in tenant.gpus}))
-    unheld = {uuid for each in asked if each.tenant.provider != MPS for uuid in each.tenant.gpus}
+        differences.append(("vgpu %s: %s" % (step.name, step), {uuid for tenant in tenants for uuid in tenant.gpus}))
+    unheld = {uuid for each in desired if each.tenant.provider != MPS for uuid in each.tenant.gpus}
     if unheld and not library:
-        found.append(("vgpu: install the library that holds tenants to their quotas", unheld))
-    return found
+        differences.append(("vgpu: install the library that enforces quotas", unheld))
+    return differences
 
 
 def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
-    """Return the metrics of the tenants, on GPUs by UUID."""
+    """Return the metrics of the tenants. `gpus` by UUID."""
     limits, shares, used, denied = [], [], [], []
     for seen in tenants:
         uses = {use.gpu_uuid: use for use in seen.usage.gpus} if seen.usage is not None else {}
@@ -43,7 +43,7 @@ def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Famil
             limits.append(Sample(seen.tenant.memory_bytes, labels))
             shares.append(Sample(seen.tenant.sm_percent / 100, labels))
             if seen.usage is not None:
-                # Where nothing of it ever ran, nothing is used.
+                # A tenant that never ran has no usage entry.
                 use = uses.get(uuid)
                 used.append(Sample(use.used_bytes if use is not None else 0, labels))
                 denied.append(Sample(use.refused if use is not None else 0, labels))
@@ -57,7 +57,7 @@ def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Famil
         Family(
             "openfleet_tenant_memory_used_bytes",
             GAUGE,
-            "What the tenant's processes have of its quota of memory.",
+            "GPU memory that the tenant's processes use of its quota.",
             tuple(used),
         ),
         Family("openfleet_tenant_sm_limit_ratio", GAUGE, "The tenant's quota of the GPU's SMs, 0 to 1.", tuple(shares)),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants of `sharing: vgpu` as plain frozen values: as a layout wants them, and as they were seen on a host."""
+"""Define tenants of `sharing: vgpu` as frozen values, as desired by a layout and as observed on a host."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ from typing import Any, Iterable, Mapping
 
 from ...frozen import frozen, sortable
 
-#: Word in `gpu_layout`.
+#: Key in `gpu_layout`.
 KEY = "vgpu"
-#: Name of the tenants of a host in return values.
+#: Key of a host's tenants in return values.
 NAME = "vgpu_tenants"
-#: Below the root of the host: settings of each tenant.
+#: Folder of the tenants' settings, below the root of the host.
 SETTINGS = "etc/openfleet-gpu/vgpu"
-#: Below the root of the host: what changes, and of it what each tenant has.
+#: Folder of runtime state below the root of the host, and the tenants' part of it.
 STATE = "run/openfleet-gpu/vgpu"
 TENANTS = STATE + "/tenants"
-#: Of the layout of the files below /run.
+#: Version of the format of the files below /run.
 REGION_VERSION = 1
-#: Of the spec of a tenant.
+#: Version of a tenant's spec.
 SCHEMA = 1
-#: The tenants' programs open the GPU, or a daemon that blocks no change.
+#: Compute mode of GPUs with tenants, whose programs open the GPU themselves or use an MPS daemon.
 COMPUTE_MODE = "default"
 
-#: Who gets the GPU where tenants contend for it.
+#: How shares apply if tenants contend for a GPU.
 POLICIES = ("fixed", "contended", "burst")
-#: What holds tenants to their quotas. `auto` is for layouts: a tenant has one of the others.
+#: What enforces quotas. `auto` occurs only in layouts. A tenant has one of the others.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
-#: The turnstile that a tenant shares with its neighbours is a file: they can truncate it, which ends its programs.
+#: The turnstile is a file. Neighbours can truncate it, which ends the tenant's programs.
 NOT_ISOLATED = "none"
-#: It is sealed memory of the agent: they cannot truncate it. Root in a container can write it, which delays its programs.
+#: The turnstile is sealed memory. Neighbours cannot truncate it. Root in a container can write it and delay programs.
 SEALED = "sealed"
-#: They cannot write it either: each tenant writes a page of its own, which is immutable for the others.
+#: Neighbours cannot write it either: each tenant's page is immutable for them.
 READ_ONLY = "read_only"
 
-#: Tenants that a GPU has seats for, and GPUs that a tenant's region has room for: the library's own (its turnstile.h and
-#: region.h, in the role vgpu_limiter).
+#: Seats per GPU and GPUs per region: limits of the library (turnstile.h and region.h in the role vgpu_limiter).
 SEATS, MOST_GPUS = 64, 16
 
-#: A root of its own, for tests: the library heeds it too.
+#: Sets a root for tests. The library reads it too.
 _ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 
 
 @sortable
 @frozen
 class VgpuSeat:
-    """A GPU of a tenant, and the tenant's place among those of that GPU, 0 to SEATS - 1."""
+    """A GPU of a tenant, and the tenant's seat on it, 0 to SEATS - 1."""
 
     gpu_uuid: str
     seat: int
@@ -58,7 +57,7 @@ class VgpuSeat:
 
 @frozen
 class VgpuTenant:
-    """One tenant: a quota of `memory_bytes` and `sm_percent` on each GPU that it has a seat on, for all its processes."""
+    """A tenant: a quota of `memory_bytes` and `sm_percent` on each of its GPUs, shared by all its processes."""
 
     name: str
     memory_bytes: int
@@ -67,23 +66,23 @@ class VgpuTenant:
     policy: str = "fixed"
     priority: int = 0
     provider: str = PRELOAD
-    #: The Unix group that may write the tenant's region. None: every user of the host may.
+    #: The Unix group that may write the tenant's region. None allows every user of the host.
     group: str | None = None
-    #: Managed memory (cuMemAllocManaged) does not count against memory_bytes.
+    #: Whether managed memory (cuMemAllocManaged) is exempt from memory_bytes.
     oversubscribe_managed: bool = False
-    #: The name under which its processes are counted, where it is not `name`: it stays when the tenant is renamed.
+    #: The accounting name, if not `name`. A rename does not change it.
     counted_as: str | None = None
-    #: Its other names. Processes that have one of them are its processes.
+    #: Other names. Processes with one of them belong to the tenant.
     aliases: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """The name of its spec, of its files below /run, of its slice and on its seats. No other tenant of the host has it."""
+        """Unique accounting name on the host, used for the spec, files below /run, the slice and seats."""
         return self.counted_as or self.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that its processes may have."""
+        """All names of the tenant."""
         return (self.name, *self.aliases)
 
     @property
@@ -92,16 +91,16 @@ class VgpuTenant:
         return tuple(seat.gpu_uuid for seat in self.seats)
 
     def has_neighbours(self, tenants: Iterable[VgpuTenant]) -> bool:
-        """Return whether the library holds its launches back and other `tenants` can write what it goes by."""
+        """Return whether the library throttles the tenant and other `tenants` share one of its GPUs."""
         if self.provider == MPS or self.sm_percent >= 100:
             return False
-        others = (each for each in tenants if each.key != self.key and each.provider != MPS)
-        return any(set(self.gpus).intersection(each.gpus) for each in others)
+        neighbours = (each for each in tenants if each.key != self.key and each.provider != MPS)
+        return any(set(self.gpus).intersection(each.gpus) for each in neighbours)
 
 
 @frozen
 class VgpuUse:
-    """What a tenant's processes have on one GPU: `used_bytes` of its quota now and at most, and refused allocations."""
+    """A tenant's current and peak memory on one GPU, and the number of refused allocations."""
 
     gpu_uuid: str
     used_bytes: int
@@ -111,7 +110,7 @@ class VgpuUse:
 
 @frozen
 class VgpuUsage:
-    """What a tenant's processes have in all: how many there are, and what they use."""
+    """The number of a tenant's processes and their usage by GPU."""
 
     processes: int = 0
     gpus: tuple[VgpuUse, ...] = ()
@@ -119,7 +118,7 @@ class VgpuUsage:
 
 @frozen
 class VgpuName:
-    """A name of a tenant, and the processes that have it."""
+    """A name of a tenant and the PIDs of processes with this name."""
 
     name: str
     pids: tuple[int, ...]
@@ -127,48 +126,48 @@ class VgpuName:
 
 @frozen
 class VgpuSeen:
-    """A tenant of this collection, as a host has it. `usage` is None where nothing tells it."""
+    """A tenant as observed on a host. `usage` is None if unknown."""
 
     tenant: VgpuTenant
-    #: Files that are missing, or that this release would write otherwise.
+    #: Files that are missing or differ from this release.
     outdated: tuple[str, ...] = ()
     usage: VgpuUsage | None = None
-    #: How the tenant is protected from its neighbours' writes. None: there is no neighbour, or nothing holds the tenant back.
+    #: Protection from neighbours' writes. None if the tenant has no neighbour or is not throttled.
     isolation: str | None = None
-    #: The names that processes have, for a tenant with several names.
+    #: Names used by processes, for a tenant with several names.
     names_in_use: tuple[VgpuName, ...] = ()
 
 
 def folder(name: str) -> str:
-    """Return the folder of what a name of a tenant has."""
+    """Return the folder of a tenant's name."""
     return "%s/%s" % (SETTINGS, name)
 
 
 def spec_path(key: str) -> str:
-    """Return the file that says which tenant this is, by the tenant's key.
+    """Return the path of the spec of the tenant with this key.
 
-    Of the tenant's files it is written first and removed last. A rename changes what is in it and not its path.
+    It is the first file of a tenant to be written and the last to be removed. A rename does not change the path.
     """
     return folder(key) + "/tenant.json"
 
 
 def applies(private: bool) -> bool:
-    """Whether this host's tenants are of the GPUs that a session sees, which may be `private`."""
+    """Return whether the host's tenants apply to a session's GPUs, which may be `private`."""
     return not private or bool(os.environ.get(_ROOT_VARIABLE))
 
 
 def root_of_files() -> Path:
-    """Return the folder below which this host has the files of tenants."""
+    """Return the root folder of the tenants' files."""
     return Path(os.environ.get(_ROOT_VARIABLE) or "/")
 
 
 def spec_files(root: Path) -> Iterable[Path]:
-    """Return the files that say which tenants a host has, readable or not."""
+    """Return the spec files of a host's tenants, readable or not."""
     return root.glob(spec_path("*"))
 
 
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
-    """Return the tenant's spec. A tenant that never had another name has the same one as in earlier releases."""
+    """Return the tenant's spec. Without a rename, it has the format of earlier releases."""
     renamed: dict[str, Any] = {}
     if tenant.counted_as is not None:
         renamed["counted_as"] = tenant.counted_as
@@ -190,7 +189,7 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> VgpuTenant:
-    """The tenant of a spec. Raises KeyError or TypeError for what is none."""
+    """Return the tenant of a spec. Raises KeyError or TypeError if it is invalid."""
     return VgpuTenant(
         data["name"],
         data["memory_bytes"],
@@ -207,5 +206,5 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
 
 
 def region_path(key: str) -> str:
-    """Return the path of the region of the tenant of this key."""
+    """Return the path of the region of the tenant with this key."""
     return "%s/%s/region.%d" % (TENANTS, key, REGION_VERSION)

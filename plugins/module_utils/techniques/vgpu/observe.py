@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at the tenants of a host, and report them as return values of modules.
+"""Read the tenants of a host and report them as return values of modules.
 
-Light: modules that only look carry it. `host` also changes tenants, and knows which of their files are outdated.
+Kept small, because read-only modules include it. `host` also changes tenants and finds outdated files.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from .model import (
 )
 
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
-#: magic, version, size, lock, slot_limit; takeovers and what is reserved.
+#: magic, version, size, lock, slot_limit, takeovers and reserved bytes.
 _HEADER = struct.Struct("=QIIII8x8x24x")
 #: uuid, taken, total, peak, refused.
 _GPU = struct.Struct("=16sI4xQQQ")
-#: state; used and context of each GPU.
+#: state, used and context bytes of each GPU.
 _SLOT = struct.Struct("=I4x8x8x24x16x%dQ%dQ" % (_GPUS, _GPUS))
 _USED = 1
-#: struct flock, and F_OFD_GETLK of fcntl.h, which Python names from 3.9 on.
+#: struct flock, and F_OFD_GETLK of fcntl.h, named by Python since 3.9.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
-#: Values of a tenant that are returned as its spec has them; and the entry where the tenants cannot be looked at.
+#: Values returned as in a tenant's spec, and the entry returned if the tenants cannot be read.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
 
 
 class Tenants:
-    """The tenants of this host. `root` is where its files are."""
+    """Read the tenants of this host. `root` contains its files."""
 
     def __init__(self, root: str | None = None) -> None:
         self._root = root_of_files() if root is None else Path(root)
 
     def tenants(self) -> list[VgpuTenant]:
-        """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
+        """Return the tenants of this host by name. Raises ApplyError if a file cannot be read."""
         return sorted(self._tenants(), key=lambda tenant: tenant.name)
 
     def _tenants(self) -> Iterator[VgpuTenant]:
@@ -68,37 +68,37 @@ class Tenants:
                 except (KeyError, TypeError):
                     raise durable.damaged(path) from None
                 if tenant.key != path.parent.name:
-                    raise durable.damaged(path, 'tells of the tenant "%s"' % tenant.key)
+                    raise durable.damaged(path, 'contains the tenant "%s"' % tenant.key)
                 yield tenant
 
     def look(self, tenant: VgpuTenant) -> VgpuSeen:
-        """Return the tenant with what its processes use."""
-        # Tenants of MPS have no library that would count.
+        """Return the tenant with its usage."""
+        # Under MPS, no library counts usage.
         counted = tenant.provider != MPS
         usage = read_region(self._root / region_path(tenant.key)) if counted else None
         return VgpuSeen(tenant, usage=usage)
 
 
 def look(private: bool) -> tuple[VgpuSeen, ...]:
-    """Return the tenants; none where the GPUs are simulated for this process alone. Raises ApplyError."""
+    """Return the tenants, none if the GPUs are simulated for this process alone. Raises ApplyError."""
     host = Tenants()
     return tuple(map(host.look, host.tenants())) if applies(private) else ()
 
 
 def report(private: bool) -> list[dict[str, Any]]:
-    """Return the collection's tenants on this host; none where the GPUs are simulated for this process alone.
+    """Return the host's tenants, none if the GPUs are simulated for this process alone.
 
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and is no failure.
+    If they cannot be read, return one entry with only `problem`, without a failure.
     """
     try:
         observed = look(private)
     except FleetError as error:
         return [dict(_NO_TENANT, problem=str(error))]
-    return [_told_of(seen) for seen in observed]
+    return [_tenant_data(seen) for seen in observed]
 
 
-def _told_of(seen: VgpuSeen) -> dict[str, Any]:
-    """Return a tenant as modules return it."""
+def _tenant_data(seen: VgpuSeen) -> dict[str, Any]:
+    """Return a tenant as a return value."""
     tenant, usage = seen.tenant, seen.usage
     used = {each.gpu_uuid: each.used_bytes for each in usage.gpus} if usage is not None else {}
     none = None if usage is None else 0
@@ -115,14 +115,13 @@ def _told_of(seen: VgpuSeen) -> dict[str, Any]:
 
 
 def read_region(path: Path) -> VgpuUsage | None:
-    """Return what a tenant's processes have, out of the region that they share.
+    """Return the usage of a tenant's processes from their region, None without a region of a known format.
 
-    Its layout is 1, in roles/vgpu_limiter/files/src/formats/region.h.
-    Only read: a process that died is left out here, and its slot is cleared by the processes to come. None where there is no
-    region, or one that this release does not know. A tenant of which nothing ever ran uses nothing.
+    Format version 1 of roles/vgpu_limiter/files/src/formats/region.h. Dead processes are ignored. Later processes clear their
+    slots. A tenant that never ran has no usage.
     """
     try:
-        # Any user may write there; whatever else lies in its place is not waited for.
+        # Any user may replace the file, so do not block on a FIFO or device.
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -158,6 +157,6 @@ def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
 
 
 def held(descriptor: int, byte: int) -> bool:
-    """Whether a living process has the lock on the byte."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    return _FLOCK.unpack(fcntl.fcntl(descriptor, _GET_LOCK, asked))[0] != fcntl.F_UNLCK
+    """Return whether a living process holds the lock on the byte."""
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    return _FLOCK.unpack(fcntl.fcntl(descriptor, _GET_LOCK, request))[0] != fcntl.F_UNLCK

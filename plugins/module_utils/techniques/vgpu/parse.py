@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the part `vgpu` of an entry of `gpu_layout`, and write it.
+"""Parse and write the part `vgpu` of an entry of `gpu_layout`.
 
-Of tenants it reports what is known without looking at the GPUs: pins, and promises that cannot be kept.
+Reports problems of tenants that are visible without the GPUs, such as wrong pins and excessive shares.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...sizes import format_size
 from .model import AUTO, POLICIES, PROVIDERS
 from .part import Tenant, Vgpu
 
-#: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
+#: Group names that systemd accepts: https://systemd.io/USER_NAMES/ (strict mode, and the dot, which many sites use).
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
-#: The kind of tenants' names: things of other kinds may have the same name.
+#: Kind of tenants' names. Names must be unique only within a kind.
 _KIND = "tenant"
-# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
 _ROUNDING_PERCENT = 1e-6
 
 _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
@@ -48,7 +48,7 @@ _TENANT = {
 
 
 def parse(node: Node, context: PartContext) -> Vgpu | None:
-    """Return the part; None after reporting why it is none."""
+    """Return the part, None after reporting a problem."""
     fields = node.fields(KEYS)
     if fields is None:
         return None
@@ -118,7 +118,7 @@ def _tenant(node: Node, names: Names) -> Tenant | None:
 
 
 def _group(node: Node) -> str | None:
-    cure = "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first."
+    cure = "Use a Unix group of the host: up to 32 letters, digits, _ . and -, starting with a letter or _."
     return word(node, _GROUP, "the name of a group", cure)
 
 
@@ -139,7 +139,7 @@ def _check_tenants(
     selectors: Sequence[Selector | None],
     sm_ratio: float | None,
 ) -> None:
-    """Report tenants that contradict themselves or their entry. Skips what an earlier problem left unknown."""
+    """Report tenants that contradict themselves or their entry. Skip values with an earlier problem."""
     pairs = [(each, tenant) for each, tenant in zip(tenant_nodes, tenants) if tenant is not None]
     for each, tenant in pairs:
         _check_pin(each, tenant, selectors)
@@ -151,17 +151,17 @@ def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None])
     if tenant.gpu is None:
         if tenant.gpus is not None and _counted(selectors) and tenant.gpus > len(selectors):
             node.report(
-                "the tenant spans %d GPUs, its entry names %d" % (tenant.gpus, len(selectors)),
-                "Lower gpus, or name more GPUs in the entry.",
+                "the tenant spans %d GPUs, but its entry has %d" % (tenant.gpus, len(selectors)),
+                "Lower gpus, or add GPUs to the entry.",
             )
         return
     if tenant.gpus is not None and tenant.gpus > 1:
-        node.report("a tenant that spans %d GPUs cannot be pinned to one" % tenant.gpus, "Take gpu or gpus away.")
-    # Only selectors of the pin's own kind can be compared before the GPUs are known.
+        node.report("a tenant that spans %d GPUs cannot be pinned to one" % tenant.gpus, "Remove gpu or gpus.")
+    # Before the GPUs are known, only selectors of the same kind can be compared.
     same_kind = selectors and all(each is not None and each.kind == tenant.gpu.kind for each in selectors)
     if same_kind and tenant.gpu not in selectors:
         node.report(
-            "the tenant is pinned to %s, which its entry does not name" % tenant.gpu,
+            "the tenant is pinned to %s, which is not in its entry" % tenant.gpu,
             "Pin it to one of the entry's GPUs: %s." % ", ".join(str(each.value) for each in selectors),
         )
 
@@ -182,11 +182,11 @@ def _check_percent(node: Node, tenants: list[Tenant], selectors: Sequence[Select
 def _report_excess(node: Node, who: str, share: int, limit_percent: float) -> None:
     if share > limit_percent + _ROUNDING_PERCENT:
         node.report(
-            "%s ask for %d percent of the SMs, there are %g" % (who, share, limit_percent),
+            "%s request %d percent of the SMs, but the limit is %g" % (who, share, limit_percent),
             "Lower sm_percent, move tenants, or raise oversubscribe: {sm: ...}.",
         )
 
 
 def _counted(selectors: Sequence[Selector | None]) -> bool:
-    """Whether the number of GPUs is known: each selector names one."""
+    """Return whether the number of GPUs is known: each selector selects one."""
     return bool(selectors) and all(selector is not None and selector.names_one_gpu for selector in selectors)

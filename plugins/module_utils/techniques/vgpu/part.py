@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The part `vgpu` of an entry of `gpu_layout`, as plain frozen values; nothing here checks anything."""
+"""Define the part `vgpu` of an entry of `gpu_layout` as frozen values, without checks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .model import AUTO, KEY, MPS, POLICIES
 class Tenant:
     """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
 
-    `group`: the Unix group whose members' processes may be the tenant's; None: any user's.
-    `oversubscribe_managed`: managed memory does not count against the quota of memory.
-    `was`: a name that the tenant had, and that its processes may still have.
+    `group`: Unix group whose members can run programs as the tenant, None for every user.
+    `oversubscribe_managed`: whether managed memory is exempt from the memory quota.
+    `was`: an earlier name, which processes may still use.
     """
 
     name: str
@@ -32,21 +32,21 @@ class Tenant:
 
 @frozen
 class Vgpu:
-    """Tenants that are held to quotas. The ratios say how much more than a GPU has may be promised: 1.0 is none."""
+    """Tenants with quotas. The ratios allow quotas beyond a GPU's capacity. 1.0 allows none."""
 
     tenants: tuple[Tenant, ...]
     policy: str = POLICIES[0]
     oversubscribe_memory_ratio: float = 1.0
     oversubscribe_sm_ratio: float = 1.0
-    #: One of PROVIDERS: who holds the tenants to their quotas.
+    #: One of PROVIDERS, which enforces the quotas.
     provider: str = AUTO
 
     @property
     def mps_clients(self) -> int | None:
-        """How many clients an MPS daemon of each GPU is meant for; None if the tenants need none."""
+        """Number of clients for the MPS daemon of each GPU, None without a daemon."""
         return len(self.tenants) if self.provider == MPS else None
 
 
 def vgpu_of(entry: Entry | None) -> Vgpu | None:
-    """Return the part of an entry whose GPUs tenants share; None of any other, and without an entry."""
+    """Return the entry's part if its sharing is vgpu, else None."""
     return entry.part if entry is not None and entry.sharing == KEY else None

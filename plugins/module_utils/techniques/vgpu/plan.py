@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the tenants that a host has to those that its layout wants: a pure function, beside the plan of the GPUs.
+"""Plan the change from current to desired tenants, a pure function next to the plan of the GPUs.
 
-Tenants that are there stay on their GPUs and seats where they can; new quotas are given to them as they run.
+Existing tenants keep their GPUs and seats if possible. Running tenants follow new quotas.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
-# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
 
-#: Processes of a tenant on a GPU.
+#: Return the processes of a tenant, by name, on a GPU, by UUID.
 Processes = Callable[[str, str], Sequence[Holder]]
 
 
 @frozen
 class WantedTenant:
-    """A tenant, the part of the layout that wants it, and why its provider is not another one where that was open.
+    """A desired tenant, its place in the layout, and the reason for a provider selected by `auto`.
 
-    `kept_names`: names that the layout does not have, and that the tenant keeps until the processes that have them end.
+    `kept_names`: names that are not in the layout and that the tenant keeps until their processes end.
     """
 
     tenant: VgpuTenant
@@ -48,19 +48,19 @@ class WantedTenant:
 def wanted(
     layout: Layout, plan: Plan, seen: Sequence[VgpuSeen] = (), dmem: frozenset[str] = frozenset()
 ) -> tuple[WantedTenant, ...]:
-    """The tenants that the layout asks for, each with its GPUs and seats, by name.
+    """Return the layout's tenants with their GPUs and seats, sorted by name.
 
-    `dmem`: UUIDs of the GPUs whose memory the kernel bounds. Raises PlanError where one cannot be had: no room, a pin to
-    another GPU, a name or provider that cannot be.
+    `dmem`: UUIDs of the GPUs whose memory the kernel can limit. Raises PlanError if a tenant does not fit, or if its pin, name
+    or provider is impossible.
     """
     names = vgpu_names.match(layout, seen, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
-    found: list[WantedTenant] = []
+    tenants: list[WantedTenant] = []
     for entry in layout.entries:
         vgpu = vgpu_of(entry)
         if vgpu is not None:
             gpus = [gpu.gpu for gpu in plan.gpus if gpu.target.where == entry.where]
-            found += _of_entry(entry, vgpu, gpus, names, [one.tenant for one in seen], dmem)
-    return tuple(sorted(found, key=lambda each: each.tenant.name))
+            tenants += _of_entry(entry, vgpu, gpus, names, [one.tenant for one in seen], dmem)
+    return tuple(sorted(tenants, key=lambda each: each.tenant.name))
 
 
 def plan(
@@ -71,11 +71,10 @@ def plan(
     processes: Processes,
     leave_others: bool = True,
 ) -> VgpuPlan:
-    """The steps from the tenants that were `seen` to those wanted.
+    """Return the steps from the `seen` tenants to the desired `tenants`.
 
-    A tenant that the layout does not want is removed where the layout names one of its GPUs; on others it is left alone, as
-    they are, until `leave_others` is false. Processes of a tenant on a GPU that it has to leave, or of one that is removed,
-    would escape its quota: they are in the way.
+    A tenant that is not in the layout is removed if the layout has one of its GPUs, or if `leave_others` is false. Processes on
+    a GPU that their tenant leaves, and processes of a removed tenant, block the change, because they would escape the quota.
     """
     by_key = {each.tenant.key: each for each in tenants}
     kept_names = tuple((each.tenant.name, name) for each in tenants for name in each.kept_names)
@@ -94,7 +93,7 @@ def plan(
             change = ChangeTenant(one, want.tenant)
             changes.append(change)
             disturbs += unheld(change, processes, indices)
-    # What one gives up may be what another one gets.
+    # Shrink tenants before others grow into the free capacity.
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
@@ -105,22 +104,20 @@ def plan(
 def unheld(
     step: RemoveTenant | ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]
 ) -> list[Disturbance]:
-    """Return whom the step would let go on without a quota: the processes of a tenant that leaves a GPU, changes its provider
-    or is removed.
-    """
+    """Return the processes that would escape their quota: of tenants that leave a GPU, change provider or are removed."""
     index, tenant = dict(indices), step.seen.tenant
-    found = []
+    disturbances = []
     for uuid in step.unheld:
-        # What cannot be determined is among the processes of each name.
-        who = list(dict.fromkeys(holder for name in tenant.names for holder in processes(name, uuid)))
-        if who:
+        # A process with an unknown tenant is returned for each name.
+        holders = list(dict.fromkeys(holder for name in tenant.names for holder in processes(name, uuid)))
+        if holders:
             what = "vgpu %s (%s %s)" % (tenant.name, step.reason(uuid), _short_label(index, uuid))
-            found.append(Disturbance(what, tuple(who)))
-    return found
+            disturbances.append(Disturbance(what, tuple(holders)))
+    return disturbances
 
 
 def _short_label(index: Mapping[str, int], uuid: str) -> str:
-    # The GPU may have gone from the host.
+    # The GPU may be missing on the host.
     return short_label(index[uuid], uuid) if uuid in index else "gpu %s" % uuid
 
 
@@ -133,20 +130,20 @@ def _of_entry(
     vgpu: Vgpu,
     gpus: Sequence[Gpu],
     names: Mapping[str, Names],
-    there: Sequence[VgpuTenant],
+    current: Sequence[VgpuTenant],
     dmem: frozenset[str],
 ) -> list[WantedTenant]:
     where = {tenant.name: "%s.vgpu.tenants[%d]" % (entry.where, n) for n, tenant in enumerate(vgpu.tenants)}
     if vgpu.provider == MPS and vgpu.policy != "fixed":
         raise PlanError(
             "%s.vgpu.policy" % entry.where,
-            "MPS holds clients to their share always, which is `policy: fixed`",
-            "Take policy away, or use another provider.",
+            "MPS always enforces the share, which is `policy: fixed`",
+            "Remove policy, or use another provider.",
         )
     demands = [_demand(tenant, vgpu, gpus, where[tenant.name], names[tenant.name].now) for tenant in vgpu.tenants]
     packed = _packed(entry, vgpu, gpus, demands, where)
-    found = []
-    taken = _taken(gpus, there, {names[demand.name].key: set(packed[demand.name]) for demand in demands})
+    desired = []
+    taken = _taken(gpus, current, {names[demand.name].key: set(packed[demand.name]) for demand in demands})
     for tenant in vgpu.tenants:
         own = names[tenant.name]
         seats = _seats(packed[tenant.name], taken, own.now)
@@ -164,8 +161,8 @@ def _of_entry(
             None if own.key == tenant.name else own.key,
             own.aliases,
         )
-        found.append(WantedTenant(made, where[tenant.name], why, own.kept))
-    return found
+        desired.append(WantedTenant(made, where[tenant.name], why, own.kept))
+    return desired
 
 
 def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: VgpuTenant | None) -> Demand:
@@ -174,11 +171,11 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
         if problem is not None:
             raise PlanError("%s.%s: %s" % (where, key, problem.where), problem.problem, problem.cure)
     if vgpu.provider == MPS and tenant.gpus > 1:
-        # The pipe directory of a process is one daemon's.
-        problem_text = "a process works through one MPS daemon, and each GPU of the entry has its own"
+        # A process has the pipe directory of one daemon.
+        problem_text = "a process uses one MPS daemon, and each GPU of the entry has a separate daemon"
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus, or use another provider.")
     if tenant.gpus > MOST_GPUS:
-        problem_text = "the tenant spans %d GPUs, and a tenant can have %d" % (tenant.gpus, MOST_GPUS)
+        problem_text = "the tenant spans %d GPUs, but the limit is %d" % (tenant.gpus, MOST_GPUS)
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus.")
     pin = None
     if tenant.gpu is not None:
@@ -186,12 +183,12 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
         if not pinned:
             raise PlanError(
                 "%s.gpu" % where,
-                "the tenant is pinned to %s, which is none of its entry's GPUs" % tenant.gpu,
+                "the tenant is pinned to %s, which is not in its entry" % tenant.gpu,
                 "Pin it to one of them: %s." % ", ".join(gpu.label for gpu in gpus),
             )
         pin = pinned[0]
-    there = frozenset(now.gpus) if now is not None else frozenset()
-    return Demand(tenant.name, tenant.memory_bytes, tenant.sm_percent, tenant.gpus, pin, there)
+    current = frozenset(now.gpus) if now is not None else frozenset()
+    return Demand(tenant.name, tenant.memory_bytes, tenant.sm_percent, tenant.gpus, pin, current)
 
 
 def _packed(
@@ -201,7 +198,7 @@ def _packed(
         if gpu.memory_total_bytes is None:
             raise PlanError(
                 "%s.vgpu on %s" % (entry.where, gpu.label),
-                "its driver reports no memory size, which tenants are given parts of",
+                "its driver reports no memory size, which tenants' quotas need",
                 "Choose another sharing for it (exclusive, shared, time_slicing or mps).",
             )
     bins = [
@@ -222,9 +219,8 @@ def _packed(
     except TooHardError:
         raise PlanError(
             "%s.vgpu" % entry.where,
-            "no way was found to pack these %d tenants onto %d GPUs, and not every way could be tried"
-            % (len(demands), len(gpus)),
-            "Pin tenants with gpu, or write an entry for each of some groups of GPUs.",
+            "the search for a packing of %d tenants on %d GPUs took too long" % (len(demands), len(gpus)),
+            "Pin tenants with gpu, or split the GPUs over several entries.",
         ) from None
     index = {gpu.uuid: gpu.index for gpu in gpus}
     takes = "%s and %d %%" % (size(misfit.memory_bytes), misfit.sm_percent)
@@ -237,7 +233,7 @@ def _packed(
         raise PlanError(where[misfit.name], *_too_large(tenant, misfit, bins, gpus, vgpu.oversubscribe_memory_ratio))
     raise PlanError(
         where[misfit.name],
-        "%s does not fit beside those before it. Free is %s"
+        "%s does not fit with the tenants before it. Free is %s"
         % (tenant, ", ".join("%s on gpu %d" % (_room(each), index[each.uuid]) for each in free)),
         "Lower memory or sm_percent, move tenants, or raise oversubscribe.",
     )
@@ -246,10 +242,13 @@ def _packed(
 def _too_large(
     tenant: str, misfit: Demand, bins: Sequence[Bin], gpus: Sequence[Gpu], memory_ratio: float
 ) -> tuple[str, str]:
-    """Return what is wrong with a tenant that has no room even on empty GPUs, and the cure."""
+    """Return problem and fix for a tenant that does not fit on empty GPUs."""
     if misfit.count > len(bins):
         has = "1 GPU" if len(bins) == 1 else "%d GPUs" % len(bins)
-        return "%s spans more GPUs than its entry, which has %s" % (tenant, has), "Lower gpus, or name more GPUs."
+        return "%s spans more GPUs than its entry, which has %s" % (
+            tenant,
+            has,
+        ), "Lower gpus, or add GPUs to the entry."
     sizes = ", ".join(
         "%s on gpu %d" % (size(gpu.memory_total_bytes or 0), gpu.index)
         for gpu in gpus
@@ -268,12 +267,14 @@ def _room(free: Bin) -> str:
     return "%s and %d %%" % (size(free.memory_bytes), free.sm_percent)
 
 
-def _taken(gpus: Sequence[Gpu], there: Sequence[VgpuTenant], packed: dict[str, set[str]]) -> dict[str, dict[int, bool]]:
-    """Return by GPU the seats that tenants have, and whether the tenant keeps it. `packed` is by the keys of tenants."""
+def _taken(
+    gpus: Sequence[Gpu], current: Sequence[VgpuTenant], packed: dict[str, set[str]]
+) -> dict[str, dict[int, bool]]:
+    """Return by GPU the occupied seats, and whether their tenants keep them. `packed` is by tenant key."""
     return {
         gpu.uuid: {
             seat.seat: gpu.uuid in packed.get(tenant.key, ())
-            for tenant in there
+            for tenant in current
             for seat in tenant.seats
             if seat.gpu_uuid == gpu.uuid
         }
@@ -282,32 +283,32 @@ def _taken(gpus: Sequence[Gpu], there: Sequence[VgpuTenant], packed: dict[str, s
 
 
 def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
-    """The tenant's seats. A new one is free: processes of a tenant that goes may still use theirs."""
+    """Return the tenant's seats. New seats are free ones, because processes of a removed tenant may still use theirs."""
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
-        # In the order that its processes know.
+        # Keep the order that its processes know.
         return now.seats
-    found = []
+    seats_of_tenant = []
     for uuid in uuids:
         if uuid not in has:
             seats = taken[uuid]
             has[uuid] = min(range(SEATS), key=lambda n, seats=seats: (n in seats, seats.get(n, False), n))
             seats[has[uuid]] = True
-        found.append(VgpuSeat(uuid, has[uuid]))
-    return tuple(found)
+        seats_of_tenant.append(VgpuSeat(uuid, has[uuid]))
+    return tuple(seats_of_tenant)
 
 
-def _provider(asked: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
-    """The provider, and why not a stronger one."""
+def _provider(requested: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
+    """Return the provider, and why not a stronger one."""
     without = [uuid for uuid in uuids if uuid not in dmem]
-    if asked == MPS:
+    if requested == MPS:
         return MPS, "a fault of one client ends all"
-    if asked == DMEM and without:
+    if requested == DMEM and without:
         raise PlanError(
             where,
-            "the kernel does not bound the memory of %s (no region of it in dmem.capacity)" % " and ".join(without),
-            "It takes Linux 6.14 and a driver that registers its memory there (release 615); or use auto or preload.",
+            "the kernel cannot limit the memory of %s (no region in dmem.capacity)" % " and ".join(without),
+            "Use Linux 6.14 with driver 615 or newer, or use auto or preload.",
         )
-    if asked == AUTO:
+    if requested == AUTO:
         return (PRELOAD, "no dmem here") if without else (DMEM, "")
-    return asked, ""
+    return requested, ""

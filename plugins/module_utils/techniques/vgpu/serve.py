@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-agent: the service that hands tenants the memory in which they take turns."""
+"""Run vgpu-agent, the service that hands out the memory in which tenants take turns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
 from .model import root_of_files
 
-#: Between two starts of the process that asks NVML.
+#: Minimum interval in seconds between starts of the process that queries NVML.
 _AGAIN_SECONDS = 10.0
 
 
 def serve(options: Namespace) -> int:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     notifier = Notifier(os.environ)
     root = root_of_files()
     agent = Agent(root, SharedMemory(notifier, stored(os.environ)), _log)
@@ -29,7 +29,7 @@ def serve(options: Namespace) -> int:
     notifier.tell("READY=1")
 
     def ticked() -> None:
-        # Where no look comes in time, the service is ended and starts again.
+        # The watchdog restarts the service if a read of the tenants hangs.
         notifier.tell("WATCHDOG=1")
         reporter.keep_running()
 
@@ -42,7 +42,7 @@ def _log(text: str) -> None:
 
 
 class _Reporter:
-    """The process that asks NVML: started, and started again where it has ended, as a crash of the driver's library ends it."""
+    """Start the process that queries NVML, and restart it after it ends, for example by a crash of the driver's library."""
 
     def __init__(self, root: Path, state_directory: str) -> None:
         self._root, self._state_directory = root, state_directory

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the tenants of a host to a run."""
+"""Provide the tenants of a host to a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, ap
 from .plan import WantedTenant, plan, wanted
 from .steps import VgpuPlan, also, caps, size
 
-#: What the line of a tenant ends with.
+#: End of a tenant's line in `gpu-layout show`.
 _ISOLATION = {
     NOT_ISOLATED: "  not isolated from neighbours",
     SEALED: "  neighbours can delay it",
@@ -34,14 +34,14 @@ class VgpuService:
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
-        #: The host that was observed; None before.
+        #: The observed host, None before the first observation.
         self._host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
-        """Return the tenants that the layout asks for."""
-        # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
+        """Return the tenants of the layout."""
+        # Assume dmem on all GPUs, because only the host knows whether it is available.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
             Asked("vgpu %s" % each.name, "add", "%s and %d %%" % (size(each.memory_bytes), each.sm_percent), each.gpus)
@@ -49,37 +49,37 @@ class VgpuService:
         ]
 
     def observe(self) -> None:
-        """Look at nothing: what tenants use is told by GPU."""
+        """Do nothing, because usage is observed per GPU."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Look at the tenants."""
+        """Observe the tenants."""
         if self._applies:
             self._host = VgpuHost(gpus)
             self.seen = self._host.observe()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
-        """Return nothing: all processes of tenants hold their GPUs."""
+        """Return nothing, because all tenants' processes are holders of their GPUs."""
         return {}
 
     def plan(self, request: PartRequest) -> VgpuPlan:
         """Return the steps of the tenants."""
         host = self._host
-        asked: tuple[WantedTenant, ...] = ()
+        desired: tuple[WantedTenant, ...] = ()
         if not request.removes:
-            asked = wanted(request.layout, request.plan, self.seen, frozenset() if host is None else host.dmem)
-        if asked:
-            _check(asked, host, request.installs)
+            desired = wanted(request.layout, request.plan, self.seen, frozenset() if host is None else host.dmem)
+        if desired:
+            _check(desired, host, request.installs)
         if not request.gpus_change:
-            _check_gpus(asked, request.host)
-            _check_daemons(asked, request.keys)
+            _check_gpus(desired, request.host)
+            _check_daemons(desired, request.keys)
 
         def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
             return () if host is None else host.processes(request.host, name, gpu_uuid)
 
-        return plan(asked, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+        return plan(desired, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
-        """Return what differs from the layout."""
+        """Return the differences from the layout."""
         if self._host is None:
             return []
         from . import metrics
@@ -93,16 +93,16 @@ class VgpuService:
         return metrics.families(self.seen, gpus)
 
     def describe(self, host: Host) -> list[str]:
-        """Return the tenants in words."""
+        """Return one line of text per tenant."""
         return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: VgpuPlan) -> str | None:
-        """Return what the library of the tenants needs."""
+        """Return why the library is missing, None if it is installed or not needed."""
         problem = self._host.available() if part.takes_library and self._host is not None else None
         return None if problem is None else str(problem)
 
     def change(self, part: VgpuPlan, look: Look, clear: Clear | None) -> Change | None:
-        """Return the part as a change."""
+        """Return the change for this part, None without steps."""
         if not part.steps or self._host is None:
             return None
         from .apply import VgpuChange
@@ -110,7 +110,7 @@ class VgpuService:
         return VgpuChange(self._host, part, look, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return False: the next plan completes a change of tenants."""
+        """Return False, because the next plan completes an interrupted change."""
         return False
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
@@ -121,44 +121,44 @@ class VgpuService:
             bring_back(data, VgpuHost(host.gpus))
 
 
-def _check(asked: Sequence[WantedTenant], host: VgpuHost | None, installs: bool) -> None:
+def _check(desired: Sequence[WantedTenant], host: VgpuHost | None, installs: bool) -> None:
     if host is None:
         raise PlanError(
-            asked[0].where,
-            "these are simulated GPUs of this process alone, which have no tenants",
-            "Simulate them for the whole host (the role gpu_simulator).",
+            desired[0].where,
+            "simulated GPUs of this process alone cannot have tenants",
+            "Simulate GPUs for the whole host (role gpu_simulator).",
         )
-    for each in asked:
+    for each in desired:
         problem = host.group_problem(each.tenant)
         if problem is not None:
             raise PlanError("%s.group" % each.where, problem.problem, problem.cure)
     problem = host.available()
-    where = next((each.where for each in asked if each.tenant.provider != MPS), None)
+    where = next((each.where for each in desired if each.tenant.provider != MPS), None)
     if problem is not None and where is not None and not installs:
         raise PlanError("%s: %s" % (where, problem.where), problem.problem, problem.cure)
 
 
-def _check_daemons(asked: Sequence[WantedTenant], keys: Sequence[str]) -> None:
-    for each in asked:
+def _check_daemons(desired: Sequence[WantedTenant], keys: Sequence[str]) -> None:
+    for each in desired:
         if each.tenant.provider == MPS and MPS not in keys:
             raise PlanError(
                 each.where,
-                "a tenant of MPS is nothing without its daemon, which this run is not about",
-                "Apply the layout whole (openfleet.gpu.layout).",
+                "a tenant under MPS needs its daemon, which this run does not apply",
+                "Apply the whole layout (openfleet.gpu.layout).",
             )
 
 
-def _check_gpus(asked: Sequence[WantedTenant], host: Host) -> None:
-    """Refuse GPUs that are not ready for tenants, where only tenants are to change."""
+def _check_gpus(desired: Sequence[WantedTenant], host: Host) -> None:
+    """Raise PlanError for GPUs that are not ready, if only tenants change."""
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
-    for each in asked:
+    for each in desired:
         for gpu in (by_uuid[uuid] for uuid in each.tenant.gpus):
             if gpu.mig.enabled or gpu.compute_mode != "default":
                 raise PlanError(
                     "%s on %s" % (each.where, gpu.label),
                     "the GPU is not ready for tenants (MIG %s, compute mode %s)"
                     % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
-                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                    "Apply the whole layout (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
                 )
 
 

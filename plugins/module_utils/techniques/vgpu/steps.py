@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants' part of a plan as an object: the steps, and how they read. `plan` decides."""
+"""Define the tenants' part of a plan: steps and their text. `plan` decides."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...sizes import BYTES_PER_UNIT, format_size
 from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
 
 _MIB = BYTES_PER_UNIT["MiB"]
-#: How many processes a line names.
+#: Limit of processes in a line.
 _NAMED = 20
 
 
 @frozen
 class RemoveTenant:
-    """Take a tenant away. What its processes start from then on would have no quota."""
+    """Remove a tenant. Processes that it starts later would have no quota."""
 
     seen: VgpuSeen
 
@@ -29,11 +29,11 @@ class RemoveTenant:
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs where no quota would hold its processes any more."""
+        """UUIDs of the GPUs where its processes would escape the quota."""
         return self.seen.tenant.gpus
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why its processes on the GPU are in the way, up to the GPU's name."""
+        """Return why its processes block the change, as text before the GPU's name."""
         return "it would be removed from"
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class RemoveTenant:
 class AddTenant:
     tenant: VgpuTenant
     where: str
-    #: Why the provider is not another one, where that was left open.
+    #: Reason for the provider, if `auto` selected it.
     why: str = ""
 
     @property
@@ -57,7 +57,7 @@ class AddTenant:
 
 @frozen
 class ChangeTenant:
-    """Give a tenant another quota or name while its processes run, other GPUs, or its files the form of this release."""
+    """Change quota, name, GPUs or outdated files of a tenant."""
 
     seen: VgpuSeen
     tenant: VgpuTenant
@@ -72,25 +72,25 @@ class ChangeTenant:
 
     @property
     def ended_names(self) -> tuple[str, ...]:
-        """Names under which no program can start as the tenant any more."""
+        """Names under which programs can no longer start as the tenant."""
         return tuple(name for name in self.seen.tenant.names if name not in self.tenant.names)
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that it goes away from."""
+        """UUIDs of the GPUs that the tenant leaves."""
         return tuple(uuid for uuid in self.seen.tenant.gpus if uuid not in self.tenant.gpus)
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs where no quota would hold its running processes any more.
+        """UUIDs of the GPUs where its running processes would escape the quota.
 
-        They are clients of a daemon or have the library, as they were started.
+        Processes keep the daemon or library with which they started.
         """
         providers = {self.seen.tenant.provider, self.tenant.provider}
         return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why its processes on the GPU are in the way, up to the GPU's name."""
+        """Return why its processes block the change, as text before the GPU's name."""
         return "it would leave" if gpu_uuid in self.leaves else "its provider would change on"
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
 
 @frozen
 class VgpuPlan:
-    """What a host's tenants need, after the GPUs have changed: shrinking before growing, removals when all else stands."""
+    """Steps for a host's tenants after its GPUs have changed: shrink, grow, add, and remove last."""
 
     key: ClassVar[str] = KEY
     removes: tuple[RemoveTenant, ...] = ()
@@ -117,9 +117,9 @@ class VgpuPlan:
     adds: tuple[AddTenant, ...] = ()
     kept: tuple[VgpuSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: Index of each GPU of the host, for texts.
+    #: UUID and index of each GPU of the host, for text.
     indices: tuple[tuple[str, int], ...] = ()
-    #: Names that the layout does not have and that stay, as processes have them, each with its tenant's name.
+    #: Tenant name and kept name, for names that processes use but the layout lacks.
     kept_names: tuple[tuple[str, VgpuName], ...] = ()
 
     @property
@@ -128,33 +128,33 @@ class VgpuPlan:
 
     @property
     def takes_library(self) -> bool:
-        """Return whether the library holds a tenant to a quota when the plan is done."""
-        there = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
-        return any(tenant.provider != MPS for tenant in there)
+        """Return whether a tenant uses the library after the plan."""
+        tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
+        return any(tenant.provider != MPS for tenant in tenants)
 
     def to_data(self) -> list[dict[str, Any]]:
-        """The steps as JSON has them, whatever the tenants use just now."""
+        """Return the steps as JSON data, independent of current usage."""
         return [_step_data(step) for step in self.steps]
 
     def gpus_changed(self) -> frozenset[str]:
         """UUIDs of the GPUs whose tenants change."""
-        found: set[str] = set()
+        uuids: set[str] = set()
         for step in self.steps:
             if not isinstance(step, AddTenant):
-                found.update(step.seen.tenant.gpus)
+                uuids.update(step.seen.tenant.gpus)
             if not isinstance(step, RemoveTenant):
-                found.update(step.tenant.gpus)
-        return frozenset(found)
+                uuids.update(step.tenant.gpus)
+        return frozenset(uuids)
 
     def lines(self) -> list[str]:
-        """One line for each tenant that changes, and one for each name that stays until its processes end."""
-        found = [(step.name, "vgpu %s: %s %s" % (step.name, step, self._places(step))) for step in self.steps]
+        """Return a line for each changed tenant and each kept name."""
+        lines = [(step.name, "vgpu %s: %s %s" % (step.name, step, self._places(step))) for step in self.steps]
         for tenant, kept in self.kept_names:
             pids = ["pid %d" % pid for pid in kept.pids[:_NAMED]]
             pids += ["%d more" % (len(kept.pids) - _NAMED)] if len(kept.pids) > _NAMED else []
             line = "vgpu %s: keep the name %s until its processes end (%s)" % (tenant, kept.name, ", ".join(pids))
-            found.append((tenant, line))
-        return [line for _name, line in sorted(found, key=_first)]
+            lines.append((tenant, line))
+        return [line for _name, line in sorted(lines, key=_first)]
 
     def _places(self, step: VgpuStep) -> str:
         if isinstance(step, RemoveTenant):
@@ -164,19 +164,19 @@ class VgpuPlan:
         return "on %s" % self.gpus(step.tenant)
 
     def gpus(self, tenant: VgpuTenant) -> str:
-        """How messages name where a tenant is."""
+        """Return the tenant's GPUs as text."""
         index = dict(self.indices)
         return " and ".join("gpu %d" % index[uuid] if uuid in index else uuid for uuid in tenant.gpus)
 
     def before(self, gpu_uuid: str) -> str:
-        """Return in words the tenants that were on the GPU before the plan."""
+        """Return the GPU's tenants before the plan as text."""
         gone = [step.seen for step in (*self.removes, *self.changes)]
         return _named([seen.tenant for seen in (*gone, *self.kept)], gpu_uuid)
 
     def after(self, gpu_uuid: str) -> str:
-        """Return in words the tenants that are there when it is done."""
-        there = [step.tenant for step in (*self.changes, *self.adds)]
-        return _named([*there, *(seen.tenant for seen in self.kept)], gpu_uuid)
+        """Return the GPU's tenants after the plan as text."""
+        tenants = [step.tenant for step in (*self.changes, *self.adds)]
+        return _named([*tenants, *(seen.tenant for seen in self.kept)], gpu_uuid)
 
 
 def _step_data(step: VgpuStep) -> dict[str, Any]:
@@ -192,12 +192,12 @@ def _step_data(step: VgpuStep) -> dict[str, Any]:
 
 
 def size(size_bytes: int) -> str:
-    """As layouts have it, or in whole MiB where it is no such size."""
+    """Return the size as in layouts, or in whole MiB if layouts cannot express it."""
     return format_size(size_bytes) if size_bytes > 0 and size_bytes % _MIB == 0 else "%d MiB" % (size_bytes // _MIB)
 
 
 def caps(tenant: VgpuTenant) -> str:
-    """What the tenant may have on each of its GPUs, in words."""
+    """Return the tenant's limits on each GPU as text."""
     words = ["%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent), tenant.policy]
     if tenant.priority:
         words.append("priority %d" % tenant.priority)
@@ -209,7 +209,7 @@ def caps(tenant: VgpuTenant) -> str:
 
 
 def also(tenant: VgpuTenant) -> str:
-    """Return the tenant's other names, as they follow its caps."""
+    """Return the tenant's other names as text after its limits."""
     return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the files of this folder as a technique."""
+"""Register the files of this folder as a technique."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class VgpuTechnique(VgpuForm):
-    """Share a GPU by tenants. `protocol.Technique` documents the members."""
+    """Share a GPU between tenants. `protocol.Technique` documents the members."""
 
     setting = None
 
@@ -28,6 +28,6 @@ class VgpuTechnique(VgpuForm):
         return VgpuService
 
     def used(self, layout: Layout | None, private: bool) -> bool:
-        """Return whether there are tenants, or the layout asks for some."""
-        asked = layout is not None and any(entry.sharing == KEY for entry in layout.entries)
-        return asked or (applies(private) and any(spec_files(root_of_files())))
+        """Return whether the host or the layout has tenants."""
+        desired = layout is not None and any(entry.sharing == KEY for entry in layout.entries)
+        return desired or (applies(private) and any(spec_files(root_of_files())))

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps of its memory on GPUs. It lies in memory that is all zero at first, and again in a child of fork.
+ * A process's accounting of GPU memory. It is stored in memory that starts as zeros, also in a child of fork.
  */
 #ifndef ACCOUNT_H
 #define ACCOUNT_H
@@ -16,23 +16,23 @@ struct account {
 	struct tenant tenant;
 	struct tables tables;
 
-	/* Held over the driver's answer and what follows from it. A profiler's callback (CUPTI's) runs within the driver's call, on the
-	 * thread that made it, and may call hooked functions: so a thread may take it again, and nothing that was read before a
-	 * call to the driver may be relied on after it. */
+	/* Held during a driver call and the update after it. A profiler's callback (CUPTI) runs inside the driver's
+	 * call on the same thread and may call hooked functions. So the lock is recursive, and values read before a
+	 * driver call are not valid after it. */
 	struct recursive_mutex pools;
-	_Atomic bool has_pools;				/* some are known, or were */
-	_Atomic bool pools_gave_back;			/* while a thread had the lock: it settles them when it leaves it */
-	uint64_t graph_bytes[QUOTA_GPUS];	/* by place in the region: charged for the graphs' memory */
+	_Atomic bool has_pools;				/* whether pools are, or were, known */
+	_Atomic bool pools_gave_back;			/* set while the lock is taken; its holder then settles the pools */
+	uint64_t graph_bytes[QUOTA_GPUS];	/* bytes charged for graphs' memory, by index in the region */
 
-	/* contexts.c, by place in the region too */
-	_Atomic unsigned contexts[QUOTA_GPUS];		/* made since there is a quota, and not gone */
-	_Atomic uint64_t context_charged[QUOTA_GPUS];	/* what was reserved for them and for those that are being made */
-	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* of it for those: NVML cannot name that yet */
-	_Atomic unsigned contexts_begun, contexts_ended;	/* calls that make or destroy some: equal while there is none */
-	_Atomic bool has_managed;			/* memory that is counted in full, wherever it lies, or not at all */
-	_Atomic unsigned learned;			/* GPUs, by place, of which NVML was asked for the cost of a context */
+	/* contexts.c, by index in the region */
+	_Atomic unsigned contexts[QUOTA_GPUS];		/* existing contexts created under a quota */
+	_Atomic uint64_t context_charged[QUOTA_GPUS];	/* bytes reserved for them and for contexts being created */
+	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* part of it for contexts being created, which NVML cannot list yet */
+	_Atomic unsigned contexts_begun, contexts_ended;	/* calls that create or destroy contexts, started and finished */
+	_Atomic bool has_managed;			/* managed memory, which counts in full wherever it is, or not at all */
+	_Atomic unsigned learned;			/* GPUs, by index, whose context cost was requested from NVML */
 
-	/* nvml.c; one thread at a time, by `settling` */
+	/* nvml.c, one thread at a time, by `settling` */
 	_Atomic bool settling;
 	bool nvml_started;
 	int64_t nvml_again_ns;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading the agent's report, and charging by it.
+ * Read the agent's report and charge by it.
  */
 #include "account/agent_report.h"
 
@@ -49,7 +49,7 @@ static bool read_whole(int descriptor, struct nvml_report *report)
 	return false;
 }
 
-/* False: there is none, or it is old. */
+/* False if the report is missing or old. */
 static bool read_report(const struct tenant *tenant, struct nvml_report *report)
 {
 	char path[512];
@@ -75,7 +75,7 @@ static int column_of(const struct nvml_report *report, const struct quota_gpu *g
 	return -1;
 }
 
-/* What was said before a context came or went is of another number of them. */
+/* A report from before a context change is for another number of contexts. */
 static bool is_of_these_contexts(const struct tenant *tenant, uint32_t slot, const struct nvml_report *report)
 {
 	return slot < REGION_SLOTS && atomic_load(&tenant->region->slots[slot].contexts_changed_ns) < report->asked_ns;
@@ -91,7 +91,7 @@ static void settle_own(struct account *account, const struct quota *quota, int g
 	}
 	if (contexts > 0 && !has_managed)
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
-	/* What lies on the GPU of managed memory that does not count cannot be told from the rest. */
+	/* Managed memory on the GPU that does not count cannot be separated from the rest. */
 	if (!quota->managed_oversubscribed || !has_managed)
 		tenant_set_context(&account->tenant, gpu, beyond + atomic_load(&account->context_pending[gpu]));
 }
@@ -124,7 +124,7 @@ static void charge_all(struct account *account, const struct quota *quota, const
 
 static struct nvml_report *buffer(void)
 {
-	static struct nvml_report report;	/* account->settling keeps it to one thread */
+	static struct nvml_report report;	/* account->settling serializes threads */
 	return &report;
 }
 
@@ -150,7 +150,7 @@ bool agent_report_learn(struct account *account, const struct quota *quota)
 	struct nvml_report *report = buffer();
 	const struct timespec poll = { .tv_nsec = POLL_NS };
 	int64_t began = kernel_ns();
-	/* Another thread is at it: what it learns is there in a moment, or with the next look. */
+	/* Another thread is reading the report. Use its result at the next check. */
 	if (atomic_exchange(&account->settling, true))
 		return true;
 	bool speaks = read_report(&account->tenant, report);
@@ -161,7 +161,7 @@ bool agent_report_learn(struct account *account, const struct quota *quota)
 	}
 	if (unknown && speaks) {
 		charge_all(account, quota, report);
-		/* Where it says nothing of these contexts, it would not another time. */
+		/* Waiting longer does not help if the report omits these contexts. */
 		atomic_fetch_or(&account->learned, report->asked_ns > began ? unknown : 0);
 	}
 	atomic_store(&account->settling, false);

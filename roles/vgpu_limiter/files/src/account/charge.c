@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The two ends of each allocation.
+ * Begin and end of each allocation.
  */
 #include "account/charge.h"
 
@@ -10,8 +10,7 @@
 #include "account/sums.h"
 #include "base/likely.h"
 
-/* Out of memory is the last answer: pools may hold what nobody uses, which the driver too would give
- * up before it says so. */
+/* Before failing, trim pools with unused memory, as the driver does. */
 bool charge(struct account *account, const struct target *target, uint64_t bytes)
 {
 	if (UNLIKELY(target->gpu == NO_PLACE))

@@ -2,22 +2,22 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reserving before the driver is asked, and giving back what it refuses.
+ * Reserve memory before a driver call, and release it if the driver refuses.
  */
 #ifndef CHARGE_H
 #define CHARGE_H
 
 #include "account/account.h"
 
-/* Which GPU a call means. */
+/* The target GPU of a call. */
 enum { NOT_COUNTED = -1, NO_PLACE = -2 };
 struct target {
-	int gpu;			/* place in the region; NOT_COUNTED; NO_PLACE: cannot be counted, so nothing fits */
+	int gpu;			/* index in the region, NOT_COUNTED, or NO_PLACE: cannot be counted, so nothing fits */
 	CUdevice device;
 	uint64_t limit_bytes;		/* UINT64_MAX: only counted */
 };
 
-/* Reserves, or is false: out of memory. Exact, and seen by all processes of the tenant at once. */
+/* Reserve memory. False if out of memory. Exact and visible to all processes of the tenant at once. */
 bool charge(struct account *, const struct target *, uint64_t bytes);
 void uncharge(struct account *, int gpu, uint64_t bytes);
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * When the process's contexts change: what is said of their memory is of a moment before or after.
+ * Changes of the process's contexts. A report of their memory may be from before or after a change.
  */
 #ifndef CONTEXT_EVENTS_H
 #define CONTEXT_EVENTS_H
@@ -12,7 +12,7 @@
 
 static inline void context_change_begins(struct account *account) { atomic_fetch_add(&account->contexts_begun, 1); }
 
-/* Also where a limit made a context larger or smaller. */
+/* Also called when a limit changed the size of a context. */
 static inline void context_has_changed(struct account *account)
 {
 	if (account->tenant.region)
@@ -30,7 +30,7 @@ static inline bool context_changes_are_over(struct account *account)
 	return atomic_load(&account->contexts_ended) == atomic_load(&account->contexts_begun);
 }
 
-/* The places of GPUs with contexts whose cost was not asked for yet, as bits. */
+/* Bit mask of GPUs with contexts whose cost was not requested yet. */
 static inline unsigned context_places_to_learn(struct account *account)
 {
 	unsigned with_contexts = 0;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reserving for contexts, and learning what one costs.
+ * Reserve memory for contexts, and learn the cost of one.
  */
 #include "account/context_sums.h"
 
@@ -59,7 +59,7 @@ void tenant_learn_context(struct tenant *tenant, int gpu, uint64_t bytes)
 		;
 }
 
-/* With the region's lock held. */
+/* Requires the region's lock. */
 static void set_context(struct tenant *tenant, uint32_t slot, int gpu, uint64_t bytes)
 {
 	_Atomic uint64_t *context = &tenant->region->slots[slot].context[gpu];
@@ -84,7 +84,7 @@ static bool is_process(const struct tenant *tenant, uint32_t slot, uint32_t nonc
 
 void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
 {
-	/* Without the lock first: there is seldom something to do. */
+	/* Check without the lock first, because there is rarely work. */
 	if (!is_process(tenant, slot, nonce) || atomic_load(&tenant->region->slots[slot].context[gpu]) >= bytes)
 		return;
 	region_lock(tenant);
@@ -95,7 +95,7 @@ void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, 
 	tenant_note_peak(tenant, gpu);
 }
 
-/* With the region's lock held: what was in the slot before is of a dead process. */
+/* Requires the region's lock. Earlier content of the slot belongs to a dead process. */
 static void open_slot(struct region *region, uint32_t slot)
 {
 	struct slot *opened = &region->slots[slot];

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charging for contexts.
+ * Charge contexts.
  */
 #include "account/contexts.h"
 
@@ -99,7 +99,7 @@ void context_is_gone(struct account *account, CUcontext context)
 	struct entry entry;
 	if (!take_out(&account->tables, T_CONTEXT, (uintptr_t)context, &entry))
 		return;
-	/* The first of all was made before its cost was known: what NVML says of it goes too. */
+	/* The first context was created before its cost was known. NVML's value for it is removed too. */
 	uint64_t cost = tenant_context_cost(&account->tenant, entry.gpu);
 	atomic_fetch_sub(&account->contexts[entry.gpu], 1);
 	give_back(account, entry.gpu, entry.bytes, entry.bytes > cost ? entry.bytes : cost);
@@ -107,7 +107,7 @@ void context_is_gone(struct account *account, CUcontext context)
 
 /* --- limits --- */
 
-/* Adds to what the context costs, or takes off it: no more than was added. */
+/* Add to the context's cost, or subtract at most what was added. */
 static void change_context(struct account *account, int gpu, uint64_t before, uint64_t after)
 {
 	CUcontext context = NULL;
@@ -122,7 +122,7 @@ static void change_context(struct account *account, int gpu, uint64_t before, ui
 		entry->bytes -= less;
 	}
 	mutex_unlock(&account->tables.lock);
-	/* Of a context from before the quota nothing is kept: NVML knows it where it can. */
+	/* A context from before the quota has no record. NVML reports it if possible. */
 	if (!entry && after > before)
 		less = after - before;
 	if (less)

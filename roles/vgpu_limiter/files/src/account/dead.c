@@ -2,15 +2,15 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Looking for dead processes of the tenant.
+ * Find dead processes of the tenant.
  */
 #include "account/dead.h"
 
 #include "account/region_lock.h"
 #include "base/files.h"
 
-/* Sum and part change one after the other: who is killed between them leaves the lock held, and the
- * next holder sums up. */
+/* Sum and slot change one after the other. A process killed between them leaves the lock held, and the next holder
+ * recomputes the sum. */
 void tenant_clear_slot(struct region *region, struct slot *slot)
 {
 	for (int gpu = 0; gpu < REGION_GPUS; gpu++) {
@@ -22,8 +22,8 @@ void tenant_clear_slot(struct region *region, struct slot *slot)
 	atomic_store(&slot->state, SLOT_FREE);
 }
 
-/* With or without the lock: which slots' processes are dead, of those in `among` (NULL: of all) and of those that hold
- * something on the GPU (-1: of all). Each costs a call to the kernel. */
+/* Return the slots of dead processes, with or without the lock, among `among` (NULL for all) and with memory on the
+ * GPU (-1 for any). Each check is a system call. */
 struct slots { uint64_t bits[REGION_SLOTS / 64]; };
 
 static bool find_dead(const struct tenant *tenant, int gpu, const struct slots *among, struct slots *dead)
@@ -51,7 +51,7 @@ static bool find_dead(const struct tenant *tenant, int gpu, const struct slots *
 	return any;
 }
 
-/* Under the lock. A process that takes a slot while this goes on waits for the lock before it writes. */
+/* Requires the lock. A process that takes a slot meanwhile waits for the lock before it writes. */
 static void strike_off(struct tenant *tenant, const struct slots *among)
 {
 	struct slots dead;
@@ -61,8 +61,8 @@ static void strike_off(struct tenant *tenant, const struct slots *among)
 				tenant_clear_slot(tenant->region, &tenant->region->slots[i]);
 }
 
-/* Without the lock: a tenant of hundreds of processes would wait for milliseconds. With it only those that were found dead
- * are looked at again, since another may have the slot by now. */
+/* Search without the lock, which would block a tenant with hundreds of processes for milliseconds. With the lock,
+ * check only the dead ones again, because another process may own the slot now. */
 void tenant_strike_off(struct tenant *tenant, int gpu)
 {
 	struct slots dead;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * UUIDs of devices, each asked for once.
+ * UUIDs of devices, read once per device.
  */
 #include "account/devices.h"
 
@@ -20,7 +20,7 @@ static bool uuid_of_device(struct account *account, CUdevice device, CUuuid *uui
 		*uuid = account->device_uuid[device];
 		return true;
 	}
-	/* The second form names the MIG device, the first the GPU around it. */
+	/* The second form returns the MIG device, the first one its GPU. */
 	if ((HAVE(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(uuid, device) : REAL(cuDeviceGetUuid)(uuid, device)) != CUDA_SUCCESS)
 		return false;
 	mutex_lock(&account->tables.lock);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charging for the memory of graphs.
+ * Charge the memory of graphs.
  */
 #include "account/graph_memory.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Putting down what each allocation has cost, until it is freed.
+ * Record the cost of each allocation until it is freed.
  */
 #include "account/holdings.h"
 
@@ -57,7 +57,7 @@ void forget_allocations_of(struct account *account, CUcontext context)
 	for (int k = 0; k < 3; k++) {
 		struct table *table = &account->tables.table[kinds[k]];
 		mutex_lock(&account->tables.lock);
-		/* Removing may move another entry into this place. */
+		/* Removing may move another entry to this position. */
 		for (uint32_t i = 0; i < table->capacity;) {
 			struct entry entry = table->entries[i];
 			if (!entry.taken || entry.pooled || entry.with != (uintptr_t)context) {

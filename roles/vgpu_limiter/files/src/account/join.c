@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's region: opening it, a slot for this process, and places for its GPUs.
+ * Open the tenant's region, take a slot for this process, and find its GPUs.
  */
 #include "account/join.h"
 
@@ -19,13 +19,13 @@
 #include "base/log.h"
 #include "base/shared_file.h"
 
-/* The byte makes the slot ours; what the slot says is written under the lock. */
+/* The lock makes the slot ours. Its content is written under the region's lock. */
 static bool take_slot(struct tenant *tenant, int descriptor)
 {
 	struct slot *slots = tenant->region->slots;
 	for (int pass = 0; pass < 2; pass++) {
 		for (int i = 0; i < REGION_SLOTS; i++) {
-			/* Those of the dead come last: most who are marked as living are. */
+			/* Check dead processes last, because most slots marked as used are alive. */
 			if (pass == 0 && atomic_load(&slots[i].state) == SLOT_USED)
 				continue;
 			if (!vgpu_take_byte(descriptor, LOCK_SLOTS + i))
@@ -61,10 +61,10 @@ static void fill_slot(struct tenant *tenant)
 
 /* --- opening --- */
 
-/* Where the tenant's processes cannot count together, a quota for each of them would be none for the tenant. */
+/* If processes cannot share a count, a quota per process would not limit the tenant. */
 #define REFUSED "this process cannot be counted, so its allocations on GPUs with a quota are refused"
 
-/* One of those who find a new file writes its head; the others wait for that. */
+/* One of the processes that find a new file writes the header. The others wait. */
 static bool has_head(struct region *region, int descriptor)
 {
 	if (atomic_load(&region->magic) == 0 && vgpu_wait_for_byte(descriptor, LOCK_INIT)) {
@@ -98,9 +98,9 @@ static bool open_shared_region(struct tenant *tenant, const struct quota *quota)
 	tenant->inode = status.st_ino;
 	tenant->region = region;
 	if (!has_head(region, descriptor))
-		wrong = "it is no region of this version; remove it when no process of the tenant runs";
+		wrong = "it is not a region of this version. Remove it when no process of the tenant runs";
 	else if (!take_slot(tenant, descriptor))
-		wrong = "all 1024 places for processes are taken";
+		wrong = "all 1024 slots for processes are used";
 	vgpu_close(descriptor);
 	if (!wrong)
 		return true;
@@ -145,7 +145,7 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
-/* Under the lock, by a process that has no quota yet and so has nothing anywhere: whether it is the only one. */
+/* Requires the lock. Called by a process without a quota and without memory. Return whether it is the only process. */
 static bool is_alone(struct tenant *tenant)
 {
 	tenant_strike_off_all(tenant);
@@ -155,7 +155,7 @@ static bool is_alone(struct tenant *tenant)
 	return true;
 }
 
-/* A tenant may have had many GPUs by and by. Their places are free again when nobody is there who knows them. */
+/* A tenant may use many GPUs over time. Free the entries of GPUs that no living process uses. */
 static void clear_gpus(struct region *region)
 {
 	for (int i = 0; i < REGION_GPUS; i++) {
@@ -190,6 +190,6 @@ void tenant_join(struct tenant *tenant, struct quota *quota, bool first)
 	region_unlock(tenant);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (quota->gpus[i].region < 0)
-			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs, so allocations on %s are refused; end all programs of the tenant, "
-			         "and the next one has room for it", quota->tenant, REGION_GPUS, quota->gpus[i].name);
+			vgpu_log(LOG_ERR, "the region of %s has %d other GPUs, so allocations on %s are refused. End all programs of the tenant "
+			         "to free its GPU entries", quota->tenant, REGION_GPUS, quota->gpus[i].name);
 }

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What NVML says of this process.
+ * NVML's values for this process.
  */
 #include "account/nvml.h"
 
@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "driver/reals.h"
 
-enum { LISTED = 1024, TRIES = 4 };	/* answers of NVML at most, while memory comes and goes */
+enum { LISTED = 1024, TRIES = 4 };	/* limit of NVML queries while memory changes */
 #define SELDOM_NS (60 * NS_PER_SECOND)
 
 static bool uses_cuda(const struct account *account)
@@ -34,10 +34,10 @@ static bool start(struct account *account)
 	return account->nvml_started;
 }
 
-/* False: NVML does not name this process on the GPU. An entry for each MIG instance, so it is a sum. */
+/* False if NVML does not list this process on the GPU. Adds the entries of MIG instances. */
 static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 {
-	static nvmlProcessInfo_t listed[LISTED];	/* account->settling keeps it to one thread */
+	static nvmlProcessInfo_t listed[LISTED];	/* account->settling serializes threads */
 	nvmlDevice_t device;
 	unsigned count = LISTED, pid = (unsigned)getpid();
 	bool named = false;
@@ -56,7 +56,7 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 	return named;
 }
 
-/* What is counted now, and not in the middle of a pool's growth, which the driver holds before it is charged. */
+/* Read the current count, but not during a pool's growth, which the driver allocates before it is charged. */
 static uint64_t counted_whole(struct account *account, int gpu)
 {
 	recursive_lock(&account->pools);
@@ -65,8 +65,8 @@ static uint64_t counted_whole(struct account *account, int gpu)
 	return bytes;
 }
 
-/* Modules make it more than the contexts alone, so that the least is kept. Where contexts came or went meanwhile the
- * figure is of another number of them. */
+/* Modules add to the value, so keep the lowest one. If contexts changed meanwhile, the value is for another number
+ * of contexts. */
 static void learn(struct account *account, int gpu, uint64_t beyond, unsigned ended_before)
 {
 	unsigned contexts = atomic_load(&account->contexts[gpu]);
@@ -74,15 +74,14 @@ static void learn(struct account *account, int gpu, uint64_t beyond, unsigned en
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
 }
 
-/* What NVML says of this process on a GPU, beyond what is counted. */
+/* NVML's value for this process on a GPU beyond the accounting. */
 struct answer {
-	bool named;	/* the process is among those that NVML lists */
-	bool still;	/* no memory came or went meanwhile */
+	bool named;	/* NVML lists the process */
+	bool still;	/* no memory changed meanwhile */
 	uint64_t beyond;
 };
 
-/* Between what is counted before and after NVML was asked memory may have come or gone. The larger of
- * the two leaves the least for the context: rather a second too little than memory counted twice. */
+/* Memory may change during the query. Subtract the larger count, so that no memory counts twice. */
 static struct answer ask(struct account *account, const struct quota_gpu *gpu)
 {
 	struct tenant *tenant = &account->tenant;
@@ -93,7 +92,8 @@ static struct answer ask(struct account *account, const struct quota_gpu *gpu)
 	return (struct answer){ named, atomic_load(&tenant->moves) == moves, bytes > counted ? bytes - counted : 0 };
 }
 
-/* Memory that came and went meanwhile is in neither count and may be in NVML's: the least of several answers has none of it. */
+/* Memory allocated and freed during the query may be in NVML's value but in neither count. The lowest of several
+ * values excludes it. */
 static struct answer ask_until_still(struct account *account, const struct quota_gpu *gpu)
 {
 	struct answer least = ask(account, gpu);
@@ -121,7 +121,7 @@ void nvml_settle(struct account *account, const struct quota *quota)
 			named_somewhere |= answer.named;
 			if (answer.named && answer.still)
 				learn(account, gpu, answer.beyond, ended);
-			/* What lies on the GPU of managed memory that does not count cannot be told from the rest. */
+			/* Managed memory on the GPU that does not count cannot be separated from the rest. */
 			if (answer.named && quota->managed_oversubscribed && atomic_load(&account->has_managed))
 				continue;
 			tenant_set_context(&account->tenant, gpu, answer.named ? answer.beyond + atomic_load(&account->context_pending[gpu])

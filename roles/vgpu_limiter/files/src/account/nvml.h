@@ -2,20 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the driver takes for a process beyond what the process asks for (its context, modules, and
- * what allocations are rounded up to) is in no call. NVML knows it where it names this process: what
- * it says beyond what was counted is charged as `context`, about once a second. Where it does not, and in a
- * container with its own process numbers, where the number of this process may be a stranger's, what was
- * reserved for its contexts stays charged (contexts.c).
+ * Memory that the driver uses beyond the requests of a process (context, modules, rounding) is in no call. If NVML
+ * lists the process, the excess over the accounting is charged as `context` about once a second. Otherwise, and in a
+ * container with its own PID namespace, where the same PID may be an unrelated process, the reservation for contexts
+ * stays charged (contexts.c).
  */
 #ifndef ACCOUNT_NVML_H
 #define ACCOUNT_NVML_H
 
 #include "account/account.h"
 
-/* By one thread at a time (account->settling). */
+/* One thread at a time (account->settling). */
 void nvml_settle(struct account *, const struct quota *);
-/* Asks NVML at once, where it was not asked for the GPUs of this process's contexts yet. */
+/* Query NVML now if it was not queried for the GPUs of this process's contexts. */
 void nvml_learn_now(struct account *, const struct quota *);
 
 #endif

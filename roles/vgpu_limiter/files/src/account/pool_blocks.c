@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charging for memory pools.
+ * Charge memory pools.
  */
 #include "account/pool_blocks.h"
 
@@ -77,8 +77,8 @@ void pool_trim_held(CUmemoryPool pool, uint64_t keep)
 void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool growing)
 {
 	struct table *pools = &account->tables.table[T_POOL];
-	/* Only who holds account->pools changes this table, which may be a callback within the driver's calls here: it is read
-	 * again each time. The driver is not asked with tables.lock held. */
+	/* Only the holder of account->pools changes this table. A callback inside a driver call may be the holder,
+	 * so read again after each call. Never call the driver with tables.lock held. */
 	for (uint32_t i = 0; i < pools->capacity; i++) {
 		struct entry block;
 		CUmemoryPool pool = (CUmemoryPool)(uintptr_t)pools->entries[i].key;
@@ -91,7 +91,7 @@ void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool
 	}
 }
 
-/* Whoever sets the flag and finds the lock taken has set it before that lock is left and the flag is read. */
+/* A thread that finds the lock taken sets the flag before the holder releases the lock and reads the flag. */
 static void settle_given_back(struct account *account)
 {
 	atomic_thread_fence(memory_order_seq_cst);
@@ -124,7 +124,7 @@ void settle_pools(struct account *account, int gpu, bool trim)
 	pools_leave(account);
 }
 
-/* With account->pools held: a pool that is gone is paid for until its last pointer is freed. */
+/* Requires account->pools. A destroyed pool is charged until its last pointer is freed. */
 static void drop_orphan(struct account *account, uint64_t id)
 {
 	struct entry block = { 0 };

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The lock of the tenant's region, and whether those that have a slot live. formats/region.h says how it survives kill -9.
+ * The lock of the tenant's region, and liveness of slots' owners. formats/region.h describes how the lock survives kill
+ * -9.
  */
 #ifndef REGION_LOCK_H
 #define REGION_LOCK_H
@@ -10,11 +11,11 @@
 #include "account/tenant.h"
 
 #define NONCE_MASK UINT32_C(0xfffff)
-/* Held with tenant->memory, so by one thread of a process. */
+/* Requires tenant->memory, so one thread per process. */
 void region_lock(struct tenant *);
 void region_unlock(struct tenant *);
-/* The file that is mapped, or -1: it is gone, or another has its name (the tenant was removed and made
- * anew while this process ran). Locks in that one say nothing of the slots here. */
+/* The mapped file, or -1 if its name is gone or belongs to another file (the tenant was recreated while this process
+ * ran). Locks in the new file do not apply to these slots. */
 int region_reopen(const struct tenant *);
 bool region_slot_is_dead(const struct tenant *, int descriptor, uint32_t slot);
 

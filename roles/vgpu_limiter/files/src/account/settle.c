@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What nobody tells of, looked for.
+ * Find changes that no call reports.
  */
 #include "account/settle.h"
 
@@ -13,7 +13,7 @@
 
 void account_settle(struct account *account, const struct quota *quota)
 {
-	/* The driver's calls in here may come through a hook again: not into the same. */
+	/* Driver calls in here may reenter a hook. Do not settle recursively. */
 	if (!account->tenant.region || atomic_exchange(&account->settling, true))
 		return;
 	settle_pools(account, -1, false);

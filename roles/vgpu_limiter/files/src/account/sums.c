@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process of the tenant adds to the region, and takes off.
+ * Add memory of a process to the region, and subtract it.
  */
 #include "account/sums.h"
 
@@ -11,7 +11,7 @@
 #include "base/files.h"
 #include "base/likely.h"
 
-/* With the region's lock held, so that no two threads write at once. */
+/* Requires the region's lock, so that only one thread writes. */
 static inline void moved(struct tenant *tenant)
 {
 	uint32_t moves = atomic_load_explicit(&tenant->moves, memory_order_relaxed);

@@ -2,31 +2,31 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Sums of the tenant's region: what is used, by the living alone. Each function takes the region's lock itself, and calls no
- * function of the driver.
+ * Sums of the tenant's region: memory of living processes. Functions take the region's lock and call no driver
+ * function.
  */
 #ifndef SUMS_H
 #define SUMS_H
 
 #include "account/tenant.h"
 
-/* Exact, by the living alone: the dead are struck off before it is false, or shown. */
+/* Exact: dead processes are removed before a refusal or a report. */
 bool tenant_reserve(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
-bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* as it would answer; reserves nothing */
+bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* check only, without reserving */
 uint64_t tenant_used(struct tenant *, int gpu);
 void tenant_give_back(struct tenant *, int gpu, uint64_t bytes);
-/* What was reserved has become memory: now it counts for the peak (as does what others ask for at this moment). */
+/* Reserved memory exists now and counts for the peak, as do concurrent requests of other processes. */
 void tenant_note_peak(struct tenant *, int gpu);
-/* An allocation found no room in the end. */
+/* Count an allocation that finally failed. */
 void tenant_refused(struct tenant *, int gpu);
 
-uint64_t tenant_own_used(struct tenant *, int gpu);		/* this process's, without its context */
-/* The tenant's living processes by the host's numbers. Returns how many: those that see themselves by these, and
- * none where this process does not. */
+uint64_t tenant_own_used(struct tenant *, int gpu);		/* of this process, without its contexts */
+/* Return the number of the tenant's living processes, with their host PIDs. Omits processes in other PID namespaces,
+ * and all if this process is in one. */
 int tenant_pids(struct tenant *, unsigned pids[REGION_SLOTS]);
 
 
-/* With the region's lock held: whether the sum leaves room for that. */
+/* Requires the region's lock. Return whether the sum leaves room. */
 bool tenant_fits(const struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 
 #endif

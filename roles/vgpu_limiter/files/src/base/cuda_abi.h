@@ -2,11 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The binary interface of the CUDA driver and of NVML as far as this library speaks it: own
- * declarations of the types, layouts and numbers that the CUDA driver API reference
- * (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference (docs.nvidia.com/deploy/nvml-api)
- * publish. The functions carry their exported names: the name that the linker knows, not the one
- * that a header's macro gives it.
+ * The binary interface of the CUDA driver and NVML, as far as this library uses it. Types, layouts and numbers are
+ * declared here from the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference
+ * (docs.nvidia.com/deploy/nvml-api). Functions have their exported names, which the linker uses, not the names that the
+ * headers' macros replace.
  */
 #ifndef CUDA_ABI_H
 #define CUDA_ABI_H
@@ -39,7 +38,7 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 
-/* The streams that are no objects: the legacy default stream and the thread's own. */
+/* Streams without an object: the legacy default stream and the per-thread default stream. */
 #define CU_STREAM_LEGACY     ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
@@ -103,7 +102,7 @@ typedef struct {
 	union { int allowed; char bytes[64]; } value;
 } CUlaunchAttribute;
 static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");
-/* The launch may begin before the one ahead of it in its stream has ended. */
+/* The launch may begin before the previous launch in its stream has ended. */
 enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
 typedef struct {
@@ -122,13 +121,13 @@ typedef struct {
 } CUDA_LAUNCH_PARAMS;
 static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA_LAUNCH_PARAMS_v1");
 
-/* Before CUDA 3.2 pointers of the device and sizes had 32 bits, on 64-bit processors too: names without a suffix have
- * kept that (cuda.h, "CUDA API made obselete at API version 3020"; cudaTypedefs.h, PFN_cuMemAlloc_v2000 and its kin). */
+/* Before CUDA 3.2, device pointers and sizes had 32 bits, even on 64-bit processors. Names without a suffix still do
+ * (cuda.h, "CUDA API made obselete at API version 3020"; cudaTypedefs.h, PFN_cuMemAlloc_v2000 and similar). */
 typedef unsigned CUdeviceptr_v1;
 typedef struct { unsigned width, height, format, channels; } CUDA_ARRAY_DESCRIPTOR_v1;
 typedef struct { unsigned width, height, depth, format, channels, flags; } CUDA_ARRAY3D_DESCRIPTOR_v1;
 
-/* What is intercepted (hooks.h). */
+/* Intercepted functions (hooks.h). */
 CUresult cuGetProcAddress(const char *, void **, int version, uint64_t flags);
 CUresult cuGetProcAddress_v2(const char *, void **, int version, uint64_t flags, int *status);
 
@@ -203,7 +202,7 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamSynchronize_ptsz(CUstream);
 CUresult cuEventSynchronize(CUevent);
 
-/* What is only called. cuCtxGetDevice is the form of CUDA 2.0, without a context. */
+/* Functions that are only called. cuCtxGetDevice has the form of CUDA 2.0, without a context. */
 CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuCtxPushCurrent_v2(CUcontext);
@@ -241,7 +240,7 @@ enum {
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
-/* An entry of a process list: that of the first form, and that of the second and third. */
+/* An entry of a process list: first form, then second and third form. */
 typedef struct { unsigned pid; unsigned long long memory_bytes; } nvmlProcessInfo_v1_t;
 typedef struct {
 	unsigned pid;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Paths below the root, and the kernel's calls for files.
+ * Paths below the root, and system calls for files.
  */
 #include "base/files.h"
 
@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A child of fork starts with its parent's, and sets its own before it uses a path. */
+/* After fork, a child starts with its parent's value and sets its own before it uses a path. */
 static char root[128];
 
 bool files_set_root(const char *path)
@@ -40,7 +40,7 @@ bool vgpu_path(char *to, size_t room, const char *format, ...)
 	return length >= 0 && (size_t)length < room - used;
 }
 
-/* The C library's stat and fstat got new names in 2.33; the kernel's call has one. */
+/* glibc 2.33 renamed stat and fstat. The system call has one name. */
 int file_status(int descriptor, const char *path, struct stat *status)
 {
 	return (int)syscall(SYS_newfstatat, descriptor, path, status, *path ? 0 : AT_EMPTY_PATH);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which way a branch usually goes.
+ * Branch prediction hints.
  */
 #ifndef LIKELY_H
 #define LIKELY_H

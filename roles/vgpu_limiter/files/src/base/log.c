@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Lines for an operator: to syslog's socket at LOG_NOTICE and above, or all of them to the file (or
- * `stderr`) that OPENFLEET_VGPU_LOG names. The socket or file is opened for each line: nothing stays
- * open in a process that is not ours.
+ * Log lines for operators: to syslog's socket from LOG_NOTICE on, or all lines to the file (or `stderr`) in
+ * OPENFLEET_VGPU_LOG. The socket or file is opened for each line, so that no descriptor stays open in the program.
  */
 #include "base/log.h"
 
@@ -27,7 +26,7 @@
 
 enum { LINES = 20, SECONDS = 60 };
 
-/* At most LINES lines in SECONDS, in the whole process. Two threads may count one line for two. */
+/* Limit of LINES lines in SECONDS for the process. Two threads may count one line twice. */
 static bool may_log(void)
 {
 	static _Atomic int64_t window_ns;
@@ -50,7 +49,7 @@ static void to_syslog(int level, const char *text)
 	int length = snprintf(line, sizeof line, "<%d>openfleet-vgpu[%d]: %s", LOG_USER | level, (int)getpid(), text);
 	if (length >= (int)sizeof line)
 		length = sizeof line - 1;
-	/* Without a connection: a socket that nobody reads must not make us wait. */
+	/* Connectionless, so that an unread socket never blocks the program. */
 	syscall(SYS_sendto, descriptor, line, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT, &address, sizeof address);
 	vgpu_close(descriptor);
 }

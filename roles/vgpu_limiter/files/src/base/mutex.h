@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Locks between the threads of a process. All zero: unlocked, so that they are free in a child of fork, which finds zeros.
+ * Locks between the threads of a process. Zero means unlocked, so locks are free in a child of fork, which starts with
+ * zeros.
  */
 #ifndef MUTEX_H
 #define MUTEX_H
@@ -15,15 +16,15 @@ struct mutex { _Atomic uint32_t word; };
 void mutex_lock(struct mutex *);
 void mutex_unlock(struct mutex *);
 
-/* One that its thread may take again. */
+/* A recursive mutex. */
 struct recursive_mutex {
 	struct mutex mutex;
-	_Atomic(const char *) owner;	/* a thread, by the address of something of its own */
+	_Atomic(const char *) owner;	/* a thread, by the address of a thread-local variable */
 	unsigned depth;
 };
 void recursive_lock(struct recursive_mutex *);
-bool recursive_try_lock(struct recursive_mutex *);	/* false: a thread has it, this one or another */
-bool recursive_is_own(const struct recursive_mutex *);	/* this thread has it */
+bool recursive_try_lock(struct recursive_mutex *);	/* false: held, by this thread or another */
+bool recursive_is_own(const struct recursive_mutex *);	/* held by this thread */
 void recursive_unlock(struct recursive_mutex *);
 
 #endif

@@ -2,10 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A lock of the kind F_OFD_SETLK belongs to the open file, and the kernel drops it with the last
- * reference to that. Here the last reference is a mapping which fork does not copy: the descriptor is
- * closed at once, so neither a program that closes all descriptors nor a child has a part in it, and
- * exec, exit and kill -9 all end it.
+ * A lock of the kind F_OFD_SETLK belongs to the open file, and ends with the last reference to it. Here this is a
+ * mapping that fork does not copy. The descriptor is closed at once, so a program that closes all descriptors does not
+ * release the lock, and a child does not share it. exec, exit and kill -9 release it.
  */
 #include "base/shared_file.h"
 
@@ -18,15 +17,15 @@
 
 #include "base/files.h"
 
-/* Linux 3.15 and later; headers of C libraries before 2.20 lack the names. */
+/* Linux 3.15 and later. Headers before glibc 2.20 lack the names. */
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #define F_OFD_SETLKW 38
 #endif
 
-/* A file in memory (tmpfs) has no page before somebody writes to it, and where none is left then the write is the
- * program's end (SIGBUS). So all are asked for here, where it is an error like others. Not every file system can. */
+/* A tmpfs file has no pages before the first write, and a write without free memory ends the program (SIGBUS). So
+ * allocate all pages here, where failure is an ordinary error. Not every file system supports this. */
 static bool has_pages(int descriptor, size_t size)
 {
 	long result;
@@ -46,7 +45,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 	if (file_status(*descriptor, "", &status) == 0) {
 		if (!S_ISREG(status.st_mode))
 			errno = EINVAL;
-		/* Never shorter: of several processes that come here at once the last makes the same length again. */
+		/* Never shrink. If several processes run this at once, the last one sets the same length again. */
 		else if ((status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0) && has_pages(*descriptor, size))
 			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 	}

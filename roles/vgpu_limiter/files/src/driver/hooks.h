@@ -2,14 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The one list of what is intercepted and of what is called. No include guard: whoever includes it
- * defines the macros that it wants; the others expand to nothing. The Makefile makes the linker's
- * list of exported names from the same lines.
+ * The list of intercepted and called functions. It has no include guard: each includer defines the macros that it
+ * needs, and the others expand to nothing. The Makefile derives the exported names from the same lines.
  *
  *   HOOK(symbol, name, version, per_thread)
- *       an exported name of the driver. The handler is the function of that name in this library.
- *       The other three are what cuGetProcAddress is asked for to get it: the name, the first CUDA
- *       version of this form, and whether it is the form for per-thread default streams.
+ *       an exported name of the driver. The handler is the function of that name in this library. The other three
+ *       are the arguments of cuGetProcAddress: the name, the first CUDA version of this form, and whether it is
+ *       the form for per-thread default streams.
  *   HOOK_NVML(symbol)   an exported name of NVML
  *   HOOK_LIBC(symbol)   dlsym, dlvsym
  *   CALLED(symbol)      a driver function that is called and not intercepted

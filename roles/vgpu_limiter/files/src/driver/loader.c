@@ -2,8 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * dlsym and dlvsym of the C library are found by the tables of the library that has them: whoever asks the loader for them gets
- * this library's own.
+ * Find dlsym and dlvsym in the tables of the C library, because the loader returns this library's own functions.
  */
 #include "driver/loader.h"
 
@@ -11,13 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Symbol versions that every C library since 2.17 has, whatever the one is that this is built with. */
+/* Symbol versions of every C library since 2.17, independent of the build host's version. */
 #if defined(__x86_64__)
 #define FIRST_GLIBC "GLIBC_2.2.5"
 #elif defined(__aarch64__)
 #define FIRST_GLIBC "GLIBC_2.17"
 #else
-#error "which version of the C library had dlsym first on this processor?"
+#error "unknown first C library version of dlsym on this processor"
 #endif
 void *libc_dlopen(const char *, int);
 int libc_dladdr(const void *, Dl_info *);
@@ -31,13 +30,13 @@ struct tables {
 	const uint32_t *hash;		/* DT_GNU_HASH: buckets, number of the first symbol, words and shift of the filter, ... */
 };
 
-/* The loader has added the bias to the addresses in the table, except on some systems. */
+/* On most systems, the loader has added the bias to the addresses in the table. */
 static const void *address_in(const struct tables *t, uint64_t value)
 {
 	return (const void *)(value < t->base ? t->bias + value : (uintptr_t)value);
 }
 
-/* `base`: where the library's file is mapped. */
+/* `base`: address where the library's file is mapped. */
 static bool read_tables(struct tables *t, const void *base)
 {
 	const Elf64_Ehdr *head = base;
@@ -62,7 +61,7 @@ static bool read_tables(struct tables *t, const void *base)
 	return t->symbols && t->names && t->hash;
 }
 
-/* A name with several versions is one function in each C library that there is. */
+/* In every C library, all versions of this name are the same function. */
 static void *defined_in(const void *base, const char *name)
 {
 	struct tables t;
@@ -85,8 +84,8 @@ static void *defined_in(const void *base, const char *name)
 	return NULL;
 }
 
-/* They are where dlopen and dladdr are: in libdl.so.2 before glibc 2.34, and in libc.so.6 since. Another library may have
- * put its own function in place of one of these. */
+/* The functions are in the same library as dlopen and dladdr: libdl.so.2 before glibc 2.34, then libc.so.6. Another
+ * library may have replaced one of them. */
 static void *in_c_library(const char *name)
 {
 	void *const beside[] = { (void *)libc_dladdr, (void *)libc_dlopen };

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The dynamic loader of the C library, past this library's own dlsym and dlvsym.
+ * The C library's dynamic loader, bypassing this library's dlsym and dlvsym.
  *
- * loader.c and hooks/resolve.c run before a sanitizer is ready: they call nothing that one has a version of.
+ * loader.c and hooks/resolve.c run before a sanitizer is ready, so they call no function that sanitizers replace.
  */
 #ifndef LOADER_H
 #define LOADER_H
@@ -23,7 +23,7 @@ extern _Atomic(dlvsym_t *) loader_dlvsym;
 dlsym_t *loader_find_dlsym(void);
 dlvsym_t *loader_find_dlvsym(void);
 
-/* The C library's own. Called by a jump, they still see the program as their caller. */
+/* The C library's functions. A tail call keeps the program as their caller. */
 static inline dlsym_t *real_dlsym(void)
 {
 	dlsym_t *found = atomic_load_explicit(&loader_dlsym, memory_order_acquire);
@@ -36,11 +36,11 @@ static inline dlvsym_t *real_dlvsym(void)
 	return LIKELY(found) ? found : loader_find_dlvsym();
 }
 
-/* dlopen, and dladdr: false where no library has the address. */
+/* dlopen and dladdr. dladdr returns false if no library contains the address. */
 void *loader_open(const char *name, int flags);
 bool loader_address(const void *address, Dl_info *);
 
-/* Not strcmp: a sanitizer has its own, and calls dlsym and dlvsym before that works. */
+/* Replaces strcmp, because sanitizers intercept it and call dlsym and dlvsym before it works. */
 static inline bool loader_is_same(const char *a, const char *b)
 {
 	while (*a && *a == *b) {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Finding the driver's functions in the library that has them.
+ * Find the driver's functions in its library.
  */
 #include "driver/reals.h"
 
@@ -10,7 +10,7 @@
 
 #include "driver/loader.h"
 
-/* What hooks.h lists, in the order of enum real. */
+/* Functions of hooks.h, in the order of enum real. */
 static const struct { const char *symbol; bool nvml; } LISTED[REAL_COUNT] = {
 #define HOOK(s, n, v, p) [REAL_##s] = { #s, false },
 #define HOOK_NVML(s) [REAL_##s] = { #s, true },
@@ -20,9 +20,10 @@ static const struct { const char *symbol; bool nvml; } LISTED[REAL_COUNT] = {
 };
 
 _Atomic(void *) vgpu_reals[REAL_COUNT];
-static _Atomic(bool) resolved[2];	/* the driver's functions, and NVML's */
+static _Atomic(bool) resolved[2];	/* functions of the driver and of NVML */
 
-/* What has the driver's soname may be the front (front.c), whose names are ours: it says which file is the driver's. */
+/* A library with the driver's soname may be the front (front.c), which exports our names and names the driver's
+ * file. */
 static void *driver_handle(void)
 {
 	void *handle = loader_open("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -30,9 +31,8 @@ static void *driver_handle(void)
 	return behind ? loader_open(behind, RTLD_LAZY | RTLD_NOLOAD) : handle;
 }
 
-/* The library must already be in the process: by whatever path it was loaded, it has this soname. The
- * handle is kept, so that no later dlclose takes the functions away from under us. Two threads may do
- * this at once; both find the same. */
+/* The library must already be loaded, with this soname but from any path. Keep the handle, so that no dlclose
+ * unloads it. Two threads may do this at once and find the same library. */
 static bool resolve(bool nvml)
 {
 	void *handle = nvml ? loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD) : driver_handle();
@@ -60,7 +60,7 @@ bool vgpu_load_nvml(void)
 	return loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) && resolve(true);
 }
 
-/* Stands in where the driver lacks a function, or there is no driver: whatever the arguments are. */
+/* Replacement for a missing function or driver, with any arguments. */
 static CUresult no_such_driver_function(void) { return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND; }
 static nvmlReturn_t no_such_nvml_function(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The driver's and NVML's own functions, by the list in hooks.h.
+ * The driver's and NVML's own functions, listed in hooks.h.
  */
 #ifndef REALS_H
 #define REALS_H
@@ -24,9 +24,9 @@ enum real {
 };
 
 extern _Atomic(void *) vgpu_reals[REAL_COUNT];
-bool vgpu_load_nvml(void);		/* false: it is not in the process and cannot be loaded */
-void *vgpu_find_real(enum real);	/* NULL where the driver has no such function, or is not loaded */
-void *vgpu_real_or_refusal(enum real);	/* a function that returns an error in its place */
+bool vgpu_load_nvml(void);		/* false: not loaded and cannot be loaded */
+void *vgpu_find_real(enum real);	/* NULL if the driver lacks the function or is not loaded */
+void *vgpu_real_or_refusal(enum real);	/* a replacement that returns an error */
 
 static inline void *vgpu_real(enum real which)
 {
@@ -34,9 +34,9 @@ static inline void *vgpu_real(enum real which)
 	return LIKELY(found) ? found : vgpu_real_or_refusal(which);
 }
 
-/* The driver's (or NVML's) own function, to be called at once: REAL(cuMemFree_v2)(pointer). */
+/* Call the driver's or NVML's own function: REAL(cuMemFree_v2)(pointer). */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real(REAL_##symbol))
-/* Whether there is one: older drivers lack some. */
+/* Return whether the function exists. Older drivers lack some. */
 #define HAVE(symbol) (vgpu_find_real(REAL_##symbol) != NULL)
 
 #endif

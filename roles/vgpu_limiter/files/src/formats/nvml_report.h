@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the host's agent writes for a tenant, /run/openfleet-gpu/vgpu/agent/NAME/nvml.1: memory that NVML names for the tenant's
- * processes beyond what they have counted. Only root can write it, and containers have the folder mounted for reading.
+ * The host agent's report for a tenant, /run/openfleet-gpu/vgpu/agent/NAME/nvml.1: memory of the tenant's processes
+ * that NVML reports beyond their own accounting. Only root can write it. Containers mount the folder read-only.
  *
- * It is written in place once a second. Who reads an odd sequence, or another one afterwards, reads again.
+ * The file is updated in place once a second. A reader that sees an odd or changed sequence reads again.
  */
 #ifndef NVML_REPORT_H
 #define NVML_REPORT_H
@@ -18,20 +18,20 @@ enum { NVML_REPORT_NO_SLOT = 0xffffffff };
 
 struct nvml_report_row {
 	uint32_t slot, nonce;			/* of the process in the region */
-	uint64_t beyond[REGION_GPUS];		/* bytes; UINT64_MAX: NVML does not name the process there */
-	uint64_t steady[REGION_GPUS];		/* the lesser of that and of what was written before; 0: not named twice */
+	uint64_t beyond[REGION_GPUS];		/* bytes, UINT64_MAX if NVML does not list the process */
+	uint64_t steady[REGION_GPUS];		/* minimum of this and the previous value, 0 if not reported twice */
 };
 
-/* Columns are in the order of `uuid`. */
+/* Columns have the order of `uuid`. */
 struct nvml_report {
 	uint64_t magic;
 	uint64_t sequence;
 	int64_t written_ns;			/* CLOCK_MONOTONIC */
-	int64_t asked_ns;			/* the same, before NVML was asked */
+	int64_t asked_ns;			/* CLOCK_MONOTONIC, before the NVML query */
 	uint32_t gpus, rows;
-	uint32_t others_slot, others_nonce;	/* a slot whose lock the agent has, NVML_REPORT_NO_SLOT: none */
+	uint32_t others_slot, others_nonce;	/* a slot locked by the agent, or NVML_REPORT_NO_SLOT */
 	unsigned char uuid[REGION_GPUS][16];
-	uint64_t others[REGION_GPUS];		/* bytes of processes of the tenant that have no slot, named twice */
+	uint64_t others[REGION_GPUS];		/* bytes of the tenant's processes without a slot, reported twice */
 	struct nvml_report_row row[REGION_SLOTS];
 };
 static_assert(sizeof(struct nvml_report_row) == 264, "layout 1");

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The text of a quota file. No strtoull and no sscanf: headers of newer C libraries turn them into
- * functions that older ones lack, and this library is loaded into containers with older ones.
+ * Parser of quota files. It avoids strtoull and sscanf, which newer headers map to functions that older C libraries
+ * lack. Containers may have an older C library.
  */
 #include "formats/quota.h"
 
@@ -59,35 +59,35 @@ static const char *parse_gpu(struct quota *quota, char **rest, quota_unknown *un
 		return "more than 16 GPUs";
 	struct quota_gpu gpu = { .sm_percent = 100, .seat = -1, .region = -1 };
 	if (!name || strlen(name) >= sizeof gpu.name || !quota_parse_uuid(&gpu.uuid, name))
-		return "a GPU is named by its UUID, GPU-...";
+		return "a GPU must be given by UUID, GPU-...";
 	strcpy(gpu.name, name);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (memcmp(&quota->gpus[i].uuid, &gpu.uuid, sizeof gpu.uuid) == 0)
-			return "a GPU is named twice";
+			return "a GPU is listed twice";
 	bool has_memory = false;
 	while ((key = strtok_r(NULL, " \t\r", rest))) {
 		char *value = strtok_r(NULL, " \t\r", rest);
 		uint64_t number;
 		if (strcmp(key, "memory") == 0) {
 			if (!parse_number(&gpu.memory_bytes, value, UINT64_MAX))
-				return "memory is a number of bytes";
+				return "memory must be a number of bytes";
 			has_memory = true;
 		} else if (strcmp(key, "sm") == 0) {
 			if (!parse_number(&number, value, 100) || number == 0)
-				return "sm is a percentage, 1 to 100";
+				return "sm must be a percentage from 1 to 100";
 			gpu.sm_percent = (int)number;
 		} else if (strcmp(key, "seat") == 0) {
 			if (!parse_number(&number, value, TURNSTILE_SEATS - 1))
-				return "seat is a number, 0 to 63";
+				return "seat must be a number from 0 to 63";
 			gpu.seat = (int)number;
 		} else {
 			unknown(quota->tenant, key);
 		}
 	}
 	if (!has_memory)
-		return "a gpu needs `memory` (0: not limited here)";
+		return "a gpu requires `memory` (0: not limited here)";
 	if (gpu.sm_percent < 100 && gpu.seat < 0)
-		return "a gpu with `sm` below 100 needs a `seat`";
+		return "a gpu with `sm` below 100 requires a `seat`";
 	quota->gpus[quota->gpu_count++] = gpu;
 	return NULL;
 }
@@ -111,13 +111,13 @@ static const char *parse_line(struct quota *quota, char *line, bool *has_version
 		return "a key without a value";
 	if (strcmp(key, "version") == 0) {
 		*has_version = true;
-		return strcmp(value, "1") == 0 ? NULL : "a version that this library does not know";
+		return strcmp(value, "1") == 0 ? NULL : "this library does not support this version";
 	}
 	if (strcmp(key, "tenant") == 0)
 		return strcmp(value, quota->tenant) == 0 ? NULL : "it is another tenant's";
 	if (strcmp(key, "counted_as") == 0) {
 		if (!quota_is_name(value))
-			return "counted_as is a name (letters, digits, . _ -)";
+			return "counted_as must be a name (letters, digits, . _ -)";
 		strcpy(quota->counted_as, value);
 		return NULL;
 	}
@@ -126,18 +126,18 @@ static const char *parse_line(struct quota *quota, char *line, bool *has_version
 		for (quota->policy = 0; quota->policy < 3; quota->policy++)
 			if (strcmp(value, names[quota->policy]) == 0)
 				return NULL;
-		return "policy is fixed, contended or burst";
+		return "policy must be fixed, contended or burst";
 	}
 	if (strcmp(key, "priority") == 0) {
 		bool negative = *value == '-';
 		if (!parse_number(&number, value + negative, INT32_MAX))
-			return "priority is a whole number";
+			return "priority must be a whole number";
 		quota->priority = negative ? -(int)number : (int)number;
 		return NULL;
 	}
 	if (strcmp(key, "managed") == 0) {
 		quota->managed_oversubscribed = strcmp(value, "oversubscribed") == 0;
-		return quota->managed_oversubscribed || strcmp(value, "counted") == 0 ? NULL : "managed is counted or oversubscribed";
+		return quota->managed_oversubscribed || strcmp(value, "counted") == 0 ? NULL : "managed must be counted or oversubscribed";
 	}
 	unknown(quota->tenant, key);
 	return NULL;
@@ -160,5 +160,5 @@ const char *quota_parse(struct quota *quota, char *text, const char *tenant, int
 		if (wrong)
 			return wrong;
 	}
-	return has_version ? NULL : "there is no line `version 1`";
+	return has_version ? NULL : "the line `version 1` is missing";
 }

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words; # begins a comment:
+ * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words. # begins a comment:
  *
  *   version 1
  *   tenant notebook-b
- *   counted_as notebook-a       where the tenant was renamed; the name under `tenant` without the line
+ *   counted_as notebook-a       after a rename. Default: the name under `tenant`
  *   policy fixed                fixed | contended | burst
  *   priority 0
- *   managed counted             counted | oversubscribed: whether managed memory counts; counted without the line
+ *   managed counted             counted (default) | oversubscribed: whether managed memory counts
  *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
  */
 #ifndef QUOTA_H
@@ -24,33 +24,32 @@ enum { QUOTA_GPUS = 16, TENANT_NAME = 64 };
 
 struct quota_gpu {
 	CUuuid uuid;
-	uint64_t memory_bytes;		/* 0: limited by somebody else, so only counted here */
+	uint64_t memory_bytes;		/* 0: another provider limits memory, so only count it */
 	int sm_percent;			/* 100: never throttled */
 	int seat;			/* in this GPU's turnstile */
-	int region;			/* the GPU's place in the tenant's region, -1: none, so that nothing fits */
-	char name[48];			/* GPU-..., as in the file and in the turnstile's name */
+	int region;			/* index of the GPU in the tenant's region, -1: none, so nothing fits */
+	char name[48];			/* GPU-..., as in the quota file and the turnstile's name */
 };
 
-/* A quota is never changed: a new file makes a new one, and the old one stays readable for whoever
- * has a pointer to it. */
+/* A quota is immutable. A new file creates a new object, and the old one stays valid for existing pointers. */
 struct quota {
-	char tenant[TENANT_NAME];	/* the name that the process has */
-	char counted_as[TENANT_NAME];	/* the tenant's key: the name of its region, of its agent's folder, and on its seats */
+	char tenant[TENANT_NAME];	/* the process's tenant name */
+	char counted_as[TENANT_NAME];	/* the tenant's key: name of its region and agent folder, and on its seats */
 	int policy;			/* enum policy, turnstile.h */
 	int priority;
-	bool managed_oversubscribed;	/* managed memory does not count */
-	bool refuses_all;		/* in place of a quota that must be there and is not: no memory on any GPU */
+	bool managed_oversubscribed;	/* whether managed memory is exempt */
+	bool refuses_all;		/* the required quota is missing: no memory on any GPU */
 	int gpu_count;
 	struct quota_gpu gpus[QUOTA_GPUS];
 };
 
-/* Told of each key that is not known here. */
+/* Callback for each unknown key. */
 typedef void quota_unknown(const char *tenant, const char *key);
-/* Understands `text` (which it cuts into words). NULL, or what is wrong and in which line. */
+/* Parse `text`, which is modified. Return NULL, or the problem with its line. */
 const char *quota_parse(struct quota *, char *text, const char *tenant, int *line, quota_unknown *);
 /* "GPU-..." or "MIG-..." with 32 hexadecimal digits. */
 bool quota_parse_uuid(CUuuid *, const char *);
-/* A tenant's name that cannot lead out of its directory. */
+/* A tenant name without path components. */
 bool quota_is_name(const char *);
 
 #endif

@@ -2,20 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's shared region, /run/openfleet-gpu/vgpu/tenants/NAME/region.1: what each process of the
- * tenant has allocated on each GPU. The 1 in the name is the layout's version: a library with another
- * layout uses another file. A file of zeros is not yet a region, but becomes one without a repair.
+ * The tenant's shared region, /run/openfleet-gpu/vgpu/tenants/NAME/region.1: the allocations of each process on each
+ * GPU. The 1 in the name is the version of the format. A library with another format uses another file. A file of
+ * zeros is an uninitialized region.
  *
- * Who lives. Each process has a slot and holds a lock (F_OFD_SETLK) on the byte LOCK_SLOTS + slot of
- * the file. It belongs to the mapping, which fork does not copy and which ends with exec or the
- * process, however that ends: whoever can have the lock finds the slot's process dead. No pid is
- * compared, so the processes may be in different pid namespaces.
+ * Liveness. Each process has a slot and holds a lock (F_OFD_SETLK) on the byte LOCK_SLOTS + slot of the file. The lock
+ * belongs to the mapping, which fork does not copy and which ends with exec or with the process. A process that gets
+ * the lock has proved that the slot's owner is dead. No PIDs are compared, so processes may be in different PID
+ * namespaces.
  *
- * Who may write. Everything but `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` is written under the region's lock, whose word
- * names its holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
- * that finds the holder dead replaces the word by its own and computes the totals again from the
- * slots: they are all that counts, and each figure in them is one 64-bit store. So a process may be
- * killed at any instruction.
+ * Writing. All fields except `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` are written under the
+ * region's lock. Its word identifies the holder: slot + 1, and a nonce that distinguishes it from earlier owners of the
+ * slot. A waiter that finds the holder dead takes the lock over and recomputes the totals from the slots. Each value in
+ * a slot is written by one 64-bit store, so a process may be killed at any instruction.
  */
 #ifndef REGION_H
 #define REGION_H
@@ -32,7 +31,7 @@ enum {
 	REGION_VERSION = 1,
 	REGION_GPUS = 16,
 	REGION_SLOTS = 1024,
-	/* Locked bytes, far behind the contents. */
+	/* Lock offsets, far behind the content. */
 	LOCK_INIT = 1 << 24,		/* held while the header is written */
 	LOCK_SLOTS = (1 << 24) + 1,
 };
@@ -40,33 +39,33 @@ enum {
 enum slot_state { SLOT_FREE, SLOT_USED };
 
 struct slot {
-	_Atomic uint32_t state;		/* SLOT_USED until somebody has found the process dead */
-	_Atomic uint32_t nonce;		/* written by whoever holds the slot's byte */
-	int64_t pid;			/* as the process sees itself, in */
-	int64_t started_ns;		/* CLOCK_BOOTTIME, when it took the slot */
+	_Atomic uint32_t state;		/* SLOT_USED until another process finds the owner dead */
+	_Atomic uint32_t nonce;		/* written by the owner of the slot's lock */
+	int64_t pid;			/* PID in the process's own */
+	int64_t started_ns;		/* CLOCK_BOOTTIME when the process took the slot */
 	char name[24];
-	uint64_t pid_namespace;		/* this namespace; 0: not known */
-	_Atomic int64_t contexts_changed_ns;	/* CLOCK_MONOTONIC, when its contexts or their limits did. Libraries of before: 0 */
+	uint64_t pid_namespace;		/* PID namespace, 0 if unknown */
+	_Atomic int64_t contexts_changed_ns;	/* CLOCK_MONOTONIC of the last context or limit change, 0 from older libraries */
 	_Atomic uint64_t used[REGION_GPUS];	/* bytes charged for allocations */
-	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML names beyond those, or that are reserved for contexts */
+	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML reports beyond those, or that are reserved for contexts */
 };
 
 struct region_gpu {
 	unsigned char uuid[16];
 	_Atomic uint32_t taken;
-	_Atomic uint32_t context_kib;	/* what a context costs, 0: not known. Libraries of before leave 0 here */
-	_Atomic uint64_t total;		/* of used and context of all slots */
-	_Atomic uint64_t peak;		/* of total, since the region was made: when memory was there, not when it was asked for */
-	_Atomic uint64_t refused;	/* times that an allocation found no room */
+	_Atomic uint32_t context_kib;	/* cost of a context, 0 if unknown. Older libraries write 0 */
+	_Atomic uint64_t total;		/* sum of used and context over all slots */
+	_Atomic uint64_t peak;		/* maximum of total since the region was created: of existing memory, not of requests */
+	_Atomic uint64_t refused;	/* number of allocations refused for lack of memory */
 };
 
 struct region {
 	_Atomic uint64_t magic;		/* written last */
 	uint32_t version, size;
-	_Atomic uint32_t lock;		/* 0: free. Bit 31: somebody waits. Bits 0-10: slot + 1. 11-30: nonce */
+	_Atomic uint32_t lock;		/* 0: free. Bit 31: waiters. Bits 0-10: slot + 1. Bits 11-30: nonce */
 	_Atomic uint32_t slot_limit;	/* slots from here on were never used */
 	uint64_t unused;
-	_Atomic uint64_t takeovers;	/* times that the lock of a dead process was taken over */
+	_Atomic uint64_t takeovers;	/* number of locks taken over from dead processes */
 	uint64_t reserved[3];
 	struct region_gpu gpus[REGION_GPUS];
 	struct slot slots[REGION_SLOTS];

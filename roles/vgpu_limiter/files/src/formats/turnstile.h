@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The memory of a turnstile, as processes share it: throttle/turnstile.h says what it is for.
+ * The shared memory of a turnstile. throttle/turnstile.h describes its use.
  *
- * A seat of zeros is valid and empty, and each field is a word of its own that is changed atomically: there is no lock, so a
- * process may be killed at any instruction and leaves nothing that others would have to mend.
+ * A seat of zeros is valid and empty. Each field is one word that changes atomically. Without a lock, a process may be
+ * killed at any instruction, and no repair is needed.
  */
 #ifndef FORMATS_TURNSTILE_H
 #define FORMATS_TURNSTILE_H
@@ -18,17 +18,17 @@
 enum {
 	TURNSTILE_VERSION = 1,
 	TURNSTILE_SEATS = 64,
-	TURNSTILE_PROCESSES = 4096, /* process 0 is nobody */
+	TURNSTILE_PROCESSES = 4096, /* process 0 is unused */
 	TURNSTILE_TENANT = 64,
-	/* Process N holds the lock of byte TURNSTILE_LOCKS + N, far behind the contents (vgpu_take_byte). */
+	/* Process N holds the lock of byte TURNSTILE_LOCKS + N, far behind the content (vgpu_take_byte). */
 	TURNSTILE_LOCKS = 1 << 20,
 };
 
 enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2 };
 
-/* A tenant's place. What the tenant may use follows from one number, paid_until: the moment at which its share of the
- * wall time will have covered the GPU time that it used. Later than now: it has to wait so long. All times are
- * nanoseconds of CLOCK_MONOTONIC (base/clock.h). */
+/* A tenant's seat. paid_until alone decides what the tenant may use: the time when its share of elapsed time will
+ * have covered its GPU time. If it is in the future, the tenant has to wait until then. All times are nanoseconds of
+ * CLOCK_MONOTONIC (base/clock.h). */
 struct seat {
 	char tenant[TURNSTILE_TENANT];
 	_Atomic uint32_t percent;
@@ -36,20 +36,21 @@ struct seat {
 	_Atomic int32_t priority; /* 0 is the most urgent */
 	uint32_t unused;
 	_Atomic int64_t paid_until;
-	_Atomic int64_t active_until;  /* wants the GPU, if only to use up its credit as it comes */
-	_Atomic int64_t waiting_until; /* stands at the turnstile: it could run now if it were its turn */
-	_Atomic uint64_t used_ns;      /* GPU time, in all */
-	_Atomic uint64_t throttled_ns; /* time that launches were held back */
-	_Atomic int64_t due;           /* when the work that it has on this GPU should be done; 0: it has none */
-	_Atomic int64_t lead;          /* by how much its credit here counts as better, as another of its GPUs has it */
-	_Atomic uint64_t launches;     /* that were let through */
-	_Atomic uint64_t lease;        /* process << 48 | microsecond until which it has the GPU; 0: none */
-	_Atomic int64_t lease_since;   /* when it took that */
-	_Atomic uint64_t passes;       /* launches that went through without the lease, beside the work of its holder */
+	_Atomic int64_t active_until;  /* the tenant wants the GPU until then, at least to use up its credit */
+	_Atomic int64_t waiting_until; /* the tenant waits until then and could run if it had the turn */
+	_Atomic uint64_t used_ns;      /* total GPU time */
+	_Atomic uint64_t throttled_ns; /* time by which launches were delayed */
+	_Atomic int64_t due;           /* expected end of its work on this GPU, 0 without work */
+	_Atomic int64_t lead;          /* bonus to its credit here, from its other GPUs */
+	_Atomic uint64_t launches;     /* number of started launches */
+	_Atomic uint64_t lease;        /* process << 48 | end of its lease in microseconds, 0 without a lease */
+	_Atomic int64_t lease_since;   /* start of the lease */
+	_Atomic uint64_t passes;       /* launches without the lease, concurrent with the holder's work */
 	uint64_t reserved[4];
 };
 
-/* Of the file. Earlier releases have the lease in what is unused here, and share the credit in the seats with this one. */
+/* Format of the file. Earlier releases store the lease in bytes that are unused here, and share the credit in the
+ * seats with this release. */
 struct turnstile_file {
 	_Atomic uint64_t magic; /* written last */
 	_Atomic uint32_t version, size;
@@ -57,7 +58,7 @@ struct turnstile_file {
 	struct seat seats[TURNSTILE_SEATS];
 };
 
-/* What the agent makes and tenants only read: who has which seat, and how often that changed. */
+/* Written by the agent and read by tenants: the tenant of each seat, and the number of changes. */
 struct turnstile_terms {
 	_Atomic uint64_t changes; /* written last */
 	uint64_t reserved[7];
@@ -70,6 +71,6 @@ struct turnstile_terms {
 	} seats[TURNSTILE_SEATS];
 };
 
-enum { TURNSTILE_PAGE_BYTES = 4096, TURNSTILE_TERMS_BYTES = 8192 }; /* as the agent makes them */
+enum { TURNSTILE_PAGE_BYTES = 4096, TURNSTILE_TERMS_BYTES = 8192 }; /* in the agent's memory */
 
 #endif

@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Arrays. Their layout is the driver's secret; they are counted by what their description comes to:
- * width x height x depth x channels x the format's size, with 0 for a dimension that is not there.
+ * Arrays. Their real layout is unknown, so they count by their description: width x height x depth x channels x size of
+ * the format, ignoring dimensions of 0.
  */
 #include "account/holdings.h"
 #include "driver/reals.h"
 #include "process/state.h"
 #include "process/target.h"
 
-/* Bits of an element: of one channel, or of all where the format says how many there are. Numbers of
- * CUarray_format, as the CUDA driver API reference lists them. */
+/* Return the bits of an element: of one channel, or of all channels if the format fixes their number. Values of
+ * CUarray_format from the CUDA driver API reference. */
 static uint64_t element_bits(unsigned format, unsigned channels)
 {
 	switch (format) {
@@ -32,7 +32,7 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 		return 16;
 	case 0x9f: case 0xa1: case 0xb2: case 0xb4:	/* P010, P016, Y444 of 8 bits */
 		return 24;
-	case 0xb3: case 0xb5:				/* Y444 of more */
+	case 0xb3: case 0xb5:				/* Y444 of more bits */
 		return 48;
 	case 0xb1:					/* Y416 */
 		return 64;
@@ -42,14 +42,14 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 	case 0xc3: case 0xc9: return 16;		/* and 16 bits */
 	case 0xc4: case 0xca: return 32;
 	case 0xc5: case 0xcb: return 64;
-	default:					/* among them those of 32 bits in all: 10-10-10-2, P210, P216, Y210, Y216, AYUV, Y410 */
+	default:					/* including those of 32 bits in total: 10-10-10-2, P210, P216, Y210, Y216, AYUV, Y410 */
 		return 32;
 	}
 }
 
 static uint64_t at_least_one(uint64_t value) { return value ? value : 1; }
 
-/* UINT64_MAX: more than there can be. */
+/* UINT64_MAX: more than possible. */
 static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t bits)
 {
 	uint64_t elements, all;
@@ -60,11 +60,11 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
 	return all / 8 + (all % 8 != 0);
 }
 
-/* Each level has half of each dimension of the one before, but as many layers or faces. There are no
- * more than it takes to come to one element, and there is at least one. */
+/* Each level halves every dimension, but keeps layers and faces. The last possible level has one element, and at
+ * least one level exists. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
 {
-	/* Memory is created and mapped apart from the array. */
+	/* Memory is created separately and mapped into the array. */
 	if (what->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
 		return 0;
 	bool layered = what->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -82,7 +82,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels
 	return sum;
 }
 
-/* An array that is being made. */
+/* An array being created. */
 struct array { enum table_kind kind; struct target target; uint64_t bytes; };
 
 static bool is_counted(const struct target *target, const void *array, const void *described)
@@ -90,13 +90,13 @@ static bool is_counted(const struct target *target, const void *array, const voi
 	return target->gpu != NOT_COUNTED && array && described;
 }
 
-/* False: out of memory. Without bytes it is not counted, and the driver's alone. */
+/* False if out of memory. An array without bytes is not counted. */
 static bool begins(struct array *a)
 {
 	return a->bytes == 0 || charge(vgpu_account(), &a->target, a->bytes);
 }
 
-/* The driver has answered. */
+/* Process the driver's result. */
 static CUresult ends(const struct array *a, CUresult result, void *array)
 {
 	if (a->bytes == 0)

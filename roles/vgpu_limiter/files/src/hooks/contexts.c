@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Contexts: made, destroyed, and the limits that make them larger.
+ * Contexts: creation, destruction, and limits that change their size.
  */
 #include "account/context_events.h"
 #include "account/contexts.h"
@@ -72,7 +72,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return ends(&m, REAL(cuDevicePrimaryCtxRetain)(context, device), context);
 }
 
-/* --- their end --- */
+/* --- destruction --- */
 
 static void forget_context(struct account *account, CUcontext context)
 {
@@ -102,7 +102,7 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 CUresult cuCtxDestroy(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy)); }
 CUresult cuCtxDestroy_v2(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy_v2)); }
 
-/* The primary context goes with its last user. Which context it is, only retaining it tells. */
+/* The primary context ends with its last user. Only retaining it reveals its handle. */
 static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresult release(CUdevice), bool always)
 {
 	struct account *account = vgpu_quota_now() ? vgpu_account() : NULL;
@@ -117,7 +117,7 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
 		throttle_context_gone(primary);
 		forget_context(account, primary);
-		/* The device's own pool and its graphs may have lost their memory too. */
+		/* The device's default pool and graphs may have lost their memory too. */
 		settle_pools(account, -1, false);
 		graphs_settle_all(account, vgpu_quota_now());
 	}
@@ -148,7 +148,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 
 /* --- limits --- */
 
-/* What the context's memory for a limit comes to. The stack is there once for each thread that the GPU can hold. */
+/* Return the memory of a context for a limit. The stack exists once per thread that the GPU can hold. */
 static uint64_t limit_bytes(int limit, uint64_t value, CUdevice device)
 {
 	int processors = 0, threads = 0;

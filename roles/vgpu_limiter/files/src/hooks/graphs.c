@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory that graphs allocate. The driver holds it for each device in one place, takes it when a graph
- * is uploaded, and uploads a graph that was not when it is launched. What is launched cannot be taken
- * back, so a graph is uploaded first, and launched only if what that took fits.
+ * Memory that graphs allocate. The driver keeps it in one pool per device, allocates it when a graph is uploaded, and
+ * uploads a graph at its first launch. A launch cannot be revoked, so a graph is uploaded first and launched only if
+ * its memory fits.
  */
 #include "hooks/graphs.h"
 
@@ -24,7 +24,7 @@ void vgpu_graph_memory(CUdevice device)
 		graphs_settle(vgpu_account(), quota, device);
 }
 
-/* With account->pools held, after an upload. */
+/* Requires account->pools. Called after an upload. */
 static CUresult charge_upload(struct account *account, const struct target *target, uint64_t bytes)
 {
 	if (graphs_charge_held(account, target->gpu, bytes, target->limit_bytes))
@@ -42,7 +42,7 @@ static CUresult charge_upload(struct account *account, const struct target *targ
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* A graph whose upload leaves its device without any graphs' memory has none, and is known by that. */
+/* If the device has no graph memory after the upload of a graph, this graph has none. Remember that. */
 static CUresult upload(struct account *account, CUgraphExec graph, CUstream stream, const struct target *target,
                        CUresult real(CUgraphExec, CUstream))
 {
@@ -73,7 +73,7 @@ CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 	if (!account || !graph || target.limit_bytes == UINT64_MAX || is_known_without_memory(account, graph)
 	    || !HAVE(cuGraphUpload) || vgpu_is_capturing(stream, per_thread))
 		return CUDA_SUCCESS;
-	/* Where the upload fails by itself, so will the launch, and says why. */
+	/* If the upload fails, so will the launch, which returns the error. */
 	CUresult result = upload(account, graph, stream, &target, per_thread ? REAL(cuGraphUpload_ptsz) : REAL(cuGraphUpload));
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? result : CUDA_SUCCESS;
 }
@@ -87,7 +87,7 @@ static CUresult upload_hook(CUgraphExec graph, CUstream stream, CUresult real(CU
 CUresult cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload_hook(graph, stream, REAL(cuGraphUpload)); }
 CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_hook(graph, stream, REAL(cuGraphUpload_ptsz)); }
 
-/* The next graph of this address may be another. */
+/* The next graph at this address may be a different one. */
 CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
 	struct account *account = vgpu_account();

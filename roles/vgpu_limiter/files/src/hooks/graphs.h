@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory of graphs, around their launches.
+ * Check the memory of graphs before and after their launches.
  */
 #ifndef GRAPHS_H
 #define GRAPHS_H
@@ -11,9 +11,9 @@
 
 #include "base/cuda_abi.h"
 
-/* Before a graph is launched: CUDA_ERROR_OUT_OF_MEMORY where its memory does not fit. */
+/* Call before a graph launch. CUDA_ERROR_OUT_OF_MEMORY if its memory does not fit. */
 CUresult vgpu_graph_admit(CUgraphExec, CUstream, bool per_thread);
-/* After a graph was launched: charges what the device's graphs hold now. */
+/* Call after a graph launch. Charges the current memory of the device's graphs. */
 void vgpu_graph_memory(CUdevice device);
 
 #endif

@@ -10,13 +10,13 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* A call that the driver will refuse anyway, or that is not counted, is the driver's alone. */
+/* Calls that the driver will refuse, or that do not count, only go to the driver. */
 static inline bool is_counted(const struct target *target, const void *pointer, size_t bytes)
 {
 	return target->gpu != NOT_COUNTED && pointer && bytes > 0;
 }
 
-/* The driver has answered. The memory is there and paid for: from now on the table knows it, or it goes. */
+/* Process the driver's result. The memory exists and is charged: record it, or free it. */
 static CUresult allocated(const struct target *target, CUresult result, const CUdeviceptr *pointer, uint64_t bytes)
 {
 	if (result == CUDA_SUCCESS) {
@@ -51,14 +51,14 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 	return allocated(&target, result, &found, bytes);
 }
 
-/* What cannot be counted is refused, also where it would not count. */
+/* An allocation that cannot be counted is refused, even if it would not count. */
 static bool is_beyond_quota(const struct target *target)
 {
 	return vgpu_quota_now()->managed_oversubscribed && target->gpu >= 0 && target->limit_bytes > 0;
 }
 
-/* Managed memory may lie on the host; it is counted where the context is, as if all of it were there. Or, where the quota
- * says so, not at all: the driver moves it out of the GPU for any other memory. */
+/* Managed memory may be on the host. It counts in full for the context's GPU. If the quota exempts it, it does not
+ * count, because the driver evicts it for other memory. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
 	struct target target = target_of_context();
@@ -72,7 +72,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 	return counts ? allocated(&target, result, pointer, bytes) : result;
 }
 
-/* Either form of the call; the old one answers in 32 bits. */
+/* Both forms of the call. The old one returns 32 bits. */
 static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
 	CUdeviceptr_v1 found = 0;
@@ -85,7 +85,7 @@ static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size
 	return result;
 }
 
-/* Only the driver knows the pitch. It is at least the width, and the rest is reserved when it is known. */
+/* Only the driver knows the pitch. It is at least the width. The rest is reserved afterwards. */
 static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
                               size_t height, unsigned element)
 {

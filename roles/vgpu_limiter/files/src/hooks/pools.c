@@ -4,9 +4,9 @@
  *
  * Stream-ordered memory.
  *
- * A pool grows at least by what does not go into the part of it that nobody uses: that much is looked for
- * before the driver is asked. Growth that turns out not to fit is handed back, and the answer is out of
- * memory. account->pools is held over all that, so that a difference is one thread's.
+ * A pool grows at least by the part of a request that exceeds its unused memory. Check for that much room before the
+ * driver call. Growth that does not fit is released, and the call fails with out of memory. account->pools is held
+ * throughout, so that the difference belongs to one thread.
  */
 #include "account/holdings.h"
 #include "account/pool_blocks.h"
@@ -16,7 +16,7 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* A pool that nobody has made: a device's own, or one of another process, which is not counted here. */
+/* A pool not created by the process: a device's default pool, or an imported one, which is not counted here. */
 static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 {
 	mutex_lock(&account->tables.lock);
@@ -35,11 +35,11 @@ static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 	return (struct target){ .gpu = NOT_COUNTED };
 }
 
-/* The call of each hook, in one shape. A stream that captures allocates nothing now. */
+/* Common form of the hooks' calls. A capturing stream allocates nothing now. */
 struct request {
 	CUdeviceptr *pointer;
 	size_t bytes;
-	CUmemoryPool pool;		/* NULL: the device's current one */
+	CUmemoryPool pool;		/* NULL: the device's current pool */
 	CUstream stream;
 	bool per_thread, from_pool;
 };
@@ -61,7 +61,7 @@ static void hand_back(const struct request *r)
 		REAL(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* Looks for room for the least by which the pool has to grow for `bytes` more, and reserves none. */
+/* Check for room for the pool's minimum growth for `bytes` more, without a reservation. */
 static bool find_room(struct account *account, const struct target *target, CUmemoryPool pool, uint64_t bytes)
 {
 	uint64_t used = 0, reserved = 0;
@@ -94,7 +94,7 @@ static bool charge_growth(struct account *account, const struct request *r, cons
 	    || pool_charge_held(account, &block, bytes, target->limit_bytes);
 }
 
-/* With account->pools held. */
+/* Requires account->pools. */
 static CUresult allocate(struct account *account, const struct request *r, const struct target *target)
 {
 	struct entry block;
@@ -115,7 +115,7 @@ static CUresult allocate(struct account *account, const struct request *r, const
 		return result;
 	bool fits = charge_growth(account, r, target);
 	if (!fits) {
-		/* What this pool and others keep without need may make the room. */
+		/* Unused memory of this and other pools may make room. */
 		settle_pools_held(account, target->gpu, true, r->pool);
 		fits = charge_growth(account, r, target);
 	}
@@ -188,7 +188,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 	struct target target = { .gpu = NOT_COUNTED };
 	if (pool && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		target = target_of_device(what->location.id);
-	/* Nothing could be allocated from it. */
+	/* No allocation was possible. */
 	if (target.gpu == NO_PLACE)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = REAL(cuMemPoolCreate)(pool, what);
@@ -201,7 +201,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 	return result;
 }
 
-/* Nobody may ask the driver about a pool that it has destroyed, so it is destroyed under the lock. */
+/* Destroy under the lock, because the driver must not be asked about a destroyed pool. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	struct account *account = vgpu_account();

@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a program is told about its GPU's memory and about who uses it: total is the quota or the
- * card's where that is less, free is what the tenant has left of it. A GPU whose memory is not
- * limited here is shown as it is.
+ * Report a program's GPU memory and processes. Total is the quota, or the card's size if that is less. Free is the
+ * tenant's rest. GPUs without a memory limit are reported unchanged.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -18,7 +17,7 @@ struct figures { uint64_t total, used, free; };
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* False: not limited here. What the card really has left is the most that there is. */
+/* False if not limited here. The card's real free memory is the upper limit. */
 static bool limited(const struct quota_gpu *gpu, uint64_t total, uint64_t free, struct figures *told)
 {
 	if (!gpu || gpu->memory_bytes == 0)
@@ -42,7 +41,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 			*free = 0;
 		return result;
 	}
-	/* Either may be NULL; we need both. */
+	/* Either may be NULL, but we need both. */
 	size_t real_free = 0, real_total = 0;
 	CUresult result = REAL(cuMemGetInfo_v2)(&real_free, &real_total);
 	if (result != CUDA_SUCCESS)
@@ -68,7 +67,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 static unsigned in_32_bits(uint64_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes; }
 
-/* What the newer form says, as far as it can be said: what the driver's own says of 4 GiB and more is not documented. */
+/* Return the newer form's value in the old form, as far as possible. The driver's result for 4 GiB and more is not
+ * documented. */
 CUresult cuMemGetInfo(unsigned *free, unsigned *total)
 {
 	CUresult result = REAL(cuMemGetInfo)(free, total);
@@ -116,7 +116,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 	return result;
 }
 
-/* What the driver keeps for itself is not the tenant's: in this form it is a figure of its own. */
+/* The driver's reserved memory is not the tenant's. This form reports it separately. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
 	nvmlReturn_t result = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
@@ -135,7 +135,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 enum { LISTED = 1024 };
 typedef nvmlReturn_t list_t(nvmlDevice_t, unsigned *, void *);
 
-/* Entries of `size` bytes begin with the pid. Returns how many of the tenant's there are, at the front. */
+/* Entries of `size` bytes begin with the PID. Move the tenant's entries to the front and return their number. */
 static unsigned keep_own(struct tenant *tenant, char *entries, unsigned count, size_t size, unsigned *pids)
 {
 	unsigned kept = 0;

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Who gets which function.
+ * Decide which function a program gets.
  *
- * dlsym and dlvsym: a name that is not ours goes to the C library's by a jump, so that RTLD_NEXT and
- * RTLD_DEFAULT still mean the caller's. For one of ours it is asked too, and its answer is replaced
- * only where it is the driver's own function: another library between may have the same name.
+ * dlsym and dlvsym: other names go to the C library by a tail call, so that RTLD_NEXT and RTLD_DEFAULT keep the
+ * caller's meaning. For our names, the C library's result is replaced only if it is the driver's own function, because
+ * another library may define the same name.
  *
- * cuGetProcAddress: the driver is asked first, and its answer replaced where it is the address of a
- * function that is intercepted. That settles versions and per-thread streams without a table of them.
+ * cuGetProcAddress: the driver is asked first. Its result is replaced if it is the address of an intercepted function.
+ * This handles versions and per-thread streams without a table.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,13 +18,13 @@
 #include "driver/reals.h"
 
 #ifndef __OPTIMIZE__
-#error "dlsym here must end in a jump to the real one, which -O0 makes a call: build with -O1 or more"
+#error "dlsym must tail-call the real dlsym, which -O0 prevents: build with -O1 or higher"
 #endif
 
-/* What hooks.h says of each function that is intercepted; the others have no hook. */
+/* Properties in hooks.h of each intercepted function. Other functions have no hook. */
 struct what {
 	const char *symbol, *name;
-	void *hook;			/* NULL: only called */
+	void *hook;			/* NULL: only called, not intercepted */
 	int version;
 	bool per_thread, nvml;
 };
@@ -36,7 +36,7 @@ static const struct what WHAT[REAL_COUNT] = {
 
 /* --- dlsym and dlvsym --- */
 
-/* All names of ours begin with cu or nvml; nearly everything that programs ask for is refused here. */
+/* All our names begin with cu or nvml. This rejects almost all other lookups. */
 static int find_hook(const char *symbol)
 {
 	if (!(symbol[0] == 'c' && symbol[1] == 'u') && strncmp(symbol, "nvml", 4) != 0)
@@ -47,8 +47,8 @@ static int find_hook(const char *symbol)
 	return -1;
 }
 
-/* The real dlsym comes last: dlerror tells of that one. A search of all that is loaded finds our own
- * name; where there is no driver it must fail as it would without us. */
+/* Call the real dlsym last, because dlerror describes the last call. A global search finds our own name. Without a
+ * driver it must fail as without this library. */
 static __attribute__((noinline)) void *dlsym_of_hook(void *handle, enum real which)
 {
 	dlsym_t *real = real_dlsym();
@@ -73,8 +73,8 @@ static __attribute__((noinline)) void *dlsym_of_search(void *handle, const char 
 	return own_search(real_dlsym()(handle, symbol));
 }
 
-/* RTLD_NEXT: the jump keeps the caller. One in front of us finds our function by itself, one behind
- * us asked for what is behind it. */
+/* RTLD_NEXT: a tail call keeps the caller. A library before us finds our function. A library after us looks behind
+ * us. */
 void *dlsym(void *handle, const char *symbol)
 {
 	if (handle != RTLD_NEXT) {
@@ -93,7 +93,7 @@ static __attribute__((noinline)) void *dlvsym_of_hook(void *handle, enum real wh
 	return found && found == drivers ? WHAT[which].hook : found;
 }
 
-/* Our own functions have no version, so that RTLD_NEXT passes them by: it means what is behind us for each caller. */
+/* Our functions have no version, so RTLD_NEXT skips them and searches behind us for every caller. */
 static __attribute__((noinline)) void *dlvsym_of_search(void *handle, const char *symbol, const char *version)
 {
 	return own_search(real_dlvsym()(handle, symbol, version));
@@ -111,8 +111,8 @@ void *dlvsym(void *handle, const char *symbol, const char *version)
 
 /* --- cuGetProcAddress --- */
 
-/* Some address of the driver that is no exported function's: taken for the form of that name, version
- * and kind of stream. CUDA 13's newest is the newest form known here. */
+/* Handle an address of the driver that is not an exported function. Choose the form of that name by version and
+ * stream mode. Versions of CUDA 13 and later get the newest known form. */
 static void *replace_by_name(const char *name, void *found, int version, uint64_t flags)
 {
 	enum { NEWEST = 13999 };

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Physical memory that is created and mapped apart (PyTorch's expandable segments). It is free when
- * its handles are all released and its mappings all unmapped, in whatever order. A block stands for
- * the memory: it counts both. Memory that another process has made (imported) has no block.
+ * Physical memory that is created and mapped separately (PyTorch's expandable segments). It is free after all handles
+ * are released and all mappings are unmapped, in any order. A block represents the memory and counts both. Imported
+ * memory of another process has no block.
  */
 #include "account/charge.h"
 #include "account/sums.h"
@@ -19,7 +19,7 @@ static struct entry *find_block(struct account *account, uint64_t id)
 	return id ? table_find(&account->tables.table[T_BLOCK], id) : NULL;
 }
 
-/* Takes a block out whose memory is free, or does nothing. Returns what it cost. */
+/* Remove a block whose memory is free, else do nothing. Return its cost. */
 static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 {
 	struct entry *block = find_block(account, id);
@@ -31,14 +31,14 @@ static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 	return bytes;
 }
 
-/* One more handle of the block; false: no memory for the entry. */
+/* Add a handle to the block. False without memory for the entry. */
 static bool add_handle(struct account *account, CUmemGenericAllocationHandle handle, uint64_t id)
 {
 	struct entry *block = find_block(account, id);
 	struct entry *known = block ? table_add(&account->tables.table[T_HANDLE], handle) : NULL;
 	if (!known)
 		return false;
-	/* A handle that is given out again means what it means now; the one of before is gone. */
+	/* A reused handle replaces the earlier one, which no longer exists. */
 	if (known->with != id) {
 		struct entry *before = find_block(account, known->with);
 		if (before)
@@ -51,7 +51,7 @@ static bool add_handle(struct account *account, CUmemGenericAllocationHandle han
 	return true;
 }
 
-/* Without an entry for the address: some mapping that the address lies in. */
+/* If the address has no entry, find a mapping that contains it. */
 static uint64_t block_at(struct account *account, uint64_t address)
 {
 	struct table *table = &account->tables.table[T_MAPPING];
@@ -95,7 +95,7 @@ static bool add_block(struct account *account, CUmemGenericAllocationHandle hand
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *what, unsigned long long flags)
 {
 	struct target target = { .gpu = NOT_COUNTED };
-	/* The memory's device is in its description: the thread need not have a context. */
+	/* The device is in the memory's description, because the thread may have no context. */
 	if (handle && bytes > 0 && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		target = target_of_device(what->location.id);
 	if (target.gpu == NOT_COUNTED)
@@ -129,7 +129,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	return result;
 }
 
-/* The entry is out of the table while the driver is asked: it may give the handle to another thread. */
+/* Remove the entry during the driver call, because the driver may reuse the handle in another thread. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	struct account *account = vgpu_account();
@@ -158,7 +158,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-/* Counted before the driver maps, so that a release meanwhile does not free the block. */
+/* Count before the driver maps, so that a concurrent release does not free the block. */
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	struct account *account = vgpu_quota_now() ? vgpu_account() : NULL;
@@ -192,7 +192,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 	return result;
 }
 
-/* A range of several whole mappings, one after the other. */
+/* A range of several complete mappings. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
 	struct account *account = vgpu_account();

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The calls that wait for the GPU. In them the driver takes back what pools hold beyond their release threshold. A process may
- * call nothing for a long time afterwards, and the tenant's others may have that memory at once.
+ * Calls that wait for the GPU. In them the driver releases memory of pools above their release threshold. The process
+ * may make no call for a long time afterwards, so settle at once for the tenant's other processes.
  */
 #include "account/pool_blocks.h"
 #include "driver/reals.h"

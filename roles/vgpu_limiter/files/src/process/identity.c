@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Looking at what is mounted, and at the environment.
+ * Read the mounts and the environment.
  */
 #include "process/identity.h"
 
@@ -19,7 +19,7 @@
 
 #define FOLDERS "/etc/openfleet-gpu/vgpu"
 
-/* statx(2) with Linux 5.8's STATX_ATTR_MOUNT_ROOT. C libraries before 2.28 declare neither. */
+/* statx(2) with STATX_ATTR_MOUNT_ROOT of Linux 5.8. C libraries before 2.28 declare neither. */
 #ifndef SYS_statx
 #if defined(__x86_64__)
 #define SYS_statx 332
@@ -38,7 +38,7 @@ struct status_x {
 };
 static_assert(sizeof(struct status_x) == 256, "struct statx");
 
-/* What getdents64(2) writes. */
+/* Format of getdents64(2). */
 struct entry_of_folder {
 	uint64_t inode, offset;
 	uint16_t length;
@@ -46,8 +46,8 @@ struct entry_of_folder {
 	char name[];
 };
 
-/* Kernels that do not say it: on another file system than the folder around it. A container's mounts are, since its
- * own files lie in an image. */
+/* On older kernels, compare the file system with the parent folder's. A container's mounts differ, because its own
+ * files are in an image. */
 static bool is_mount_point(int around, const char *name)
 {
 	struct status_x known = { 0 };
@@ -60,7 +60,7 @@ static bool is_mount_point(int around, const char *name)
 	    && S_ISDIR(inside.st_mode) && inside.st_dev != outside.st_dev;
 }
 
-/* How many quota folders below the root are mount points; *name is one of them, and `wanted` if that is among them. */
+/* Return the number of mounted quota folders below the root. *name is one of them, or `wanted` if it is mounted. */
 static int count_mounted(const char *root, const char *wanted, char name[TENANT_NAME])
 {
 	char path[512];
@@ -102,19 +102,19 @@ enum identity vgpu_identify(char name[TENANT_NAME])
 	}
 	if (count == 1 || (count > 1 && strcmp(name, wanted) == 0)) {
 		if (*wanted && strcmp(name, wanted) != 0)
-			vgpu_log(LOG_NOTICE, "OPENFLEET_VGPU is %s, but the quota of %s is mounted here and holds", wanted, name);
+			vgpu_log(LOG_NOTICE, "OPENFLEET_VGPU is %s, but the mounted quota of %s applies", wanted, name);
 		return IDENTITY_MOUNTED;
 	}
 	*name = '\0';
 	if (count > 1) {
 		vgpu_log(LOG_ERR, "%d quotas are mounted below %s" FOLDERS " and OPENFLEET_VGPU names none of them: allocations on GPUs are "
-		         "refused; set it to one of the names there", count, files_root());
+		         "refused. Set it to one of the mounted names", count, files_root());
 		return IDENTITY_UNCLEAR;
 	}
 	if (!*wanted)
 		return IDENTITY_NONE;
 	if (!quota_is_name(wanted) || !root_fits) {
-		vgpu_log(LOG_ERR, "OPENFLEET_VGPU names no tenant (letters, digits, . _ - are allowed): no limit in this process");
+		vgpu_log(LOG_ERR, "OPENFLEET_VGPU is not a tenant name (letters, digits, . _ -): no limit in this process");
 		return IDENTITY_NONE;
 	}
 	strcpy(name, wanted);

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which tenant this process belongs to.
+ * Find the tenant of this process.
  *
- * A container has its tenant's quota folder mounted below /etc/openfleet-gpu/vgpu. That says whose it is, whatever its
- * programs have in their environment: `docker exec`, sshd, cron and `env -i` start programs without the variable.
- * On a host the folders are no mount points, and OPENFLEET_VGPU alone decides.
+ * A container mounts its tenant's quota folder below /etc/openfleet-gpu/vgpu. The mount decides, not the environment,
+ * because `docker exec`, sshd, cron and `env -i` start programs without the variable. On a host the folders are no
+ * mount points, and only OPENFLEET_VGPU decides.
  */
 #ifndef IDENTITY_H
 #define IDENTITY_H
@@ -14,12 +14,12 @@
 #include "formats/quota.h"
 
 enum identity {
-	IDENTITY_NONE,			/* no tenant's */
-	IDENTITY_VARIABLE,		/* as OPENFLEET_VGPU says */
-	IDENTITY_MOUNTED,		/* the one whose quota folder is mounted, as in containers */
-	IDENTITY_UNCLEAR,		/* one of several that are mounted: nothing may be allocated */
+	IDENTITY_NONE,			/* of no tenant */
+	IDENTITY_VARIABLE,		/* named by OPENFLEET_VGPU */
+	IDENTITY_MOUNTED,		/* the mounted quota folder's tenant, as in containers */
+	IDENTITY_UNCLEAR,		/* several folders are mounted, so nothing may be allocated */
 };
-/* Sets the root of all paths (base/files.h), and the tenant's name: "" where there is none. */
+/* Set the root of all paths (base/files.h) and the tenant's name, "" without a tenant. */
 enum identity vgpu_identify(char name[TENANT_NAME]);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading the quota file: whose it must be, and what follows where it cannot be used.
+ * Read the quota file, check its owner and mode, and decide what applies if it is unusable.
  */
 #include "process/quota_file.h"
 
@@ -34,16 +34,16 @@ static void note(struct quota_file *file, const struct stat *now)
 	file->read.changed_ns = now->st_ctim.tv_sec * NS_PER_SECOND + now->st_ctim.tv_nsec;
 }
 
-/* Root's file, which in a user namespace without root in it belongs to the overflow user. Below
- * OPENFLEET_VGPU_ROOT also the user's own: who can set that can also do without the library. */
+/* The file must belong to root, which is the overflow user in a user namespace without root. Below
+ * OPENFLEET_VGPU_ROOT it may also belong to the user, who could start without the library anyway. */
 static const char *distrust(const struct stat *status)
 {
 	if (!S_ISREG(status->st_mode))
-		return "it is no regular file";
+		return "it is not a regular file";
 	if (status->st_uid != 0 && status->st_uid != OVERFLOW_UID && !(*files_root() && status->st_uid == geteuid()))
 		return "it does not belong to root";
 	if (status->st_mode & (S_IWGRP | S_IWOTH))
-		return "others than its owner may write it";
+		return "users other than its owner may write it";
 	if (status->st_size > LARGEST_FILE)
 		return "it is larger than 16 KiB";
 	return NULL;
@@ -51,10 +51,10 @@ static const char *distrust(const struct stat *status)
 
 static void log_unknown(const char *tenant, const char *key)
 {
-	vgpu_log(LOG_NOTICE, "quota of %s: `%s` is not known here and passed over", tenant, key);
+	vgpu_log(LOG_NOTICE, "quota of %s: unknown key `%s` is ignored", tenant, key);
 }
 
-/* Whether a quota was read, now or before. */
+/* Whether a quota was ever read. */
 static bool has_quota(const struct quota_file *file)
 {
 	const struct quota *quota = atomic_load_explicit(&file->quota, memory_order_acquire);
@@ -85,24 +85,24 @@ void quota_refuse_all(struct quota_file *file)
 	atomic_compare_exchange_strong(&file->quota, &none, &refusing);
 }
 
-/* What the lines in the log end with where the file cannot be used. */
+/* End of log lines if the file is unusable. */
 static const char *consequence(struct quota_file *file)
 {
 	if (has_quota(file))
-		return "the quota that was read before still holds";
+		return "the previous quota still applies";
 	if (!file->mounted)
 		return "no limit in this process";
 	quota_refuse_all(file);
 	return "it is mounted, so allocations on GPUs are refused until there is a quota";
 }
 
-/* Quotas lie in pages of their own, which stay: another thread may be reading the old one. */
+/* Quotas stay in separate pages, because another thread may read the old one. */
 static void adopt(struct quota_file *file, struct account *account, const struct quota *read)
 {
 	struct quota *quota = mmap(NULL, sizeof *quota, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (quota == MAP_FAILED) {
 		quota_refuse_all(file);
-		memset(&file->read, 0, sizeof file->read);	/* the next look tries again */
+		memset(&file->read, 0, sizeof file->read);	/* retry at the next check */
 		return;
 	}
 	*quota = *read;
@@ -110,7 +110,7 @@ static void adopt(struct quota_file *file, struct account *account, const struct
 	tenant_join(&account->tenant, quota, first);
 	mprotect(quota, sizeof *quota, PROT_READ);
 	atomic_store_explicit(&file->quota, quota, memory_order_release);
-	vgpu_log(LOG_INFO, "%s the quota of tenant %s: %d GPUs", first ? "took" : "changed to", quota->tenant, quota->gpu_count);
+	vgpu_log(LOG_INFO, "%s the quota of tenant %s: %d GPUs", first ? "applied" : "changed to", quota->tenant, quota->gpu_count);
 }
 
 void quota_file_read(struct quota_file *file, struct account *account)
@@ -125,7 +125,7 @@ void quota_file_read(struct quota_file *file, struct account *account)
 		return;
 	int descriptor = vgpu_openat(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
-		/* Gone: the quota ends with the process. Never there: once is enough to say so. */
+		/* If the file is removed, the quota ends with the process. If it never existed, log once. */
 		if (file->read.inode != 0 || !file->looked)
 			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path, consequence(file));
 		memset(&file->read, 0, sizeof file->read);
@@ -138,12 +138,12 @@ void quota_file_read(struct quota_file *file, struct account *account)
 	file->looked = true;
 	const char *wrong = distrust(&status);
 	if (!wrong && !read_text(descriptor, text, sizeof text))
-		wrong = "it cannot be read whole";
+		wrong = "it cannot be read completely";
 	vgpu_close(descriptor);
 	if (!wrong)
 		wrong = quota_parse(&quota, text, file->name, &line, log_unknown);
 	if (!wrong)
 		adopt(file, account, &quota);
 	else
-		vgpu_log(LOG_ERR, "%s, line %d: %s; %s", path, line, wrong, consequence(file));
+		vgpu_log(LOG_ERR, "%s, line %d: %s (%s)", path, line, wrong, consequence(file));
 }

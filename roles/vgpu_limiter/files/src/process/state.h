@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a process keeps: one page, made when the first hook is called, which fork empties.
+ * The process's state: one page, created at the first hook call and cleared by fork.
  */
 #ifndef STATE_H
 #define STATE_H
@@ -15,18 +15,18 @@ struct throttle;
 
 struct state {
 	_Atomic uint32_t phase;			/* PHASE_* */
-	struct mutex starting;			/* held while the state is made and the quota file is read */
-	_Atomic int64_t look_again_ns;		/* when to look at the file again (coarse_ns) */
+	struct mutex starting;			/* held while the state is created and the quota file is read */
+	_Atomic int64_t look_again_ns;		/* next check of the file (coarse_ns) */
 	struct quota_file file;
 	struct account account;
-	_Atomic int unthrottled;		/* no GPU of the quota is throttled: launches pass by (throttle/throttle.c) */
-	_Atomic(struct throttle *) throttle;	/* what that keeps, NULL: nothing yet */
+	_Atomic int unthrottled;		/* no GPU is throttled, so launches bypass the throttle (throttle/throttle.c) */
+	_Atomic(struct throttle *) throttle;	/* state of the throttle, NULL before its first use */
 };
 
 enum { PHASE_NEW, PHASE_OFF, PHASE_ON };
 
 extern _Atomic(struct state *) vgpu_state_page;
-/* The process's state, made where there is none. NULL: it is no tenant's process. */
+/* Return the process's state, created if missing. NULL without a tenant. */
 struct state *vgpu_state_start(void);
 
 static inline struct state *vgpu_state(void)
@@ -42,16 +42,16 @@ static inline struct state *vgpu_state(void)
 	return vgpu_state_start();
 }
 
-/* NULL: it is no tenant's process. */
+/* NULL without a tenant. */
 static inline struct account *vgpu_account(void)
 {
 	struct state *state = vgpu_state();
 	return state ? &state->account : NULL;
 }
 
-/* The quota of this process, NULL: passive. vgpu_quota() looks at the file once a second, and then also at what NVML says;
- * vgpu_quota_now() is one load or two and does neither. Both start the process's state when they are first called (also in a
- * child of fork). */
+/* Return this process's quota, NULL if passive. vgpu_quota() checks the file and NVML's report once a second.
+ * vgpu_quota_now() costs one or two loads and checks neither. The first call creates the process's state, also in a
+ * child of fork. */
 const struct quota *vgpu_quota(void);
 static inline const struct quota *vgpu_quota_now(void)
 {

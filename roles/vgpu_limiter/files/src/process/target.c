@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Devices, contexts and streams as places in the tenant's account.
+ * Map devices, contexts and streams to the tenant's accounting.
  */
 #include "process/target.h"
 

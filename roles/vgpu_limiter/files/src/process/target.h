@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which GPU a call means, by the quota of this process.
+ * Find the target GPU of a call in this process's quota.
  */
 #ifndef TARGET_H
 #define TARGET_H
@@ -11,10 +11,10 @@
 
 struct target target_of_context(void);
 struct target target_of_device(CUdevice);
-/* What a stream is given is done in its own context, on its own GPU, whatever context the thread has. */
+/* Work in a stream runs in the stream's context and GPU, whatever the thread's context is. */
 struct target target_of_stream(CUstream);
 
-/* Index into quota->gpus, -1: not in the quota, or the thread has no context. */
+/* Index into quota->gpus, -1 if not in the quota or without a context. */
 int vgpu_gpu_of_device(const struct quota *, CUdevice);
 int vgpu_gpu_of_current_context(const struct quota *);
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The process's own tables: what each pointer and handle has cost. The driver gives out a pointer
- * again only after it was freed, so an entry is taken out before the driver is asked to free, and put
- * back when the driver refuses: a thread that is given the same pointer meanwhile finds the place free.
+ * Tables of the process: the cost of each pointer and handle. The driver reuses a pointer only after it was freed. So
+ * an entry is removed before the driver frees, and restored if the driver refuses. A thread that gets the same pointer
+ * meanwhile finds the place free.
  */
 #ifndef TABLE_H
 #define TABLE_H
@@ -15,20 +15,20 @@
 
 #include "base/mutex.h"
 
-/* What the fields mean, by table:
- *   T_POINTER  device pointer: bytes; `with` the context. Of a pool (pooled): `with` the pool's block
+/* Meaning of the fields, by table:
+ *   T_POINTER  device pointer: bytes; `with` the context. From a pool (pooled): `with` the pool's block
  *   T_ARRAY, T_MIPMAP    the array: bytes; `with` the context
  *   T_POOL     pool: `with` its block; count the device's number
- *   T_HANDLE   handle of physical memory: `with` its block; count, how often it is to be released
+ *   T_HANDLE   handle of physical memory: `with` its block; count of necessary releases
  *   T_MAPPING  address: bytes; `with` the mapped block (0: memory that is not counted)
- *   T_GRAPH    executable graph: known to have no memory of its own
- *   T_CONTEXT  context: bytes that were reserved for it
- *   T_BLOCK    a number of ours: bytes charged. Of a pool (pooled): count of its pointers in use,
- *              `with` the pool (0: it is gone). Of physical memory: count of handles, `with` of mappings */
+ *   T_GRAPH    executable graph: known to allocate no memory
+ *   T_CONTEXT  context: reserved bytes
+ *   T_BLOCK    an internal number: bytes charged. For a pool (pooled): count of its used pointers,
+ *              `with` the pool (0: destroyed). For physical memory: count of handles, `with` number of mappings */
 struct entry {
 	uint64_t key, bytes, with;
 	bool taken, pooled;
-	int16_t gpu;			/* place in the region */
+	int16_t gpu;			/* GPU's index in the region */
 	uint32_t count;
 };
 static_assert(sizeof(struct entry) == 32, "a table is measured in entries of 32 bytes");
@@ -42,17 +42,17 @@ enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAP
 struct tables {
 	struct mutex lock;
 	struct table table[TABLE_COUNT];
-	uint64_t last_block;		/* the newest number of T_BLOCK */
+	uint64_t last_block;		/* the last number of T_BLOCK */
 };
 
-/* With the lock held. An entry's address holds until the table is changed. */
+/* Requires the lock. An entry's address is valid until the table changes. */
 struct entry *table_find(struct table *, uint64_t key);
-struct entry *table_add(struct table *, uint64_t key);	/* the one that is there, or a new one; NULL: no memory */
+struct entry *table_add(struct table *, uint64_t key);	/* existing or new entry, NULL without memory */
 void table_remove(struct table *, struct entry *);
 void table_clear(struct table *);
 
-/* These two take the lock. table_put is false where there is no memory for the entry; *replaced is what the key had meant, which
- * was freed by a way that nobody told us of, or the key could not have been given out again. */
+/* Both take the lock. table_put returns false without memory for the entry. *replaced is the earlier entry of the
+ * key. It was freed by an unknown call, because otherwise the driver could not reuse the key. */
 bool table_put(struct tables *, enum table_kind, uint64_t key, const struct entry *, struct entry *replaced);
 bool take_out(struct tables *, enum table_kind, uint64_t key, struct entry *);
 

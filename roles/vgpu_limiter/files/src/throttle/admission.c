@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Whether a launch may go.
+ * Decide whether a launch may start.
  */
 #include "throttle/admission.h"
 
@@ -14,16 +14,16 @@
 #include "throttle/usage.h"
 #include "throttle/words.h"
 
-#define IN_FLIGHT_NS (4 * NS_PER_MS)		/* work that is on its way at most, unless one launch is more */
-#define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* of a borrower, which somebody with credit may be waiting for */
-#define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* for how long a kernel takes the GPU that was not measured yet */
-#define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* what a holder has left at least while it waits here for its own work */
-#define STUCK_NS (50 * NS_PER_MS)		/* work that is so late may be waiting for what comes after it */
-#define PASS_NS (2 * NS_PER_MS)			/* after which it is helped beside the work of the lease's holder */
+#define IN_FLIGHT_NS (4 * NS_PER_MS)		/* limit of work in flight, unless one launch exceeds it */
+#define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* limit for a borrower, because tenants with credit may wait for it */
+#define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* assumed time of an unmeasured kernel */
+#define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* minimum rest of a holder's lease while it waits for its own work */
+#define STUCK_NS (50 * NS_PER_MS)		/* work so late may wait for later work */
+#define PASS_NS (2 * NS_PER_MS)			/* a delay after which it may run concurrently with the holder's work */
 
 static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
 {
-	/* More than this process has used, and its tenant's others may have: so much was not used by any. */
+	/* More than this process used, and more than other processes of the tenant can have used. */
 	int64_t others = policy == POLICY_BURST ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
 	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
 	int64_t paid = turnstile_limit_debt(seat_of(g), now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
@@ -61,8 +61,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	if (t->quota->gpu_count > 1)
 		usage_tell_due(g);
 
-	/* A kernel may wait for another that is launched after it, in another stream or on another GPU. So one
-	 * launch goes through without waiting for its end or for a turn's, and its lease is left to end. */
+	/* A kernel may wait for one launched later in another stream or on another GPU. So start one launch without
+	 * waiting for the earlier work or for a turn, and let its lease expire. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
 	turnstile_set_active(seat_of(g), now, now + ACTIVE_NS);
@@ -76,8 +76,9 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_CREDIT;
 	wait = wait_for_credit(g, policy, now, &borrows);
 	bool hurry = g->hurry && wait < BORROW_MAX_NS;
-	/* Another GPU of the tenant had credit a moment ago and works. As many launches may go here, or what works there waits for
-	 * this GPU, which another tenant takes: both tenants then have one GPU each, step by step. */
+	/* Another GPU of the tenant had credit a moment ago and is working. Start as many launches here. Otherwise
+	 * that work waits for this GPU while another tenant takes it, and each tenant gets only one GPU at each
+	 * step. */
 	if (wait > 0 && !hurry && !(g->behind && wait < LEAD_MAX_NS)) {
 		if (!idle)
 			return drain_ns(in_flight);
@@ -87,14 +88,14 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_THE_GPU;
 	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
 	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most))) {
-		/* What went beside another's work still waits for its turn. Two tenants of which each has the GPU that the other
-		 * waits for would otherwise go on so, step by step. */
+		/* A launch concurrent with another tenant's work still waits for its turn. Otherwise two tenants
+		 * that each hold the GPU the other one needs would continue like this at each step. */
 		if (!holds && g->has_peers)
 			wait_for_turn(g, now, now + in_flight + DRAIN_LEASE_NS);
 		return drain_ns(in_flight);
 	}
 	*reason = FOR_ITS_TURN;
-	/* Not only with a look: that may have waited for work on its way and not come so far. */
+	/* Check here too, because the peer check may have waited for work in flight. */
 	if (holds && !stuck && (g->ending || now - g->turn_checked_ns >= POLL_NS)) {
 		g->turn_checked_ns = now;
 		if ((wait = turn_ends(g, now, idle, in_flight)) > 0)
@@ -108,8 +109,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 		return hurry ? 0 : wait;
 	if (now - g->hurry_ns <= PASS_NS)
 		return wait;
-	/* Late enough: the GPU divides its time between the two. What may be of the next step is not let through again soon, or
-	 * two tenants would go on step by step, each in the other's slots too. */
+	/* Late enough, so the GPU is shared for now. Do not start launches of the next step soon, or two tenants
+	 * would continue step by step in each other's slots. */
 	if (!g->behind)
 		g->hurry_ns = now;
 	return 0;

@@ -2,24 +2,24 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A launch goes through if three things hold, and waits where one does not:
- *   1. the tenant has credit: its share of the time that went by covers the GPU time that it used
- *      (turnstile.h). What a launch will take is charged at once by estimate, and put right when it is
- *      measured: so a process that ends in between has paid. `contended` needs no credit while no other
- *      tenant wants the GPU; `burst` may run without, behind everybody who has some, and owes it.
- *   2. not too much work is on its way already: what is launched cannot be taken back.
- *   3. it is this process's turn. One throttled process has the GPU at a time, the others of its tenant
- *      included, for only then do the events tell what each used. The lease says until when at most; it
- *      is given back when the work is done and the turn over, or simply ends.
+ * A launch starts if three conditions hold, and waits otherwise:
+ *   1. The tenant has credit: its share of elapsed time covers the GPU time that it used (turnstile.h). The estimate
+ *      for a launch is charged at once, and corrected after the measurement, so a process that ends meanwhile has paid.
+ *      `contended` needs no credit while no other tenant wants the GPU. `burst` may run without credit, after all tenants
+ *      with credit, and owes the time.
+ *   2. Not too much work is in flight, because launches cannot be revoked.
+ *   3. It is this process's turn. One throttled process has the GPU at a time, also among processes of its tenant,
+ *      because otherwise events do not show each process's use. The lease limits the turn. It is released when the work
+ *      is done and the turn is over, or it expires.
  *
- * Processes of a tenant on several GPUs may wait for each other within kernels (collective operations). What one of them
- * is denied then keeps the others' GPUs busy for nothing. So
- *   - tenants of equal rights take slots of the clock that are the same on all GPUs (turnstile_place);
- *   - credit is that of the tenant's richest GPU, within limits, so that it ends on all of them at once (lead);
- *   - a turn, or credit, that ends goes on until this GPU has been given as many launches as the tenant's others (behind);
- *   - where work on another GPU is overdue all the same, what is launched here goes first (hurry), in the end also beside
- *     the work of the lease's holder;
- *   - time in which a kernel can only have waited is not charged, and its usual length does not grow by it (busy.c).
+ * Processes of a tenant on several GPUs may wait for each other inside kernels (collective operations). If one of them
+ * is blocked, the others keep their GPUs busy without progress. So
+ *   - tenants of equal rights use clock slots that are the same on all GPUs (turnstile_place);
+ *   - credit is that of the tenant's best GPU, within limits, so that it ends on all of them at once (lead);
+ *   - an ending turn or credit is extended until this GPU got as many launches as the tenant's others (behind);
+ *   - if work on another GPU is still overdue, launches here go first (hurry), in the end even concurrently with the
+ *     lease holder's work;
+ *   - time in which a kernel can only have waited is not charged, and does not increase its usual length (busy.c).
  */
 #ifndef ADMISSION_H
 #define ADMISSION_H
@@ -28,7 +28,7 @@
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-/* With the throttle's lock held: how long the launch is to wait before it is asked for again, and why. 0: it may go. */
+/* Requires the throttle's lock. Return the time to wait before the next check, with its reason. 0 starts the launch. */
 int64_t hold_back(struct throttle *, int gpu, struct busy *, const struct work *, int64_t now, enum reason *);
 
 #endif

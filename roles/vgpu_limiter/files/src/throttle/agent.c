@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Seats from the host's agent: see agent.h.
+ * Get seats from the host's agent (agent.h).
  *
- * The kernel's own calls are made, as in shared.c: those of the C library are points at which a cancelled thread ends.
+ * Uses direct system calls, as base/shared_file.c does, because the C library's functions are cancellation points.
  */
 #include "throttle/agent.h"
 
@@ -22,7 +22,7 @@
 
 #define SOCKET "turnstiles.1"
 
-/* Linux 3.17 and later; headers of C libraries before 2.27 lack the names. */
+/* Linux 3.17 and later. Headers before glibc 2.27 lack the names. */
 #ifndef F_GET_SEALS
 #define F_GET_SEALS 1034
 #define F_SEAL_SHRINK 0x0002
@@ -30,7 +30,7 @@
 
 static void close_descriptor(int descriptor) { syscall(SYS_close, descriptor); }
 
-/* The socket's path, or where that is too long for an address a shorter way to it. *directory is to be closed. */
+/* Return the socket's path, or a shorter path if it does not fit in an address. Close *directory. */
 static bool address_of(const char *folder, struct sockaddr_un *address, int *directory)
 {
 	*directory = -1;
@@ -50,7 +50,7 @@ static int connect_to(const char *folder)
 	if (!address_of(folder, &address, &directory))
 		return -1;
 	int connection = (int)syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	/* The first bounds connect too: an agent that takes no connections lets them queue up. */
+	/* The first timeout also limits connect, because connections queue up if an agent does not accept them. */
 	bool done = connection >= 0
 		&& syscall(SYS_setsockopt, connection, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most) == 0
 		&& syscall(SYS_setsockopt, connection, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most) == 0
@@ -66,7 +66,7 @@ static int connect_to(const char *folder)
 	return connection;
 }
 
-/* Copies the next word of a line; the rest of the line, or NULL where there is no word or no room for it. */
+/* Copy the next word of a line. Return the rest of the line, NULL without a word or if it is too long. */
 static const char *next_word(const char *line, char *word, size_t room)
 {
 	size_t length = strcspn(line, " ");
@@ -77,7 +77,7 @@ static const char *next_word(const char *line, char *word, size_t room)
 	return line + length + (line[length] == ' ');
 }
 
-/* By hand: what scans numbers has another name in newer C libraries, which older ones lack. */
+/* Parse by hand, because newer C libraries rename their number parsers, and older ones lack the new names. */
 static bool parse(const char *line, struct agent_part *part)
 {
 	static const char *const kinds[] = { [AGENT_OWN] = "own", [AGENT_SEAT] = "seat", [AGENT_TERMS] = "terms" };
@@ -96,7 +96,7 @@ static bool parse(const char *line, struct agent_part *part)
 	return false;
 }
 
-/* Pairs the lines of a message with its descriptors. Returns how many were taken. */
+/* Match the lines of a message with its descriptors. Return the number of matches. */
 static int take(agent_taker *taker, void *context, char *text, const int *descriptors, int count)
 {
 	int taken = 0;
@@ -115,12 +115,12 @@ static int take(agent_taker *taker, void *context, char *text, const int *descri
 	return taken;
 }
 
-/* Below 0: there is no more. */
+/* Below 0: end of data. */
 static int receive(int connection, agent_taker *taker, void *context)
 {
 	char text[AGENT_PARTS * AGENT_LINE + 1];
 	union {
-		struct cmsghdr header;	/* aligns it */
+		struct cmsghdr header;	/* for alignment */
 		char bytes[CMSG_SPACE(AGENT_PARTS * sizeof(int))];
 	} control;
 	int descriptors[AGENT_PARTS], taken = 0;
@@ -147,7 +147,7 @@ bool agent_ask(const char *folder, agent_taker *taker, void *context)
 	if (connection < 0)
 		return false;
 	errno = 0;
-	/* A bound, for a program whose signals interrupt each wait. */
+	/* Limit for programs whose signals interrupt every wait. */
 	for (int i = 0; i < AGENT_MESSAGES && more >= 0; i++) {
 		more = receive(connection, taker, context);
 		taken += more > 0 ? more : 0;

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate, and that no other than its
- * own tenant can write, where a file can be both.
+ * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate and only its own
+ * tenant can write. A file has neither property.
  *
- * The agent says on a socket, unasked, what it has for each GPU, with a descriptor for each. Where none answers, the files below
- * gpus/ serve. No call here waits for longer than AGENT_WAIT_MS in all, or two of them.
+ * The agent sends its memory for each GPU, with descriptors, to each new connection. Without an answer, the files below
+ * gpus/ are used. No call here waits longer than twice AGENT_WAIT_MS.
  */
 #ifndef AGENT_H
 #define AGENT_H
@@ -18,12 +18,12 @@
 enum { AGENT_PARTS = 32, AGENT_LINE = 80, AGENT_MESSAGES = 64, AGENT_NAME = 48, AGENT_WAIT_MS = 500 };
 
 enum agent_kind {
-	AGENT_OWN,	/* "GPU-... own SEAT": a seat of the tenant whose socket this is, for reading and writing */
-	AGENT_SEAT,	/* "GPU-... seat SEAT": another's, for reading */
-	AGENT_TERMS,	/* "GPU-... terms 0": who has which seat, for reading */
+	AGENT_OWN,	/* "GPU-... own SEAT": own seat of the socket's tenant, readable and writable */
+	AGENT_SEAT,	/* "GPU-... seat SEAT": a neighbour's seat, read-only */
+	AGENT_TERMS,	/* "GPU-... terms 0": tenants of all seats, read-only */
 };
 
-/* One descriptor of an answer, which is closed afterwards. */
+/* Handle one descriptor of an answer, which is closed afterwards. */
 struct agent_part {
 	char gpu[AGENT_NAME];
 	enum agent_kind kind;
@@ -33,10 +33,10 @@ struct agent_part {
 
 typedef void agent_taker(void *context, const struct agent_part *);
 
-/* Asks at the socket in `folder`, and has each part of the answer taken. False: there was none, errno says why. */
+/* Query the socket in `folder` and handle each part of the answer. False without an answer, with errno set. */
 bool agent_ask(const char *folder, agent_taker *, void *context);
-/* Maps a part that is sealed and of this size; the mapping does not pass to a child of fork. NULL: it is not so. *inode tells
- * memories apart. */
+/* Map a part that is sealed and has this size, without inheritance by a child of fork. NULL otherwise. *inode
+ * identifies the memory. */
 void *agent_map(const struct agent_part *, size_t size, uint64_t *inode);
 
 #endif

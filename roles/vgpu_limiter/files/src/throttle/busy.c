@@ -2,14 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Measuring. An event is recorded just before a launch and one just after it. What lies between is
- * time that the GPU worked for this process, if nobody else had it: gaps on the host and copies lie
- * outside. The first event is done at once where the GPU has nothing else to do, and the launch that follows
- * may take long on the host, as one that loads its function does: that time is taken off. Launches in several
- * streams overlap, so the stretches are put together before they are summed.
+ * Measure GPU time with an event directly before and after a launch. The time between them is this process's GPU time
+ * if no other process had the GPU. Gaps on the host and copies are excluded. If the GPU is idle, the first event
+ * completes at once, and a launch that takes long on the host, for example to load its function, would count, so that
+ * time is subtracted. Launches in several streams overlap, so intervals are merged before they are summed.
  *
- * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that. It does
- * not mind events that are recorded in other streams.
+ * Events are created and queried in the relaxed capture mode, because a capture in another stream must not be affected.
+ * Recording events in other streams does not affect it.
  */
 #include "throttle/busy.h"
 
@@ -19,17 +18,17 @@
 #include "throttle/sampling.h"
 #include "throttle/times.h"
 
-/* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
+/* The driver reports time as float milliseconds. After four seconds its resolution is a quarter of a microsecond. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
-#define CLOCK_DRIFT 4096	/* one clock gains less than this part of the time on the other */
-#define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
-#define AHEAD_MOST 32	/* launches on their way that are looked at one by one */
+#define CLOCK_DRIFT 4096	/* maximum relative drift between the clocks */
+#define BUSY_HOST_NS INT64_C(50000)	/* maximum host time of a launch, except a function's first */
+#define AHEAD_MOST 32	/* limit of launches in flight that are checked one by one */
 #define ASK_LEAST_NS INT64_C(50000)
-#define ASK_MOST_NS INT64_C(100000)	/* how long a timed launch that was not done is not asked for, if it should be done, */
-#define ASK_EXPECTED_NS INT64_C(500000)	/* or if not */
+#define ASK_MOST_NS INT64_C(100000)	/* poll interval of an unfinished timed launch that is due */
+#define ASK_EXPECTED_NS INT64_C(500000)	/* poll interval if it is not due */
 
-/* What is on its way will take so much longer, as far as is known: each begins when it was launched and the one before it is
- * done. Of many, as where the GPU is what others wait for, only the first began late, if any. */
+/* Estimate the remaining time of work in flight. Each launch begins after its submission and after the previous
+ * launch. Of many launches, for example if other GPUs wait for this one, only the first may have begun late. */
 static int64_t ahead(const struct busy *b, int64_t now)
 {
 	uint32_t from = b->put - b->done > AHEAD_MOST ? b->put - 1 : b->done;
@@ -77,7 +76,7 @@ static bool create(CUevent *event)
 	return created;
 }
 
-/* A capture in another stream does not mind. */
+/* Captures in other streams are not affected. */
 static bool record(CUevent *event, CUstream stream)
 {
 	return (*event || create(event)) && REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
@@ -93,12 +92,13 @@ static bool is_done(CUevent event)
 	return done;
 }
 
-/* The phase is set here alone: from then on the launch's place may be another one's. */
+/* Only this thread sets the phase. The launch's slot may be reused afterwards. */
 void busy_after(struct launch *launch, CUstream stream, bool timed, bool launched, int64_t host_ns)
 {
 	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
 	if (launched && timed) {
-		/* If it is not done, the stream had a copy or the like to do, and the launch took no time between the events. */
+		/* If it is unfinished, the stream had a copy or similar work, and the launch took no time between
+		 * the events. */
 		if (host_ns > 0 && is_done(launch->begin))
 			launch->host_ns = host_ns;
 		if (record(&launch->end, stream))
@@ -116,7 +116,7 @@ static bool time_of(const struct busy *b, CUevent event, int64_t *ns)
 	return true;
 }
 
-/* The event becomes the one that time is told from; the launch gets the old one for its next use. */
+/* The event becomes the reference for later times. The launch gets the old event. */
 static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 {
 	CUevent old = b->anchor;
@@ -125,17 +125,16 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* The time on the host that a measured stretch has in it, which begins when what was on its way is done. A launch that returns
- * only when its kernel is done (a debugger may see to that) looks like one that loads its function for long, which no function's
- * second launch does. */
+/* Host time within a measured interval, from the end of earlier work. A launch that returns only after its kernel
+ * (for example under a debugger) looks like a slow first load of a function. A function's second launch never loads. */
 static int64_t host_time(const struct busy *b, const struct launch *launch)
 {
 	int64_t ns = later(launch->host_ns - launch->ahead_ns, 0);
 	return length_find(b, launch->work.function, 0) && ns > BUSY_HOST_NS ? BUSY_HOST_NS : ns;
 }
 
-/* By the host's clock; not later than now. The GPU's clock is some constant behind: the least distance that was seen, as far
- * as the clocks may have drifted since. */
+/* Convert to the host's clock, not later than now. The GPU's clock lags by a constant: the smallest difference seen,
+ * plus possible drift since. */
 static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 {
 	int64_t offset = now - to, known = b->offset_ns + (now - b->offset_at) / CLOCK_DRIFT;
@@ -144,19 +143,19 @@ static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 	return to + b->offset_ns;
 }
 
-/* -1 where the driver cannot tell. */
+/* -1 if the driver does not know. */
 static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 {
 	int64_t from, to, fresh, slack;
 	if (!b->anchor)
 		move_anchor(b, &launch->begin, 0);
 	if (!launch->begin)
-		from = b->anchor_ns;	/* this one's begin has just become the anchor */
+		from = b->anchor_ns;	/* the launch's begin event is now the reference */
 	else if (!time_of(b, launch->begin, &from))
 		return -1;
 	if (!time_of(b, launch->end, &to))
 		return -1;
-	/* An edge ends what was launched before it, and itself. */
+	/* An edge ends earlier launches and itself. */
 	slack = launch->edge ? to - launch->estimate_ns : from;
 	slack -= b->covered.to + launch->untimed_ns;
 	if (slack > 0)
@@ -164,7 +163,7 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 	else
 		b->excess_ns -= slack;
 	fresh = busy_cover(&b->covered, from + host_time(b, launch), to);
-	if (launch->edge)	/* what was launched before it has gone by */
+	if (launch->edge)	/* earlier launches have finished */
 		b->covered = (struct covered){ to, to, to };
 	b->done_ns = host_clock(b, to, now);
 	if (to - b->anchor_ns > ANCHOR_AGE_NS)
@@ -172,7 +171,7 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 	return fresh;
 }
 
-/* What it took, but for what is due to others. */
+/* Its time, without the part charged to other launches. */
 static int64_t own_time(const struct busy *b, const struct launch *launch, struct others now, int64_t ns)
 {
 	bool known;
@@ -205,7 +204,7 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 	if (result == CUDA_ERROR_NOT_READY) {
 		int64_t expected = b->done_ns + launch->estimate_ns - now, half = launch->estimate_ns / 2;
 		int64_t later = half < ASK_LEAST_NS ? ASK_LEAST_NS : half < ASK_MOST_NS ? half : ASK_MOST_NS;
-		/* Most launches find work on its way: they need not all ask. It may have become shorter. */
+		/* Most launches find work in flight and do not all need to ask. The estimate may have decreased. */
 		if (expected > later)
 			later = expected < ASK_EXPECTED_NS ? expected : ASK_EXPECTED_NS;
 		b->ask_ns = now + later;
@@ -215,8 +214,9 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 		bool known = length_find(b, launch->work.function, launch->work.shape) != NULL;
 		if (measured >= 0 && !(launch->edge && known)) {
 			*busy_ns = own_time(b, launch, others, measured);
-			/* Of a first launch it is not known how much of it was waiting. Too much is put right by the next
-			 * one that is shorter; too little would stay, as what takes longer beside others is taken for the usual. */
+			/* The waiting time within a first launch is unknown. The next shorter launch corrects an
+			 * estimate that is too high. One that is too low would persist, because longer times are
+			 * attributed to other work. */
 			*busy_ns += length_learn(b, launch, known ? *busy_ns : measured);
 		}
 	}

@@ -2,19 +2,17 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Stretches of time that may overlap, as those of launches in several streams do, and come a little out
- * of order: what each adds to their sum.
+ * Sum time intervals that may overlap, as for launches in several streams, and arrive slightly out of order.
  */
 #ifndef COVER_H
 #define COVER_H
 
 #include <stdint.h>
 
-/* Time that was counted already, on the GPU's own clock: the last stretch without a gap, and where the
- * one before it ended. */
+/* Already counted time on the GPU's clock: the last interval without a gap, and the end of the interval before it. */
 struct covered { int64_t floor, from, to; };
 
-/* How much of the stretch from `from` to `to` was not counted before. */
+/* Return the part of the interval from `from` to `to` that was not counted before. */
 int64_t busy_cover(struct covered *, int64_t from, int64_t to);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Credit: charging GPU time to a share, and what may be owed.
+ * Charge GPU time to a share, and limit debts.
  */
 #include "throttle/credit.h"
 

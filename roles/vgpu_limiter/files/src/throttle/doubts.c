@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * For how long a tenant may keep another one waiting.
+ * Limit the time for which a tenant may make another one wait.
  */
 #include "throttle/doubts.h"
 
@@ -15,8 +15,8 @@ static int64_t since_last_look(struct turnstile *t, int64_t now)
 	return gap > 0 && gap <= DOUBT_GAP_NS ? gap : 0;
 }
 
-/* For how long a tenant may have the GPU while another of this priority waits with credit: a lease and a turn, and where it is
- * the more urgent one also as long as what it can have saved lasts. */
+/* Limit of the time that a tenant may have the GPU while another tenant with this priority waits with credit: a
+ * lease and a turn. A more urgent tenant may also use its saved credit. */
 static int64_t turn_at_most(struct terms terms, int32_t priority)
 {
 	int64_t saved = IDLE_CREDIT_NS * terms.percent / (terms.percent < 100 ? 100 - terms.percent : 1);
@@ -28,7 +28,7 @@ void turnstile_waits_for(struct turnstile *t, int seat, int other, struct claim 
 	struct doubt *d = &t->doubts[other];
 	struct terms terms = turnstile_terms(t, other);
 	int64_t gap = since_last_look(t, now);
-	/* More urgent tenants may keep this one waiting turn by turn, the others for one turn each. */
+	/* More urgent tenants may delay this one turn after turn, other tenants for one turn each. */
 	if (t->holder != other + 1 && terms.priority < own.priority) d->waited_ns = 0;
 	t->holder = other + 1;
 	t->yielded_ns = 0;
@@ -39,7 +39,7 @@ void turnstile_waits_for(struct turnstile *t, int seat, int other, struct claim 
 	d->waited_ns = 0;
 }
 
-/* Whether some tenant's lease is believed by others and not here. */
+/* Return whether another tenant's lease is ignored here but believed by others. */
 static bool leaves_out_any(const struct turnstile *t, int64_t now)
 {
 	for (int i = 0; i < t->count; i++) {
@@ -55,7 +55,7 @@ bool turnstile_yields_to(struct turnstile *t, int other, int64_t now)
 	t->holder = 0;
 	if (t->yielded_ns <= QUANTUM_NS) return true;
 	t->yielded_ns = 0;
-	/* One that waits for a tenant which is left out here is not to blame. */
+	/* Do not blame a tenant that waits for one that is ignored here. */
 	if (!leaves_out_any(t, now)) t->doubts[other].until_ns = now + DOUBT_NS;
 	return false;
 }
@@ -64,7 +64,7 @@ void turnstile_had_turn(struct turnstile *t, int64_t now)
 {
 	t->holder = 0;
 	t->yielded_ns = 0;
-	/* What takes the lease away each time is not settled by another turn. */
+	/* A tenant that takes the lease at each turn is not cleared by another turn. */
 	if (t->lost_ns && now - t->lost_ns < LEASE_MAX_NS) return;
 	for (int i = 0; i < TURNSTILE_SEATS; i++) t->doubts[i].waited_ns = 0;
 }

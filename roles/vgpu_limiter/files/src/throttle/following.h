@@ -2,20 +2,20 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Following the quota and the agent: which GPUs are throttled, and where their seats are. With the throttle's lock held.
+ * Follow the quota and the agent: which GPUs are throttled, and where their seats are. Requires the throttle's lock.
  */
 #ifndef FOLLOWING_H
 #define FOLLOWING_H
 
 #include "throttle/gpus.h"
 
-/* The quota says something else now. Returns whether any GPU is throttled. */
+/* Apply a changed quota. Return whether any GPU is throttled. */
 bool follow_quota(struct throttle *, const struct quota *);
-/* The agent's seats are used as soon as there are some. An agent that has lost them has others then. */
+/* Use the agent's seats as soon as they exist. After the agent lost its memory, its seats are new. */
 void follow_agent(struct throttle *, const struct quota *, int64_t now);
-/* Whether it is time for that. */
+/* Return whether a request is due. */
 bool follow_agent_is_due(const struct throttle *, const struct throttle_gpu *, int64_t now);
-/* Begins to use a GPU. NULL: no memory. */
+/* Start using a GPU. NULL without memory. */
 struct throttle_gpu *follow_start(struct throttle *, const struct quota *, int gpu, int64_t now);
 
 #endif

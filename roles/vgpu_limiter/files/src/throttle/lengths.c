@@ -2,19 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Learning lengths. A launch may take another time than usual because of its neighbours, or because the kernel has changed.
+ * Learn lengths. A launch may take an unusual time because of neighbours, or because the kernel has changed.
  */
 #include "throttle/lengths.h"
 
 #include "throttle/times.h"
 
-#define ODD_TIMES 2	/* one that took more than so many times as long as usual says nothing of the next, if that is as usual, */
-#define ODD_LEAST_NS INT64_C(10000)	/* and by no less than this */
-#define ODD_WEIGHT 32	/* one that is odd counts as much as so many that are not, */
-#define ODD_OFTEN 40	/* and with so much they belong to the kernel: it has several lengths */
-#define ODD_MOST 128	/* more than that does not count */
-#define VARYING_PART 32	/* of what a launch of such a kernel took more than on average, this part goes into the average */
-#define SETTLED 4	/* so many in a row that are as usual show that the length is known again */
+#define ODD_TIMES 2	/* a launch longer than this multiple of the usual time is unusual, if the next one is usual, */
+#define ODD_LEAST_NS INT64_C(10000)	/* and if the difference is at least this */
+#define ODD_WEIGHT 32	/* an unusual launch weighs as much as this many usual ones, */
+#define ODD_OFTEN 40	/* and above this weight the kernel has several lengths */
+#define ODD_MOST 128	/* limit of the weight */
+#define VARYING_PART 32	/* fraction of a launch's deviation that enters the average of such a kernel */
+#define SETTLED 4	/* usual launches in a row that confirm the length */
 
 static unsigned place_of(const void *function, uint64_t shape)
 {
@@ -29,7 +29,7 @@ struct estimate *length_find(const struct busy *b, const void *function, uint64_
 
 bool length_varies(const struct estimate *e) { return e->often >= ODD_OFTEN; }
 
-/* In a shape that is new a kernel is taken to need what it took on average. */
+/* A new shape starts with the kernel's average. */
 int64_t busy_estimate(const struct busy *b, const struct work *work, bool *known)
 {
 	const struct estimate *e = length_find(b, work->function, work->shape);
@@ -46,17 +46,17 @@ static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns
 		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
 }
 
-/* A first launch may be an odd one: the second replaces what was learned of it. Of a tenant on several GPUs the shortest launch
- * says most: others may have had the GPU besides, or the work on the other GPUs was waited for. If its GPUs took that for the
- * kernel's length, each by what it met, they would run out of credit at different times. All its launches are timed, so that
- * what is charged in the end is what they took. */
+/* A first launch may be unusual, so the second one replaces its result. With several GPUs, use the tenant's shortest
+ * launch, because other tenants or other GPUs may have delayed the longer ones. If each GPU used its own measured
+ * length, the GPUs would run out of credit at different times. All these launches are timed, so their final charge
+ * is exact. */
 static void average(struct estimate *e, int64_t ns, bool least)
 {
 	e->ns = e->once || (least && ns < e->ns) ? ns : e->ns + (ns - e->ns) / 4;
 	e->once = false;
 }
 
-/* Above 0: much longer than usual; below 0: much shorter. */
+/* Above 0: much longer than usual. Below 0: much shorter. */
 static int odd(const struct estimate *e, int64_t ns)
 {
 	if (e->once || (ns < e->ns + ODD_LEAST_NS && e->ns < ns + ODD_LEAST_NS))
@@ -64,7 +64,7 @@ static int odd(const struct estimate *e, int64_t ns)
 	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
 }
 
-/* Launches that are on their way are taken to need so long. Returns how much more those are that came after the last timed one. */
+/* Set the estimate of launches in flight. Return the added time of those after the last timed one. */
 static int64_t change_estimates(struct busy *b, const struct work *work, int64_t ns)
 {
 	int64_t sum = 0;
@@ -83,8 +83,8 @@ static int64_t change_estimates(struct busy *b, const struct work *work, int64_t
 	return sum;
 }
 
-/* What is charged of that: no more than the time in which nothing that is known ran, and no less than what the launches cannot
- * have had. */
+/* Limit the correction: at most the time in which no known work ran, at least the time in which the launches must
+ * have run. */
 static int64_t arrears(struct busy *b, struct estimate *e, int64_t more)
 {
 	int64_t slack = b->slack_ns - e->slack_ns, excess = b->excess_ns - e->excess_ns;
@@ -105,11 +105,11 @@ static void is_accounted_for(const struct busy *b, struct estimate *e)
 	e->excess_ns = b->excess_ns;
 }
 
-/* What launches took more than they were charged for, if they took so long each. */
+/* The time beyond their charge, if each launch took this long. */
 static int64_t beyond(struct sum launches, int64_t ns) { return ns * launches.count - launches.charged_ns; }
 
-/* One that is odd says nothing of the next: another process's work may have come in between. Of two in a row that is not
- * believed: the kernel takes another time now. */
+/* One unusual launch does not predict the next, because another process's work may have interrupted it. After two in
+ * a row the kernel has a new length. */
 static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
 {
 	int64_t more;
@@ -121,7 +121,7 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 		e->doubtful = launch->untimed;
 		return 0;
 	}
-	/* Of the two the one that is nearer to the usual. */
+	/* Use the value nearer to the usual one. */
 	if ((ns < e->odd_ns) != (sign > 0))
 		ns = e->odd_ns;
 	more = arrears(b, e, beyond(launch->untimed, ns) + beyond(e->doubtful, ns));
@@ -133,13 +133,13 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 	return more;
 }
 
-/* A kernel of several lengths is taken to need what it takes on average. As that is never what it takes, each launch that is
- * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. But
- * one that was long by chance, as beside work of another stream, stands for no more time than there was. */
+/* A kernel of several lengths is charged by its average. No launch takes exactly that, so each timed launch also
+ * represents those since the previous one. All are equally likely to be timed, so the sum is right. A launch that
+ * was long by chance, for example beside work of another stream, represents at most the elapsed time. */
 static int64_t learn_varying(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns)
 {
 	int64_t more = earlier(beyond(launch->untimed, ns), later(b->slack_ns - e->slack_ns, 0));
-	b->slack_ns -= more;	/* what is given back is not accounted for any more */
+	b->slack_ns -= more;	/* returned amounts are not accounted further */
 	e->ns += (ns - e->ns) / VARYING_PART;
 	return more;
 }

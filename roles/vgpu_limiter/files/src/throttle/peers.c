@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which of the tenant's GPUs wait for which.
+ * Find which of the tenant's GPUs wait for each other.
  */
 #include "throttle/peers.h"
 
@@ -10,10 +10,10 @@
 #include "throttle/times.h"
 #include "throttle/words.h"
 
-#define UNUSUAL_NS (NS_PER_SECOND / 4)	/* after which counts that stay uneven have no usual difference */
-#define ALIKE 8				/* so many turns in a row that begin with the same difference make it the usual one */
+#define UNUSUAL_NS (NS_PER_SECOND / 4)	/* time after which uneven counts have no usual difference */
+#define ALIKE 8				/* turns in a row with the same initial difference that make it the usual one */
 
-/* With which difference of launches a turn has begun. */
+/* Learn the difference of launches at the start of a turn. */
 static void begin_turn(struct peer *peer, int64_t ahead, uint64_t launches)
 {
 	if (launches != peer->turn)
@@ -35,11 +35,11 @@ static void compare_launches(struct peer *peer, uint64_t there, uint64_t here, b
 	peer->ahead = ahead;
 }
 
-/* Steps may have more launches on one GPU than on the other. */
+/* Steps may have more launches on one GPU than on another. */
 static bool is_uneven(const struct peer *peer, int64_t now) { return now - peer->usual_ns > UNUSUAL_NS; }
 
-/* Whether the peer has been given more launches than this GPU. Where one turn begins says little: that may be in the middle of a
- * step. This GPU would then be taken for behind where it is not, and begin its next step in a neighbour's turn. */
+/* Return whether the peer got more launches than this GPU. The start of a single turn proves little, because it may
+ * be in the middle of a step. This GPU would then appear to be behind and start its next step in a neighbour's turn. */
 static bool is_ahead(const struct peer *peer, int64_t now)
 {
 	int64_t more = peer->ahead - (is_uneven(peer, now) ? peer->begun : peer->usual);
@@ -68,7 +68,7 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		if (i == own || gpu->sm_percent >= 100 || gpu->seat < 0)
 			continue;
 		if (!peer->looked) {
-			/* An agent that answers is asked with the next launch; until then it is not looked at. */
+			/* An available agent is asked at the next launch. Until then, ignore the peer. */
 			*peer = (struct peer){ .looked = true, .seat = t->no_agent ? seat_peer(gpu) : NULL };
 			t->ask_agent_ns = t->no_agent ? t->ask_agent_ns : 0;
 		}
@@ -96,9 +96,9 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		g->late_ns = now;
 	else
 		g->hurry_ns = now;
-	/* A peer may be late for what works here now. What comes next is the next step then: launched in a hurry it would take this GPU
-	 * from a neighbour that has the other one, and both tenants would go on with one GPU each. Where counts are uneven they do not
-	 * say who is behind, and being late is all there is to go by. */
+	/* A peer may be late because of current work here. The next launch is then the next step. An early start
+	 * would take this GPU from a neighbour that has the other one, and each tenant would continue with one GPU.
+	 * With uneven counts, lateness is the only evidence. */
 	if (!late || (!uneven && has_work(g)))
 		g->idle_hurry_ns = now;
 	g->hurry = g->hurry || now - g->idle_hurry_ns > HURRY_NS;

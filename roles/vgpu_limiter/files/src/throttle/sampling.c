@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which launches are timed.
+ * Decide which launches are timed.
  */
 #include "throttle/sampling.h"
 
@@ -23,8 +23,8 @@ void sampling_forget_stream(struct busy *b, CUstream stream)
 			b->dependent[i] = (CUstream)-1;	/* no stream */
 }
 
-/* Work of a kernel until it is timed again. A row of launches is so much rarer, and what varies is timed more often: each that
- * is timed stands for fewer then. */
+/* Work until the next timing of a kernel. Rows of launches are timed less often by their length. Kernels of varying
+ * length are timed more often, so that each timing represents fewer launches. */
 static int64_t distance(struct busy *b, const struct estimate *e, bool row)
 {
 	int64_t each = (length_varies(e) ? BUSY_SAMPLE_NS / 4 : BUSY_SAMPLE_NS) * (row ? BUSY_WINDOW + 1 : 1);
@@ -60,14 +60,15 @@ void sampling_choose(struct busy *b, struct launch *launch, bool all)
 		b->untimed++;
 		return;
 	}
-	/* The last of a window is no edge of another: what was launched before the window has gone by. */
+	/* The last launch of a window is no edge of another window, because launches before the window have
+	 * finished. */
 	launch->edge = launch->edge && !in_window;
 	if (launch->edge)
 		b->window = BUSY_WINDOW;
 	if (e)
 		e->left_ns = distance(b, e, launch->edge || in_window);
 	launch->untimed = e ? e->untimed : (struct sum){ 0 };
-	if (e && !launch->edge)	/* of an edge's own time nothing is learned */
+	if (e && !launch->edge)	/* do not learn from an edge's own time */
 		e->untimed = (struct sum){ 0 };
 	launch->untimed_ns = b->untimed_ns;
 	b->untimed_ns = 0;

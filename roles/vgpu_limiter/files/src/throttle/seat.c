@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A place at a GPU's turnstile: the agent's pages or the shared file, a number for this process, the tenant's seat.
+ * A process's place at a GPU's turnstile: the agent's pages or the shared file, a process number, and the tenant's
+ * seat.
  */
 #include "throttle/seat.h"
 
@@ -23,10 +24,10 @@
 
 static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
 
-/* A number for this process, whose byte stays locked as long as the mapping is there. */
+/* Take a number whose byte stays locked while the mapping exists. */
 static unsigned take_number(int descriptor)
 {
-	/* Begin at a place of one's own, so that hundreds of processes that start at once need not try the same. */
+	/* Start at a process-specific position, so that hundreds of starting processes do not try the same numbers. */
 	unsigned first = (unsigned)getpid();
 	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
 		unsigned process = (first + i) % TURNSTILE_PROCESSES;
@@ -36,15 +37,15 @@ static unsigned take_number(int descriptor)
 	return 0;
 }
 
-/* A number without a lock, for a process that can have none: others cannot tell whether it lives, and have its leases end. The
- * places in the tenant's region are kept by locks that no neighbour can reach. */
+/* Take a number without a lock if no lock is free. Others cannot tell whether the process lives, so they wait for
+ * its leases to end. Locks in the tenant's region are not reachable by neighbours. */
 static unsigned own_number(void)
 {
 	const struct account *account = vgpu_account();
 	return TURNSTILE_PROCESSES + (account && account->tenant.region ? (unsigned)account->tenant.slot : 0);
 }
 
-/* Maps the file and takes a number there. Only where its memory is used may it be looked into: it may be truncated. */
+/* Map the file and take a number. Read the memory only if it is used, because the file may be truncated. */
 static void open_file(struct throttle_gpu *g, const char *uuid)
 {
 	int descriptor;
@@ -100,8 +101,8 @@ static void take_part(void *context, const struct agent_part *part)
 	}
 }
 
-/* Whether nothing is missing, as it is where the program had no room for all descriptors. A neighbour that is not seen would
- * not be waited for. */
+/* Return whether all parts arrived. Some are missing if the program lacked room for all descriptors. An unseen
+ * neighbour would not be waited for. */
 static bool is_whole(struct seat_pages *pages)
 {
 	if (!pages->terms || !pages->own)
@@ -121,17 +122,17 @@ bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
 	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->counted_as))
 		return false;
 	bool answers = agent_ask(folder, take_part, answer);
-	/* Without an agent there is no socket, or one that was left. Anything else is worth a line. */
+	/* Without an agent the socket is missing or stale. Log every other error. */
 	if (!answers && log && errno != ENOENT && errno != ENOTDIR && errno != ECONNREFUSED)
-		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so that neighbours can end this program", folder, errno);
+		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so neighbours can end this program", folder, errno);
 	for (int i = 0; i < quota->gpu_count; i++) {
 		struct seat_pages *pages = &answer->gpus[i];
 		bool some = pages->terms || pages->own;
 		if (is_whole(pages))
 			continue;
 		if (some && log)
-			vgpu_log(LOG_WARNING, "%s: not all of %s could be taken, so that neighbours can end this program; it may have no "
-				 "room for 32 more open files", folder, quota->gpus[i].name);
+			vgpu_log(LOG_WARNING, "%s: incomplete answer of the agent for %s, so neighbours can end this program. Allow "
+				 "32 more open files (ulimit -n)", folder, quota->gpus[i].name);
 		seat_drop(pages);
 	}
 	return answers;
@@ -152,14 +153,14 @@ struct seat *seat_peer(const struct quota_gpu *gpu)
 	return turnstile_adopt(t) ? &t->seats[gpu->seat] : NULL;
 }
 
-/* The quota has the tenant on a seat; what is mapped of its own is that seat. */
+/* The mapped own memory belongs to the seat in the quota. */
 static void sit(struct throttle_gpu *g, int seat)
 {
 	struct seat_pages *pages = &g->pages;
 	g->seat = seat;
 	if (!pages->own || pages->own_seat == seat)
 		return;
-	/* The agent tells of the change in a moment, and then of who else has changed. */
+	/* The agent reports the change soon, with all other changes. */
 	struct seat *other = pages->seats[seat];
 	pages->seats[seat] = pages->own;
 	pages->seats[pages->own_seat] = other;
@@ -173,7 +174,7 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 	int64_t now = now_ns();
 	sit(g, gpu->seat);
 	struct seat *seat = seat_of(g);
-	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* somebody else's, once */
+	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* seat of an earlier tenant */
 		atomic_store(&seat->paid_until, now);
 		atomic_store(&seat->active_until, 0);
 		atomic_store(&seat->waiting_until, 0);
@@ -197,7 +198,7 @@ void seat_leave(struct throttle_gpu *g)
 	g->seat = -1;
 }
 
-/* Has the process go by the agent's pages. */
+/* Switch the process to the agent's pages. */
 static void adopt(struct throttle_gpu *g, struct seat_pages *pages)
 {
 	g->pages = *pages;
@@ -218,18 +219,18 @@ void seat_move(struct throttle_gpu *g, const struct quota *quota, const struct q
 	if (!same)
 		seat_leave(g);
 	adopt(g, pages);
-	/* A seat's next tenant is not to suffer for what the last one did. */
+	/* A seat's next tenant must not inherit penalties of the previous one. */
 	memset(g->view.doubts, 0, sizeof g->view.doubts);
 	seat_drop(&before);
 	if (!same && gpu->seat >= 0)
-		turnstile_give(g->mine, g->pages.own_seat, g->process);	/* what a dead process of this number may have left */
+		turnstile_give(g->mine, g->pages.own_seat, g->process);	/* state left by a dead process with this number */
 	if (gpu->seat >= 0)
 		seat_take(g, quota, gpu);
 	else
 		g->seat = same ? seat : -1;
 }
 
-/* Without the agent the file has the seats. */
+/* Without the agent, the file contains the seats. */
 static void use_file(struct throttle_gpu *g, struct turnstile_file *file)
 {
 	for (int i = 0; i < TURNSTILE_SEATS; i++)
@@ -251,7 +252,7 @@ struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gp
 	} else if (g->file && turnstile_adopt(g->file)) {
 		use_file(g, g->file);
 	} else {
-		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent; gpu_layout makes it",
+		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent. Apply the layout to create it",
 			 g->path, quota->tenant, gpu->sm_percent);
 		struct turnstile_file *alone = calloc(1, sizeof *alone);
 		if (alone)
@@ -259,14 +260,14 @@ struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gp
 	}
 	g->noise = g->process;
 	if (g->mine) {
-		/* What a dead process of this number may have left. */
+		/* Remove state left by a dead process with this number. */
 		turnstile_give(g->mine, g->pages.own ? g->pages.own_seat : gpu->seat, g->process);
 		seat_take(g, quota, gpu);
 	}
 	return g;
 }
 
-/* False where it cannot be told: the file has another's name by now, or none. The lease ends anyway. */
+/* False if unknown, because the file was renamed or removed. The lease ends anyway. */
 bool seat_holder_is_dead(const struct throttle_gpu *g, unsigned process)
 {
 	struct stat status;

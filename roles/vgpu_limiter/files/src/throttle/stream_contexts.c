@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A table of streams by a hash, where the newest has the place.
+ * A hash table of streams in which new entries replace old ones.
  */
 #include "throttle/stream_contexts.h"
 

@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The contexts of streams, so that the driver is not asked at each launch. With the throttle's lock held.
+ * The contexts of streams, cached to avoid a driver call at each launch. Requires the throttle's lock.
  */
 #ifndef STREAM_CONTEXTS_H
 #define STREAM_CONTEXTS_H
 
 #include "throttle/gpus.h"
 
-/* NULL: not known, or another one for each thread or context. */
+/* NULL: unknown, or different for each thread or context. */
 CUcontext stream_context(const struct throttle *, CUstream);
-/* A stream's context stays the same until it is destroyed. */
+/* A stream keeps its context until it is destroyed. */
 void stream_context_is(struct throttle *, CUstream, CUcontext);
 void stream_context_forget(struct throttle *, CUstream);
 void stream_contexts_forget(struct throttle *, CUcontext);

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Each launch's way through the throttle: it is let in, waits, and is put down as on its way.
+ * A launch's path through the throttle: wait, start, and be recorded as in flight.
  *
- * Waiting is sleeping without any lock. Who waits for a lease sleeps until it is given back or ends (turnstile_sleep).
- * A tenant whose share is 100 never comes here.
+ * Threads wait without holding a lock. A thread that waits for a lease sleeps until the lease is released or ends
+ * (turnstile_sleep). Tenants with a share of 100 never get here.
  */
 #include "throttle/throttle.h"
 
@@ -25,15 +25,15 @@
 #include "throttle/turn.h"
 #include "throttle/usage.h"
 
-#define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
-#define PEERS_NAP_NS (NS_PER_MS / 2)		/* the same where another GPU of the tenant may come to wait for this one */
+#define NAP_NS (50 * NS_PER_MS)			/* longest sleep, because the quota may change */
+#define PEERS_NAP_NS (NS_PER_MS / 2)		/* the same if another GPU of the tenant may start waiting for this one */
 
-/* Tells the per-thread streams of threads apart, which have one handle. */
+/* Distinguishes per-thread streams of threads, which share one handle. */
 static __thread char own_stream __attribute__((tls_model("initial-exec")));
 
 static CUstream meant_stream(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? (CUstream)&own_stream : stream; }
 
-/* NULL: no memory. A child of fork begins with another. */
+/* NULL without memory. A child of fork creates a new one. */
 static struct throttle *throttle_of(struct state *state)
 {
 	struct throttle *t = atomic_load_explicit(&state->throttle, memory_order_acquire), *none = NULL;
@@ -45,13 +45,13 @@ static struct throttle *throttle_of(struct state *state)
 	return none;
 }
 
-/* With the lock held. */
+/* Requires the lock. */
 static void follow(struct state *state, struct throttle *t, const struct quota *quota)
 {
 	atomic_store(&state->unthrottled, !follow_quota(t, quota));
 }
 
-/* Without the lock. Where a lease is watched and that cannot be slept for, a nap of `poll` has to do. */
+/* Call without the lock. If sleeping on a watched lease fails, nap for `poll`. */
 static enum watched rest(struct watch watch, int64_t ns, int64_t poll)
 {
 	enum watched watched = watch.half ? turnstile_sleep(watch, ns) : WATCHED_NOT;
@@ -72,12 +72,12 @@ static void nap(struct throttle *t, struct throttle_gpu *g, int64_t ns, enum rea
 	mutex_lock(&t->lock);
 	g->woken = watched == WATCHED_GIVEN;
 	g->sleepers--;
-	/* Several threads that sleep at once have lost the time once; a full queue is the program's own doing. */
+	/* Threads that sleep concurrently count the time once. Waiting for a full queue is not charged as a delay. */
 	if (first && reason != FOR_THE_GPU && g->seat >= 0)
 		atomic_fetch_add(&seat_of(g)->throttled_ns, (uint64_t)(now_ns() - began));
 }
 
-/* A launch that is to be let through. */
+/* A launch to be admitted. */
 struct candidate {
 	struct work work;
 	CUstream stream;
@@ -85,7 +85,7 @@ struct candidate {
 	bool is_current;	/* the context is the thread's */
 };
 
-/* With the lock held, and again when it returns. NULL: this launch is not throttled. */
+/* Requires the lock, also held on return. NULL: this launch is not throttled. */
 static struct launch *admit(struct state *state, struct throttle *t, const struct candidate *c)
 {
 	for (;;) {
@@ -107,13 +107,13 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 		enum reason reason = FOR_NOTHING;
 		int64_t wait = hold_back(t, i, b, &c->work, now, &reason);
 		if (wait == 0) {
-			g->progress_ns = now;	/* or else the next is not let through before STUCK_NS are over again */
-			if (busy_is_full(b))	/* of work that is stuck: this cannot be measured */
+			g->progress_ns = now;	/* otherwise the next one starts only after another STUCK_NS */
+			if (busy_is_full(b))	/* of stuck work, so it cannot be measured */
 				return NULL;
 			struct others before = usage_of_others(g);
 			if (turnstile_last_process(g->mine, g->seat) != g->process)
 				atomic_fetch_add(&seat_of(g)->passes, 1);
-			/* Work that other GPUs may wait for takes another time with each launch. */
+			/* Work for which other GPUs may wait takes a different time at each launch. */
 			struct launch *launch = busy_reserve(b, &c->work, meant_stream(c->stream), before, g->has_peers, now);
 			if (quota->gpu_count > 1) {
 				atomic_fetch_add(&seat_of(g)->launches, 1);
@@ -133,14 +133,14 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 	}
 }
 
-/* Whether the launch becomes part of a graph, or that cannot be told, as the launch itself will fail then. */
+/* Return whether the launch is captured into a graph, or unknown because the launch itself will fail. */
 static bool is_captured(CUstream stream)
 {
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
 	return REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Without the lock. The legacy stream cannot be captured. */
+/* Call without the lock. The legacy stream cannot be captured. */
 static struct launch *enter(struct state *state, struct throttle *t, struct candidate *c, bool *entered)
 {
 	if (c->stream && c->stream != CU_STREAM_LEGACY && is_captured(c->stream))
@@ -148,7 +148,7 @@ static struct launch *enter(struct state *state, struct throttle *t, struct cand
 	bool is_new = !c->context;
 	if (is_new) {
 		CUcontext of = NULL;
-		/* It runs on the stream's GPU, and so must the events be of the stream's context. */
+		/* It runs on the stream's GPU, so the events need the stream's context. */
 		*entered = vgpu_enter_stream(c->stream);
 		if (REAL(cuCtxGetCurrent)(&c->context) != CUDA_SUCCESS || !c->context)
 			return NULL;
@@ -171,7 +171,7 @@ struct passage throttle_enter(struct work work, CUstream stream)
 	struct state *state = vgpu_state();
 
 	if (!state) {
-		/* No tenant's: so it stays, and the next launch need not ask. */
+		/* Without a tenant this never changes, so later launches skip the check. */
 		state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
 		if (state)
 			atomic_store(&state->unthrottled, 1);
@@ -215,7 +215,7 @@ void throttle_leave(const struct passage *passage, CUresult result)
 	vgpu_leave_stream(entered);
 }
 
-/* NULL: nothing was throttled in this process. */
+/* NULL: no launch was throttled in this process. */
 static struct throttle *used_throttle(void)
 {
 	struct state *state = vgpu_state();

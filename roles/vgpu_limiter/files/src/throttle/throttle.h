@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Holding launches back until the tenant's share allows them. launch.c asks before and tells after
- * each launch; nothing else of the library needs to know about it, but for contexts that end.
+ * Delay launches until the tenant's share allows them. launch.c calls it before and after each launch. The rest of the
+ * library only reports contexts that end.
  */
 #ifndef THROTTLE_H
 #define THROTTLE_H
@@ -16,25 +16,25 @@
 
 struct launch;
 
-/* A launch on its way through; launch NULL: it is not throttled. */
+/* A launch in progress. With `launch` NULL it is not throttled. */
 struct passage {
 	struct launch *launch;
 	CUstream stream;
-	CUcontext context;	/* the stream's, where the thread has another; or NULL */
+	CUcontext context;	/* the stream's context if the thread has another one, else NULL */
 	bool timed;
-	int64_t began_ns;	/* when the driver was called, 0 where that is of no use */
+	int64_t began_ns;	/* time of the driver call, 0 if not needed */
 };
 
-/* Waits until the launch may go. */
+/* Wait until the launch may start. */
 struct passage throttle_enter(struct work, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
-/* Accounts for what is done: before a context is destroyed. What is still on its way then stays charged by estimate. */
+/* Account for finished work before a context is destroyed. Work in flight stays charged by estimate. */
 void throttle_settle(void);
-/* A context is about to be destroyed, or a primary context was (the driver says that it is not active
- * any more): its events are gone with it. */
+/* A context is about to be destroyed, or a primary context was destroyed (the driver reports it as inactive). Its
+ * events are invalid. */
 void throttle_context_gone(CUcontext);
-/* A stream is about to be destroyed. */
+/* Handle a stream before its destruction. */
 void throttle_stream_gone(CUstream);
 
 #endif

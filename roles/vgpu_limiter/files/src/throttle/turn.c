@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Taking the lease, keeping it for a turn, and giving it back.
+ * Take the lease, keep it for a turn, and release it.
  */
 #include "throttle/turn.h"
 
@@ -12,9 +12,9 @@
 #include "throttle/times.h"
 #include "throttle/words.h"
 
-#define OVERTIME_NS (QUANTUM_NS / 2)		/* how long a turn goes on after its end for work on the tenant's other GPUs */
-#define GANG_NS NS_PER_SECOND			/* for so long a peer that was late shows that the processes wait for each other */
-#define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
+#define OVERTIME_NS (QUANTUM_NS / 2)		/* extension of a turn for work on the tenant's other GPUs */
+#define GANG_NS NS_PER_SECOND			/* time for which a late peer shows that the processes wait for each other */
+#define LIVENESS_NS (10 * NS_PER_MS)		/* interval of a waiter's check that the holder is alive */
 
 int64_t drain_ns(int64_t in_flight) { return within(in_flight / 2, POLL_NS / 4, NS_PER_MS); }
 
@@ -24,7 +24,7 @@ int64_t poll_ns(struct throttle_gpu *g)
 	return POLL_NS / 2 + ((POLL_NS * (g->noise >> 16)) >> 16);
 }
 
-/* As others believe them, so that two tenants always agree who of them comes first. */
+/* Use the values that others trust, so that two tenants always agree who is first. */
 static struct claim own_claim(const struct throttle_gpu *g, int64_t now, bool holds)
 {
 	struct terms terms = g->mine->terms ? turnstile_terms(g->mine, g->seat) : g->terms;
@@ -36,7 +36,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	struct turnstile *t = g->mine;
 	struct claim rival, claim = own_claim(g, now, true);
 	bool waits = turnstile_rival(t, g->seat, now, &rival) >= 0;
-	/* This process does not wait while it has the lease, so it is another of the tenant's. */
+	/* This process does not wait while it has the lease, so another process of the tenant waits. */
 	bool sibling = turnstile_is_waiting(seat_of(g), now);
 	bool over = now - g->took_ns >= QUANTUM_NS;
 	int order = waits ? turnstile_order(rival, claim) : -1;
@@ -44,14 +44,14 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	if (ends && !g->ending)
 		g->ending_ns = now;
 	g->ending = ends;
-	/* What is on its way on the tenant's other GPUs may wait for what is launched here next. */
+	/* Work in flight on the tenant's other GPUs may wait for the next launch here. */
 	int64_t ended_ns = g->took_ns + QUANTUM_NS < g->ending_ns ? g->took_ns + QUANTUM_NS : g->ending_ns;
 	bool overtime = now - ended_ns < OVERTIME_NS;
 	if (!ends || (overtime && (g->behind || g->hurry)))
 		return 0;
 	if (!idle)
 		return drain_ns(in_flight);
-	/* An idle GPU is kept only for a process that does wait for the others: their work is late now and then. */
+	/* Keep an idle GPU only for a process that waits for its peers, whose work is sometimes late. */
 	if (overtime && g->together && now - g->late_ns < GANG_NS)
 		return POLL_NS;
 	turnstile_give(t, g->seat, g->process);
@@ -59,7 +59,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	return POLL_NS;
 }
 
-/* How long to wait for the holder's lease. Who was woken and finds the same lease was woken for nothing, and naps. */
+/* Return the time to wait for the holder's lease. After a useless wake-up, nap. */
 static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 {
 	struct watch watch = turnstile_watch(g->mine, holder);
@@ -67,7 +67,8 @@ static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 	g->woken = false;
 	g->watch = watch;
 	g->watches = !in_vain;
-	/* Uneven, as the kernel wakes first who has slept longest: of several processes it must not always be the same. */
+	/* Vary the time, because the kernel wakes the longest sleeper first. The order of several processes must
+	 * change. */
 	return in_vain ? poll_ns(g) : turnstile_watch_ns(g->mine, holder, now, WATCH_NS - poll_ns(g));
 }
 

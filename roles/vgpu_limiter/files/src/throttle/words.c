@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What a tenant says in its seat, and what others believe of it.
+ * Write a tenant's fields, and validate those of other tenants.
  */
 #include "throttle/words.h"
 
@@ -11,7 +11,7 @@
 bool turnstile_adopt(struct turnstile_file *t)
 {
 	if (atomic_load(&t->magic) == 0) {
-		/* Several processes may do this at once: all write the same. */
+		/* Several processes may do this at once and write the same value. */
 		atomic_store(&t->version, TURNSTILE_VERSION);
 		atomic_store(&t->size, sizeof *t);
 		atomic_store(&t->magic, TURNSTILE_MAGIC);
@@ -22,7 +22,7 @@ bool turnstile_adopt(struct turnstile_file *t)
 
 void turnstile_show(struct seat *s, struct terms terms)
 {
-	/* Looked at often and seldom changed: a store would take the cache line from all others. */
+	/* Read often and rarely changed: a store would take the cache line from all readers. */
 	if (atomic_load(&s->percent) != terms.percent) atomic_store(&s->percent, terms.percent);
 	if (atomic_load(&s->policy) != terms.policy) atomic_store(&s->policy, terms.policy);
 	if (atomic_load(&s->priority) != terms.priority) atomic_store(&s->priority, terms.priority);
@@ -34,7 +34,7 @@ static bool is_ahead(const _Atomic int64_t *word, int64_t now, int64_t most)
 	return until > now && until <= most + SKEW_NS;
 }
 
-/* Who owes says that it will want the GPU again when it has paid. */
+/* A tenant in debt announces that it will want the GPU after paying. */
 static int64_t active_at_most(const struct seat *s, int64_t now)
 {
 	return later(now, turnstile_paid(s, now) + RESUME_MOST_NS) + ACTIVE_NS;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading files that others may write at the same time.
+ * Read files that other processes may change.
  */
 #include "top/input.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files, and memory for what is in them.
+ * Files, and memory for their content.
  */
 #ifndef TOP_INPUT_H
 #define TOP_INPUT_H
@@ -14,14 +14,14 @@
 #define ETC "/etc/openfleet-gpu/vgpu"
 #define RUN "/run/openfleet-gpu/vgpu"
 
-/* Ends the program where there is no memory. */
+/* End the program without memory. */
 void *need(void *memory);
-/* The beginning of a file; -1: errno says why. It may be read by others at the same time, so it is copied. *descriptor stays open,
- * where it is not NULL. */
+/* Read the beginning of a file into a copy, because others may change it. -1 sets errno. If not NULL, *descriptor
+ * stays open. */
 ssize_t read_file(const char *path, void *to, size_t room, int *descriptor);
 
-/* A decimal number; 0: the text begins with none. By hand: what scans numbers has another name in newer C libraries, which older
- * ones lack. */
+/* Parse a decimal number, 0 without one. By hand, because newer C libraries rename their number parsers, and older
+ * ones lack the new names. */
 int64_t decimal(const char *text);
 
 #endif

@@ -79,8 +79,8 @@ static void put_processes(const struct top_tenant *tenant)
 void print_table(const struct top *top, const char *root, bool processes)
 {
 	if (!top->tenant_count) {
-		put("No tenants on this host: there is no directory in %s/etc/openfleet-gpu/vgpu.\n"
-		    "gpu_layout makes them from entries with `sharing: vgpu`.\n", root);
+		put("No tenants on this host: %s/etc/openfleet-gpu/vgpu has no folders.\n"
+		    "Add tenants to gpu_layout, in an entry with `sharing: vgpu`.\n", root);
 		return;
 	}
 	put("%-20s %-12s %11s %11s %11s %7s %6s %6s %10s  %-9s %4s %5s\n", "TENANT", "GPU", "USED", "QUOTA", "PEAK", "REFUSED",

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What vgpu-top prints, gathered first, so that a screen is written at once.
+ * Output of vgpu-top, buffered so that a screen is written at once.
  */
 #ifndef TOP_PRINT_H
 #define TOP_PRINT_H
@@ -13,7 +13,7 @@
 
 void print_table(const struct top *, const char *root, bool processes);
 void print_json(const struct top *);
-/* What was printed since it began again. */
+/* Return the output since the last reset. */
 void print_again(void);
 const char *printed(size_t *size);
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Which processes of the host are those of a region.
+ * Find the host's processes of a region.
  */
 #ifndef TOP_PROCESSES_H
 #define TOP_PROCESSES_H
@@ -11,9 +11,9 @@
 
 #include <sys/types.h>
 
-/* Whether a living process has locked the byte. */
+/* Return whether a living process has locked the byte. */
 bool is_locked(int descriptor, off_t offset);
-/* Fills in the pids of the tenant's processes, which have the region of this inode mapped. */
+/* Fill in the host PIDs of the tenant's processes, which map the region with this inode. */
 void find_pids(struct top_tenant *, ino_t inode);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading for vgpu-top: tenants, quotas and regions.
+ * Read tenants, quotas and regions for vgpu-top.
  */
 #include "top/read.h"
 
@@ -30,7 +30,7 @@ static void set_problem(struct top_tenant *tenant, const char *what, const char 
 
 /* --- quota --- */
 
-/* What the parser of quota files has to say about unknown keys is for the library's log. */
+/* Warnings about unknown keys in quota files belong to the library's log. */
 static void pass_over(const char *tenant, const char *key)
 {
 	(void)tenant;
@@ -44,7 +44,7 @@ static void read_quota(struct top_tenant *tenant, const char *root)
 	snprintf(path, sizeof path, "%s" ETC "/%s/quota", root, tenant->name);
 	ssize_t size = read_file(path, text, sizeof text - 1, NULL);
 	if (size < 0) {
-		set_problem(tenant, errno == ENOENT ? "is not there: what still runs keeps its last quota" : strerror(errno), path);
+		set_problem(tenant, errno == ENOENT ? "is missing, and running processes keep the last quota" : strerror(errno), path);
 		return;
 	}
 	text[size] = '\0';
@@ -90,10 +90,10 @@ static void read_region(struct top_tenant *tenant, const char *root)
 	snprintf(path, sizeof path, "%s" RUN "/tenants/%s/region.1", root, top_key_of(tenant));
 	ssize_t size = read_file(path, region, sizeof *region, &descriptor);
 	if (size < 0)
-		set_problem(tenant, errno == ENOENT ? "is not there; systemd-tmpfiles --create makes it" : strerror(errno), path);
+		set_problem(tenant, errno == ENOENT ? "is missing. Run systemd-tmpfiles --create" : strerror(errno), path);
 	else if ((size_t)size == sizeof *region && atomic_load(&region->magic) != 0
 		 && (atomic_load(&region->magic) != REGION_MAGIC || region->version != REGION_VERSION))
-		set_problem(tenant, "has a layout that this vgpu-top does not know", path);
+		set_problem(tenant, "has a format that this vgpu-top does not support", path);
 	else if ((size_t)size == sizeof *region && file_status(descriptor, "", &status) == 0) {
 		for (int i = 0; i < tenant->quota.gpu_count; i++) {
 			place[i] = place_of(region, &tenant->quota.gpus[i].uuid);
@@ -128,7 +128,7 @@ static void compare(struct top *now, const struct top *before)
 					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !shown->seated)
 						continue;
 					if (shown->as_of_ns == then->as_of_ns)
-						/* Both looks are at what the agent wrote once. */
+						/* Both samples come from one write of the agent. */
 						shown->had_percent = then->had_percent;
 					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
 						shown->had_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
@@ -137,7 +137,7 @@ static void compare(struct top *now, const struct top *before)
 		}
 }
 
-/* --- all of it --- */
+/* --- all tenants --- */
 
 static bool known(const struct top *top, const char *name)
 {
@@ -147,7 +147,7 @@ static bool known(const struct top *top, const char *name)
 	return false;
 }
 
-/* Another name of a tenant, which is shown under its own. */
+/* An alias of a tenant, which is shown under its current name. */
 static bool is_alias(const char *root, const char *name)
 {
 	char path[512];
@@ -169,7 +169,7 @@ static void list(struct top *top, const char *root, const char *folder)
 		closedir(directory);
 }
 
-/* Folders that a renamed tenant left under its key are none of another tenant. */
+/* Folders that a renamed tenant left under its key are not separate tenants. */
 static void drop_keys(struct top *top)
 {
 	int kept = 0;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reading seats.
+ * Read seats.
  */
 #include "top/seats.h"
 
@@ -18,8 +18,8 @@
 #include "formats/turnstile.h"
 #include "top/input.h"
 
-/* What the agent shows of all tenants, which it writes once a second. agent_client.py of the collection's
- * techniques/vgpu says the layout. */
+/* Public data of all tenants, written by the agent once a second. agent_client.py in the collection's
+ * techniques/vgpu defines the format. */
 enum { SHOWN_MOST = 1 << 24 };
 #define SHOWN_FILE RUN "/seats.1"
 #define SHOWN_MAGIC "OFVSEAT1"
@@ -42,7 +42,7 @@ struct shown_seat {
 
 _Static_assert(sizeof(struct shown_header) == 24 && sizeof(struct shown_seat) == 312, "as the agent writes them");
 
-/* None where no agent runs. A file that is written at the moment may have seats of two looks. */
+/* None without an agent. During a write, seats may be from two samples. */
 void read_seats(struct seats *seats, const char *root, int64_t now_ns)
 {
 	char path[512];

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What the tenants have had of their GPUs: from what the agent shows, or from the turnstile files.
+ * GPU usage of tenants, from the agent's public data or from the turnstile files.
  */
 #ifndef TOP_SEATS_H
 #define TOP_SEATS_H
@@ -16,7 +16,7 @@ struct seats {
 	struct shown_seat *list;
 };
 
-/* None where no agent runs. */
+/* None without an agent. */
 void read_seats(struct seats *, const char *root, int64_t now_ns);
 void read_turnstile(struct top_tenant *, int gpu, const char *root, const struct seats *, int64_t now_ns);
 

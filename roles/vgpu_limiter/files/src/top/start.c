@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * glibc 2.34 gave the function that calls main() a new version, which older ones lack. vgpu-top is linked so that its first
- * instructions call the function here (--wrap in the Makefile), and this the version that every glibc since 2.17 has. A program
- * without constructors may do that: what the old version calls before main() is given as its arguments.
+ * glibc 2.34 introduced a new version of the function that calls main(), which older versions lack. vgpu-top's start
+ * code calls the function here (--wrap in the Makefile), which calls the version of every glibc since 2.17. This works
+ * for programs without constructors, because the start code passes the functions to run before main() as arguments.
  */
 #include <features.h>
 
@@ -14,7 +14,7 @@
 #elif defined(__aarch64__)
 #define FIRST_GLIBC "GLIBC_2.17"
 #else
-#error "which version of the C library had __libc_start_main first on this processor?"
+#error "unknown first C library version of __libc_start_main on this processor"
 #endif
 int first_start_main(int main(int, char **, char **), int, char **, void init(void), void end(void), void end_of_loader(void), void *);
 __asm__(".symver first_start_main, __libc_start_main@" FIRST_GLIBC);

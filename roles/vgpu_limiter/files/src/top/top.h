@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * What vgpu-top shows, as read from the files of a host. It reads only, as any user that may read them.
- * Who may write the shared files may have put anything there: nothing in them is trusted.
+ * Data that vgpu-top shows, read from the files of a host. vgpu-top only reads, as any user with read permission. Users
+ * may have written anything into shared files, so nothing in them is trusted.
  */
 #ifndef TOP_H
 #define TOP_H
@@ -16,18 +16,18 @@
 enum { TOP_TENANTS = 1024, TOP_NAME = 24, TOP_PROBLEM = 1024 };
 
 struct top_process {
-	int64_t pid;		/* on this host; 0: not to be found out from here */
-	int64_t own_pid;	/* as it sees itself: in a container another one */
+	int64_t pid;		/* on this host, 0: unknown */
+	int64_t own_pid;	/* in its own PID namespace */
 	char name[TOP_NAME];
-	uint64_t used[QUOTA_GPUS];	/* by the tenant's GPUs */
+	uint64_t used[QUOTA_GPUS];	/* by index of the tenant's GPUs */
 };
 
 struct top_gpu {
-	uint64_t used, peak, refused;	/* used: of the living processes */
-	bool seated;			/* has the following from the turnstile */
-	int64_t as_of_ns;		/* when that was read, here or by the agent */
+	uint64_t used, peak, refused;	/* bytes used by living processes */
+	bool seated;			/* whether the following fields are from the turnstile */
+	int64_t as_of_ns;		/* time of reading, here or by the agent */
 	uint64_t busy_ns, held_back_ns;
-	double had_percent;		/* since the sample before; below 0: not known */
+	double had_percent;		/* since the previous sample, below 0: unknown */
 };
 
 struct top_tenant {
@@ -42,12 +42,12 @@ struct top_tenant {
 
 struct top {
 	int64_t time_ns;
-	int64_t agent_ns;		/* when the agent wrote what it shows; 0: no agent runs */
+	int64_t agent_ns;		/* time of the agent's sample, 0: no agent */
 	int tenant_count;
-	struct top_tenant *tenants;	/* by name */
+	struct top_tenant *tenants;	/* sorted by name */
 };
 
-/* The name under which its processes are counted. */
+/* The accounting name of its processes. */
 static inline const char *top_key_of(const struct top_tenant *tenant)
 {
 	return tenant->has_quota ? tenant->quota.counted_as : tenant->name;

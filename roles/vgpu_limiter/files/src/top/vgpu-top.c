@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * vgpu-top: the tenants of a host, what they may use and what they do.
+ * vgpu-top: show the tenants of a host, their limits and usage.
  */
 
 #include <errno.h>
@@ -24,21 +24,20 @@
 static const char HELP[] =
 	"usage: vgpu-top [--once | --json] [--interval SECONDS] [--processes]\n"
 	"\n"
-	"Shows the tenants of the vGPU limiter on this host: for each of their GPUs the memory that is used,\n"
-	"its quota, the most that was used, how often an allocation found no room; the share of the GPU that\n"
-	"the tenant may have and the one that it had in the last interval; how long its launches were held\n"
-	"back; its processes. It only reads /etc/openfleet-gpu/vgpu and /run/openfleet-gpu/vgpu.\n"
+	"Show the vGPU tenants of this host. For each GPU of a tenant: used memory, quota, peak, refused\n"
+	"allocations, share of the GPU, share used in the last interval, time by which launches were delayed,\n"
+	"and processes. Only reads /etc/openfleet-gpu/vgpu and /run/openfleet-gpu/vgpu.\n"
 	"\n"
-	"  --once        print one table and end; so it does where the output is no terminal\n"
-	"  --json        print one object and end\n"
-	"  --interval S  seconds between two looks (1); the share is told from two of them\n"
-	"  --processes   with their processes from the start\n"
-	"  --help        this text\n"
+	"  --once        print one table and exit, the default if the output is not a terminal\n"
+	"  --json        print one object and exit\n"
+	"  --interval S  seconds between two samples (default 1), from which the used share is computed\n"
+	"  --processes   show processes from the start\n"
+	"  --help        print this text\n"
 	"\n"
-	"Keys: q ends it, p shows or hides the processes, space looks again, + and - change the interval,\n"
-	"the arrow keys, j and k move up and down. The pids of other users' processes in containers are only\n"
-	"known to root; a pid with * is the one by which the process knows itself. A share of 100 percent is\n"
-	"never held back, and so what such a tenant has is not measured.\n";
+	"Keys: q exits, p shows or hides processes, space refreshes, + and - change the interval,\n"
+	"arrow keys, j and k move up and down. Only root sees the host PIDs of other users' processes in\n"
+	"containers. A PID with * is the one in the process's own namespace. A tenant with a share of\n"
+	"100 percent is never throttled, so its used share is not measured.\n";
 
 /* --- the terminal --- */
 
@@ -87,12 +86,12 @@ static void enter_terminal(void)
 	write_all(own, sizeof own - 1);
 }
 
-/* The lines of the page that fit, from `from` on; nothing wraps. The first line of the table stays. */
+/* Print the lines of the page that fit, starting at `from`, without wrapping. The table's header stays. */
 static void show(int *from, double interval)
 {
 	struct winsize size = { .ws_row = 24, .ws_col = 80 };
 	ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-	/* A terminal that does not know its size says 0. */
+	/* A terminal of unknown size reports 0. */
 	int rows = size.ws_row ? size.ws_row - 1 : 23, columns = size.ws_col ? size.ws_col : 80, lines = 0, row = 0;
 	size_t length = 0;
 	const char *page = printed(&length), *text = page;
@@ -117,7 +116,7 @@ static void show(int *from, double interval)
 		text = newline + 1;
 	}
 	char hint[128];
-	snprintf(hint, sizeof hint, "q end  p processes  space now  +/- interval (%.1f s)  arrows move", interval);
+	snprintf(hint, sizeof hint, "q exit  p processes  space refresh  +/- interval (%.1f s)  arrows move", interval);
 	fprintf(out, "\033[J\033[7m%.*s\033[0m", columns - 1, hint);
 	fclose(out);
 	write_all(screen, length);
@@ -182,7 +181,7 @@ static int once(const char *root, double interval, bool json, bool processes)
 	if (before->tenant_count)
 		nanosleep(&wait, NULL);
 	struct top *now = top_read(root, before);
-	/* What the agent shows is a second old at most: shares are told from two of its looks. */
+	/* The agent's data is up to a second old. Shares are computed from two of its samples. */
 	for (int i = 0; i < 20 && now->agent_ns && now->agent_ns == before->agent_ns; i++) {
 		top_free(now);
 		nanosleep(&moment, NULL);
@@ -218,8 +217,8 @@ int main(int count, char **words)
 			 && interval <= 3600 && !*end_of_number)
 			continue;
 		else
-			return fprintf(stderr, "vgpu-top: %s: %s; vgpu-top --help tells more\n", words[i],
-				       end_of_number ? "not a number of seconds from 0.01 to 3600" : "not known, or its value is missing"), 2;
+			return fprintf(stderr, "vgpu-top: %s: %s. See vgpu-top --help.\n", words[i],
+				       end_of_number ? "not a number of seconds from 0.01 to 3600" : "unknown option or missing value"), 2;
 	}
 	if (!root)
 		root = "";
