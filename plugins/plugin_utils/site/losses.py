@@ -11,9 +11,10 @@ first.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
+from ..equal_errors import group
 from ..host_values import text, without_host
 
 #: Of hosts named in one sentence; a report has all of them.
@@ -43,12 +44,14 @@ _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 class Losses:
     """The hosts without a plan, and why the run does not go on; empty where it does.
 
-    `left_out` has the reason of each in one line; `words` the few for a message behind the error of the host's own task.
+    `left_out` has the reason of each host in one line. `words` has a few words for each host, for a message after its error.
+    `errors` are the errors that no task has printed yet, one line for all hosts with the same error.
     """
 
     left_out: Mapping[str, str]
     words: Mapping[str, str]
     refusal: str
+    errors: Sequence[str] = ()
 
 
 def tolerated(value: Any, hosts: int) -> int:
@@ -78,7 +81,7 @@ def failure(host: str, result: Any) -> Failure:
     """Return what the result of the task that failed on a host says. No result, or an empty one: it was not reached."""
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
-    message = str(result.get("msg") or "").strip()
+    message = _message(result)
     lines = message.splitlines()
     if isinstance(result.get("timedout"), Mapping):
         # Of the keyword timeout, in Ansible's words: who reads them does not learn that the host hangs.
@@ -93,12 +96,31 @@ def failure(host: str, result: Any) -> Failure:
     return Failure(reason, fault or become, become)
 
 
+def _message(result: Mapping[str, Any]) -> str:
+    """Return the error of a result. A plan from the catalogue of GPU models has its problems in `forecast`."""
+    forecast = result.get("forecast")
+    problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
+    return "\n".join(map(str, problems)) if problems else str(result.get("msg") or "").strip()
+
+
+def _unprinted(host: str, result: Any) -> str:
+    """Return the error of a task that did not fail, which Ansible does not print. Empty if the task failed."""
+    if not isinstance(result, Mapping) or result.get("failed") or result.get("unreachable"):
+        return ""
+    return _message(result)
+
+
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
     """Hold the hosts that were to be planned against those that have a plan.
 
-    `failures` has by host the result of the task that failed, as `failure` takes it. Where no host has a plan, nothing is
+    `failures` has by host the result of the task without a plan, as `failure` takes it. If no host has a plan, nothing is
     tolerated. Raises ValueError for a `tolerate` that `tolerated` refuses.
     """
+    errors = [str(equal) for equal in group((host, _unprinted(host, failures.get(host))) for host in hosts)]
+    return replace(_decide(hosts, planned, failures, tolerate), errors=[text(error, 3000) for error in errors])
+
+
+def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
     with_plan = set(planned)
     lost = [host for host in hosts if host not in with_plan]
     found = {host: failure(host, failures.get(host)) for host in lost}
