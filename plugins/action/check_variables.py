@@ -14,14 +14,13 @@ from ansible.errors import AnsibleError
 from ..module_utils.errors import Problem
 from ..modules.check_variables import DOCUMENTATION
 from ..plugin_utils.controller_action import ControllerAction
+from ..plugin_utils.equal_errors import shortened
 from ..plugin_utils.plain import plain
 from ..plugin_utils.variables import check, known
 
 _OWN = "gpu_site_own_variables"
 #: These mean the same for all hosts of a group, whose first host is asked for them (site.yml).
 _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
-# Hosts that a message names.
-_NAMED = 5
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -113,13 +112,6 @@ def by_message(found: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, li
         for message in result.get(key) or ():
             hosts.setdefault(str(message), []).append(host)
     return hosts
-
-
-def shortened(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as a list that ends with their number where there are many."""
-    if len(hosts) <= _NAMED:
-        return ", ".join(hosts)
-    return "%s and %d more hosts" % (", ".join(hosts[:_NAMED]), len(hosts) - _NAMED)
 
 
 def _is_read(name: str, variables: Mapping[str, Any]) -> bool:

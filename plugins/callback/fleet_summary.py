@@ -17,7 +17,7 @@ description:
     At the end of a run that used the module M(openfleet.gpu.layout), prints how many MIG instances were to be created, to be
     destroyed and kept (check mode), or were (otherwise), and on how many hosts.
   - A host counts once, however many plays planned it.
-  - Hosts that failed or were unreachable follow, each with the first line of the reason.
+  - Hosts that failed or were unreachable follow, with the first line of the reason. Hosts with the same reason share a line.
   - While a host waits for what is in use (C(gpu_layout_on_busy=wait)), prints who is waited for whenever Ansible tries again.
 requirements:
   - >-
@@ -26,6 +26,7 @@ requirements:
     E(ANSIBLE_CALLBACKS_ENABLED).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ansible import constants as C
@@ -34,10 +35,14 @@ from ansible.plugins.callback import CallbackBase
 
 from ..plugin_utils import host_results
 from ..plugin_utils.counted import counted
+from ..plugin_utils.equal_errors import group
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
 #: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
+
+# Where ansible-core 2.19 and later begins the error of a task.
+_TASK_FAILED = "Task failed: "
 
 # Words of a run that changed hosts.
 _APPLIED = ("Applied", "created", "destroyed", "changed")
@@ -114,6 +119,10 @@ class Summary:
         if not (host in self.reasons and first.startswith(NO_PLAN)):
             self.reasons[host] = text(first)
 
+    def failures(self, hosts):
+        """Return the lines about these failed hosts, one for all hosts with the same reason."""
+        return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
+
     def line(self):
         """The one line for all hosts."""
         counts = self.counts.values()
@@ -149,6 +158,17 @@ def waiting(host, result):
     return ["%s: waiting: %s is in use by %s" % (host, each["what"], ", ".join(each["who"])) for each in busy]
 
 
+def collected_error(result):
+    """Return the error of a task that did not fail, because the playbook prints the error later. Empty if none."""
+    if result.get("failed_when_result") is not False:
+        return ""
+    if "driver_present" not in result:
+        return str(result.get("msg") or "no reason given")
+    forecast = result.get("forecast")
+    problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
+    return str(problems[0]) if problems else ""
+
+
 def parts(result):
     """Return the host's name, the task and what it returned: before ansible-core 2.19 these attributes have an underscore."""
     host, task, returned = (
@@ -175,7 +195,12 @@ class CallbackModule(CallbackBase):
             return
         # A task with a loop has one result for each item.
         for item in returned.get("results", [returned]):
-            self._summary.ran(host, item, bool(task.check_mode))
+            error = collected_error(item)
+            if error:
+                self._summary.hosts.add(host)
+                self._summary.failed(host, error)
+            else:
+                self._summary.ran(host, item, bool(task.check_mode))
 
     def v2_runner_retry(self, result):
         # Ansible says that it tries again; this says what for.
@@ -188,26 +213,29 @@ class CallbackModule(CallbackBase):
         self._failed(result)
 
     def v2_runner_on_unreachable(self, result):
-        self._failed(result)
+        self._failed(result, "it could not be reached: ")
 
     def v2_playbook_on_stats(self, stats):
         if not self._summary.hosts:
             return
         self._display.banner("GPU FLEET")
         self._display.display(self._summary.line())
-        for host in sorted(stats.processed):
-            ended = stats.summarize(host)
-            # What a rescue or ignore_errors took care of is no failure.
-            if ended["failures"] or ended["unreachable"]:
-                reason = self._summary.reasons.get(host, "see above")
-                self._display.display("Failed: %s: %s" % (host, reason), color=C.COLOR_ERROR)
+        ended = {host: stats.summarize(host) for host in sorted(stats.processed)}
+        # An error that a rescue or ignore_errors handled is not a failure of the host.
+        lost = [host for host, counts in ended.items() if counts["failures"] or counts["unreachable"]]
+        for line in self._summary.failures(lost):
+            self._display.display("Failed: %s" % line, color=C.COLOR_ERROR)
 
-    def _failed(self, result):
+    def _failed(self, result, prefix=""):
         host, task, returned = parts(result)
         if self._is_ours(task):
             self._summary.hosts.add(host)
         failed = [item for item in returned.get("results", []) if item.get("failed")]
-        self._summary.failed(host, (failed or [returned])[0].get("msg", ""))
+        message = str((failed or [returned])[0].get("msg", ""))
+        if prefix:
+            # ssh prints its reason on several lines.
+            message = prefix + " ".join(message.replace(_TASK_FAILED, "", 1).split())
+        self._summary.failed(host, message)
 
     @staticmethod
     def _is_ours(task):

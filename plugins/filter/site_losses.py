@@ -47,8 +47,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(left_out), the reason by host; C(words), a few words by host, for a message behind its error; C(refusal), the sentence
-      that says why the run does not go on and how it could, empty where it does.
+    - C(left_out), the reason by host.
+    - C(words), a few words by host, for a message after its error.
+    - C(errors), the errors that no task has printed, one line for all hosts with the same error.
+    - C(refusal), why the run does not continue and what to do, empty if it continues.
   type: dict
 """
 
@@ -63,7 +65,12 @@ def site_losses(failures, hosts, planned, tolerate=0):
         found = losses(list(hosts), list(planned), failures, tolerate)
     except ValueError as error:
         raise AnsibleFilterError("site_losses: %s" % error) from error
-    return {"left_out": dict(found.left_out), "words": dict(found.words), "refusal": found.refusal}
+    return {
+        "left_out": dict(found.left_out),
+        "words": dict(found.words),
+        "errors": list(found.errors),
+        "refusal": found.refusal,
+    }
 
 
 class FilterModule:

@@ -77,6 +77,18 @@ def test_dnf_goes_back_to_an_older_version_by_its_own_command(tmp_path):
     assert "downgrade" in machine.commands[-1]
 
 
+def test_a_package_in_two_versions_is_broken(tmp_path):
+    """As rpm lists it after a transaction that was killed: the old version is removed last."""
+    whole, torn = rules.PACKAGES[:2]
+    listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))
+    packages = Dnf(Machine(rpm=(0, listed, "")), str(tmp_path / "none")).packages()
+    assert [(package.name, package.version, package.broken) for package in packages] == [
+        (whole, "1.17.8-1", False),
+        (torn, "1.18.2-1", True),
+    ]
+    assert rules.installed(packages) == ""
+
+
 def test_dnf_locks_and_sees_what_is_locked(tmp_path):
     lock = tmp_path / "versionlock.list"
     lock.write_text("libnvidia-container1-0:1.18.2-1.*\n")

@@ -164,11 +164,6 @@ class Dnf(dnf.DnfBase):
                     return problem
         return ""
 
-    @property
-    def _comment(self) -> str:
-        """The option that tells the role's transactions from an administrator's."""
-        return "--comment=%s" % self.owner.name
-
     def _history(self) -> list[int] | None:
         done = self.call(["dnf", "--quiet", "history", "list"])
         if done.returncode != 0:
@@ -179,15 +174,6 @@ class Dnf(dnf.DnfBase):
         done = self.call(["dnf", "--quiet", "history", "info", str(number)])
         comments = [found[1] for found in map(_COMMENT.match, done.stdout.splitlines()) if found]
         return comments == [self.owner.name]
-
-    def repair(self) -> str:
-        """Finish what was begun: of a transaction that was killed, packages are there in the old version and the new one."""
-        if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
-            problem = self.change(self._comment, "remove", "--duplicates")
-            if problem:
-                return problem
-        done = self.call(["dnf", "--quiet", "check", "--dependencies"])
-        return "" if done.returncode == 0 else dnf.complaints(done.stdout + done.stderr)
 
 
 def _newest_first(versions: Iterable[str]) -> list[str]:

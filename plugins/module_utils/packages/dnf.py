@@ -109,6 +109,20 @@ class DnfBase(Manager):
     def problem_of(done: Done) -> str:
         return "" if done.returncode == 0 else complaints(done.stderr)
 
+    @property
+    def _comment(self) -> str:
+        """The option that marks a transaction as the role's own in DNF's history."""
+        return "--comment=%s" % self.owner.name
+
+    def repair(self) -> str:
+        """Complete a killed transaction: remove the old version of packages that are installed in two versions."""
+        if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
+            problem = self.change(self._comment, "remove", "--duplicates")
+            if problem:
+                return problem
+        done = self.call(["dnf", "--quiet", "check", "--dependencies"])
+        return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
+
     def hold(self, names: Sequence[str]) -> str:
         """Lock the packages to their installed versions, in place of older locks."""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:

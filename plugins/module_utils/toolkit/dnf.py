@@ -25,8 +25,16 @@ class Dnf(dnf.DnfBase):
         form = "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"
         done = self.call(["rpm", "-q", "--qf", form, *rules.PACKAGES])
         held = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else ()
-        rows = (line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
-        return tuple(Package(name, version, held=name in held) for name, version in rows)
+        versions: dict[str, list[str]] = {}
+        for line in done.stdout.splitlines():
+            name, tab, version = line.partition("\t")
+            if tab:
+                versions.setdefault(name, []).append(version)
+        # A transaction that was killed leaves a package in its old and its new version.
+        return tuple(
+            Package(name, max(each, key=rules.numbers), held=name in held, broken=len(each) > 1)
+            for name, each in versions.items()
+        )
 
     def open(self, url: str, key: bytes) -> None:
         self.ask_also(url, key, files.VERIFIED)
@@ -73,6 +81,3 @@ class Dnf(dnf.DnfBase):
         locks = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else set()
         # A lock stays after its package is removed.
         return problem or (self.release(names) if locks & set(names) else "")
-
-    def repair(self) -> str:
-        return self.change("distro-sync", *rules.PACKAGES)

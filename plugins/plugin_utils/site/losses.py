@@ -10,9 +10,10 @@ with errors in its layout or variables is never tolerated: correct the inventory
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
+from ..equal_errors import group
 from ..host_values import text, without_host
 
 #: Maximum hosts in one sentence. A report lists all of them.
@@ -43,11 +44,13 @@ class Losses:
     """The hosts without a plan, and why the run ends, or an empty text.
 
     `left_out` has a reason of one line for each host. `words` has a shorter one, for a message after the host's own error.
+    `errors` are the errors that no task has printed yet, one line for all hosts with the same error.
     """
 
     left_out: Mapping[str, str]
     words: Mapping[str, str]
     refusal: str
+    errors: Sequence[str] = ()
 
 
 def tolerated(value: Any, hosts: int) -> int:
@@ -77,7 +80,7 @@ def failure(host: str, result: Any) -> Failure:
     """Return the failure from a host's failed result. A missing or empty result means that the host was unreachable."""
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
-    message = str(result.get("msg") or "").strip()
+    message = _message(result)
     lines = message.splitlines()
     if isinstance(result.get("timedout"), Mapping):
         # Replace Ansible's message about the keyword timeout, which does not say that the host hangs.
@@ -92,12 +95,31 @@ def failure(host: str, result: Any) -> Failure:
     return Failure(reason, fault or become, become)
 
 
+def _message(result: Mapping[str, Any]) -> str:
+    """Return the error of a result. A plan from the catalogue of GPU models has its problems in `forecast`."""
+    forecast = result.get("forecast")
+    problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
+    return "\n".join(map(str, problems)) if problems else str(result.get("msg") or "").strip()
+
+
+def _unprinted(host: str, result: Any) -> str:
+    """Return the error of a task that did not fail, which Ansible does not print. Empty if the task failed."""
+    if not isinstance(result, Mapping) or result.get("failed") or result.get("unreachable"):
+        return ""
+    return _message(result)
+
+
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
     """Compare the hosts to plan with those that have a plan.
 
     `failures` has the failed result of each host, as for `failure`. If no host has a plan, nothing is tolerated. Raises
     ValueError for an invalid `tolerate`.
     """
+    errors = [str(equal) for equal in group((host, _unprinted(host, failures.get(host))) for host in hosts)]
+    return replace(_decide(hosts, planned, failures, tolerate), errors=[text(error, 3000) for error in errors])
+
+
+def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
     with_plan = set(planned)
     lost = [host for host in hosts if host not in with_plan]
     found = {host: failure(host, failures.get(host)) for host in lost}

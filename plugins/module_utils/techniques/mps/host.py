@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
 from ... import durable, systemd
 from ...command import ask
@@ -25,6 +25,11 @@ from . import files as mps_files
 from . import unit as mps_unit
 from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of
 from .observe import LOOK_SECONDS, Daemons
+
+if TYPE_CHECKING:
+    from ...disturbance import Disturbance
+    from ...model import Holder
+    from .steps import MpsPlan
 
 #: The unit uses the same path.
 _PROGRAM = "usr/bin/" + MPS_CONTROL
@@ -90,6 +95,32 @@ class MpsHost(Daemons):
         files = {**mps_files.files(daemon, devices), **self._shared()}
         found = {*durable.differing(self._root, files), *([mps_unit.UNIT_PATH] if reload_needed else [])}
         return tuple(sorted(found))
+
+    def reloads(self, part: MpsPlan) -> bool:
+        """Return whether the part changes unit files, after which systemd reloads its units."""
+        changes = [*part.adjusts, *part.starts]
+        units = {}
+        for step in changes:
+            folder = mps_files.limited_folder(step.name)
+            units[folder.unit_path] = folder.unit_text
+        if changes:
+            units[mps_unit.UNIT_PATH] = self._shared()[mps_unit.UNIT_PATH]
+            if any(state["NeedDaemonReload"] == "yes" for state in self._states([step.name for step in changes])):
+                return True
+        if durable.differing(self._root, units):
+            return True
+        # The template goes with the last daemon.
+        forgotten = {step.name for step in part.stops if step.forget}
+        stay = {daemon.name for daemon, _devices in self._specs()} - forgotten
+        return bool(forgotten) and not stay and not changes and (self._root / mps_unit.UNIT_PATH).exists()
+
+    def reload_disturbs(self, part: MpsPlan, holders: Iterable[Holder]) -> list[Disturbance]:
+        """Return the containers that would lose their GPUs because the part has systemd reload its units."""
+        if not part.steps or not self.reloads(part):
+            return []
+        from ... import systemd_reload
+
+        return systemd_reload.look(self._root, holders)
 
     # --- changing ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
@@ -16,7 +17,7 @@ from ...model import Gpu, Host
 from ...services import Asked, Change, Clear, Look, PartRequest, Pids
 from .host import MpsHost, adjustable
 from .model import KEY, NAME, MpsSeen
-from .plan import WantedDaemon, plan, serves, wanted
+from .plan import WantedDaemon, clients, plan, serves, wanted
 from .steps import MpsPlan, caps
 
 
@@ -61,7 +62,13 @@ class MpsService:
             self._check(asked[0].where)
         if not request.gpus_change:
             _check_gpus(asked, request.host)
-        return plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
+        part = plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
+        if self._host is None:
+            return part
+        # Clients of the daemons are not among the holders, and may be in containers.
+        holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]
+        holders += [holder for seen in self.seen for holder in clients(seen)]
+        return dataclasses.replace(part, disturbs=(*part.disturbs, *self._host.reload_disturbs(part, holders)))
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
         """Return what differs from the layout."""

@@ -67,6 +67,10 @@ def remove(root: Path) -> None:
         for node in nodes.iterdir():
             node.unlink()
         nodes.rmdir()
+    links = root / "dev" / "char"
+    for link in links.iterdir() if links.is_dir() else ():
+        if link.is_symlink() and str(link.readlink()).startswith("../nvidia-caps/"):
+            link.unlink()
 
 
 def _write_devices(root: Path, proc: Path, left_out: list[str]) -> int:
@@ -178,6 +182,10 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
     for name, (minor, mode) in desired.items():
         node = folder / name
         number = os.makedev(major, minor)
+        # As udev does for the nodes of devtmpfs. Without the link, runc's containers lose the device when systemd reloads.
+        link = root / "dev" / "char" / f"{major}:{minor}"
+        if link.parent.is_dir() and not link.is_symlink():
+            link.symlink_to(f"../nvidia-caps/{name}")
         if node.exists() and node.stat().st_rdev == number:
             continue
         try:

@@ -97,6 +97,16 @@ def test_capabilities_follow_the_instances(make_host, within):
     assert said == ["/dev/nvidia-caps:", "nvidia-cap1", "nvidia-cap2", "capabilities:", "mig"]
 
 
+def test_each_node_has_its_link_in_dev_char(make_host, within):
+    script = """
+    mkdir /dev/char; gpusim kernel-files
+    cd /dev/char; for link in *; do test -c $link; readlink $link; done
+    gpusim kernel-files --remove; ls -A /dev/char | wc -l
+    """
+    *links, left = within(make_host({"model": "T4-16GB"}), script).stdout.split()
+    assert links == ["../nvidia-caps/nvidia-cap1", "../nvidia-caps/nvidia-cap2"] and left == "0"
+
+
 def test_a_lost_gpu_has_no_information(make_host, within):
     host = make_host({"model": "T4-16GB", "count": 2})
     host.gpusim("lose", "0")

@@ -1,0 +1,69 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Group errors of hosts that differ only in the identity of the host and its GPUs. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Iterable, Sequence
+
+# Limits for the hosts that a line names, the characters of one error, and the errors of one host.
+_NAMED = 5
+_MOST_TEXT = 2000
+_MOST_ERRORS = 20
+
+# The forms in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address
+# elsewhere is a value of the inventory, where a difference matters.
+_UUID = r"GPU-[0-9A-Za-z-]+"
+_ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_IDENTITY = r"(?:%s|%s)" % (_UUID, _ADDRESS)
+_OWN_GPU = re.compile(
+    r"(?P<before>\bgpu \d+ \((?:[^()]*, )?|\bthe GPU at |\b\d+: [^,:]+, )%s(?P<listed>, %s)?" % (_IDENTITY, _ADDRESS)
+)
+
+
+@dataclass
+class EqualErrors:
+    """One error and its hosts. `example` is the text of the first host; `varies` if another host's text differs from it."""
+
+    example: str
+    hosts: list[str] = field(default_factory=list)
+    varies: bool = False
+
+    def __str__(self) -> str:
+        note = " (Shown as on %s.)" % self.hosts[0] if self.varies else ""
+        return "%s: %s%s" % (shortened(self.hosts), self.example, note)
+
+
+def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
+    """Group pairs of host and error text, in the order of their first hosts. Each line of a text counts as an error.
+
+    Two errors are equal if they are the same text after the host's own name and the UUIDs and PCI addresses of its own GPUs are
+    replaced. A text may begin with the name of its host.
+    """
+    groups: dict[str, EqualErrors] = {}
+    for host, message in errors:
+        for line in message.splitlines()[:_MOST_ERRORS]:
+            line = (line[len(host) + 2 :] if line.startswith(host + ": ") else line)[:_MOST_TEXT]
+            if not line.strip():
+                continue
+            equal = groups.setdefault(_anonymous(host, line), EqualErrors(line))
+            if host not in equal.hosts[-1:]:
+                equal.hosts.append(host)
+            equal.varies = equal.varies or line != equal.example
+    return list(groups.values())
+
+
+def shortened(hosts: Sequence[str]) -> str:
+    """Return the names of hosts as a list that ends with a count if there are many."""
+    if len(hosts) <= _NAMED:
+        return ", ".join(hosts)
+    return "%s and %d more hosts" % (", ".join(hosts[:_NAMED]), len(hosts) - _NAMED)
+
+
+def _anonymous(host: str, line: str) -> str:
+    """Return the line without what identifies the host and its GPUs."""
+    without_gpus = _OWN_GPU.sub(r"\g<before>*", line)
+    return re.sub(r"(?<![\w.-])%s(?![\w-]|\.\w)" % re.escape(host), "*", without_gpus)

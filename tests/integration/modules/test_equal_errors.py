@@ -1,0 +1,68 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""site.yml prints an error that many hosts share once, with the names of the hosts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from simulated_fleet import Fleet
+from thorough import THOROUGH
+from warm_ansible import interpreter
+
+TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
+HOSTS = ["node%02d" % number for number in range(40 if THOROUGH else 7)]
+NAMED = "node00, node01, node02, node03, node04 and %d more hosts: " % (len(HOSTS) - 5)
+# Lines of a failed run, and lines for each host besides. An error of its own on each host took 37 lines.
+MOST_LINES, MOST_LINES_OF_HOST = 120, 18
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    """Each host has one GPU with a UUID of its own."""
+    fleet = Fleet(tmp_path, library, HOSTS)
+    for name, each in fleet.hosts.items():
+        each.create([{"model": "H100-80GB", "count": 1}], host=name)
+    return fleet
+
+
+def failed_hosts(run):
+    return re.findall(r"^(\S+) +: ok=\d+ .*failed=1 ", run.stdout, re.MULTILINE)
+
+
+def assert_one_error(run):
+    """Check that the run failed all hosts with few lines, and return its output as one line."""
+    assert run.returncode != 0
+    assert failed_hosts(run) == HOSTS, run.stdout
+    assert len((run.stdout + run.stderr).splitlines()) <= MOST_LINES + MOST_LINES_OF_HOST * len(HOSTS), run.stdout
+    return " ".join((run.stdout + run.stderr).split())
+
+
+def test_a_mistake_in_the_layout_of_many_hosts_is_one_error(fleet):
+    run = fleet.play(dict.fromkeys(HOSTS, TYPO))
+    said = assert_one_error(run)
+    # In the play that ends the run, and in the closing summary.
+    assert said.count("there is no profile 3g.45gb. Did you mean 3g.40gb?") == 2
+    assert said.count(NAMED + "gpu_layout[0] on gpu 0 (NVIDIA H100 80GB HBM3, GPU-") == 2
+    assert "Failed: " + NAMED in said.partition("GPU FLEET")[2]
+    assert "(Shown as on node00.)" in said
+    assert "No plan for any host: " in said and "Correct the errors above" in said
+    assert set(map(str, fleet.seen().values())) == {"[]"}
+
+
+def test_a_mistake_in_the_layout_of_many_hosts_without_a_driver_is_one_error(fleet, tmp_path):
+    """Their layout is checked against the catalogue of GPU models."""
+    python = str(interpreter(tmp_path / "python3"))
+    missing = {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}
+    fleet.more = dict.fromkeys(HOSTS, missing)
+    said = assert_one_error(fleet.play(dict.fromkeys(HOSTS, TYPO), "--check"))
+    assert said.count("there is no profile 3g.45gb. Did you mean 3g.40gb?") == 2
+    assert "Failed: " + NAMED in said.partition("GPU FLEET")[2]
+
+
+def test_verbose_output_has_the_error_of_each_host(fleet):
+    run = fleet.play(dict.fromkeys(HOSTS[:6], TYPO), "-v")
+    said = " ".join((run.stdout + run.stderr).split())
+    for host in HOSTS[:6]:
+        assert f"{host}: gpu_layout[0] on gpu 0 (NVIDIA H100 80GB HBM3, GPU-" in said

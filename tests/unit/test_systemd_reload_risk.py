@@ -1,0 +1,212 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A plan that reloads systemd names the containers that would lose their GPUs by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from holder_hosts import Proc, gpu
+from holder_hosts import host as host_of
+from mps_hosts import DAEMON, DEVICES, OTHER, make_host
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import systemd_reload
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, PROCESS
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import Layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
+from ansible_collections.openfleet.gpu.plugins.module_utils.services import PartRequest
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import service as mps_service
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.plan import WantedDaemon
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.steps import (
+    AdjustMps,
+    MpsPlan,
+    StartMps,
+    StopMps,
+)
+
+ID = "0123456789abcdef" * 4
+POD = "kubepods-besteffort-pod11111111_2222_3333_4444_555555555555.slice"
+IN_SCOPES = [
+    f"0::/system.slice/docker-{ID}.scope",
+    f"0::/kubepods.slice/kubepods-besteffort.slice/{POD}/cri-containerd-{ID}.scope",
+    f"0::/kubepods.slice/kubepods-besteffort.slice/{POD}/crio-{ID}.scope",
+    f"0::/machine.slice/libpod-{ID}.scope/container",
+    f"12:devices:/system.slice/docker-{ID}.scope\n1:name=systemd:/system.slice/docker-{ID}.scope",
+]
+ELSEWHERE = [
+    f"0::/docker/{ID}",
+    f"0::/kubepods/besteffort/pod11111111-2222-3333-4444-555555555555/{ID}",
+    "0::/system.slice/trainer.service",
+    "0::/user.slice/user-1000.slice/session-3.scope",
+    "",
+]
+NUMBERS = {"nvidia0": (195, 0), "nvidiactl": (195, 255), "nvidia-uvm": (511, 0), "nvidia-caps/nvidia-cap1": (237, 1)}
+
+
+def holder(pid: int, who: str, kind: str = CONTAINER) -> Holder:
+    return Holder("GPU-0", None, kind, who, pid)
+
+
+class Node:
+    """A /dev and a /proc below a root. Nodes are empty files, whose numbers are given."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.proc = Proc(root / "proc")
+        (root / "dev/nvidia-caps").mkdir(parents=True)
+        (root / "dev/char").mkdir()
+        for name in (*NUMBERS, "null", "nvidia-smi.log"):
+            (root / "dev" / name).touch()
+
+    def number(self, path: str):
+        return NUMBERS.get(str(Path(path).relative_to(self.root / "dev")))
+
+    def link(self, *names: str) -> None:
+        for name in names:
+            (self.root / "dev/char" / ("%d:%d" % NUMBERS[name])).symlink_to("../" + name)
+
+    def container(self, pid: int, cgroup: str = IN_SCOPES[0]) -> Holder:
+        self.proc.process(pid, "python3", cgroup=cgroup)
+        return holder(pid, "docker container %d" % pid)
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    node = Node(tmp_path)
+    monkeypatch.setattr(systemd_reload.missing_links, "__defaults__", (node.number,))
+    return node
+
+
+@pytest.mark.parametrize("cgroup", IN_SCOPES)
+def test_a_scope_of_a_container_is_known_by_its_cgroup(cgroup):
+    assert systemd_reload.in_systemd_scope(cgroup + "\n")
+
+
+@pytest.mark.parametrize("cgroup", ELSEWHERE)
+def test_other_cgroups_have_no_devices_that_systemd_sets(cgroup):
+    assert not systemd_reload.in_systemd_scope(cgroup)
+
+
+def test_links_are_missing_one_by_one(node):
+    assert systemd_reload.missing_links(node.root) == ("195:0", "195:255", "237:1", "511:0")
+    node.link("nvidia0", "nvidiactl", "nvidia-uvm")
+    assert systemd_reload.missing_links(node.root) == ("237:1",)
+    node.link("nvidia-caps/nvidia-cap1")
+    assert systemd_reload.missing_links(node.root) == ()
+
+
+def test_a_link_that_leads_nowhere_is_missing(node):
+    node.link(*NUMBERS)
+    (node.root / "dev/nvidia0").rename(node.root / "dev/nvidia7")
+    assert systemd_reload.missing_links(node.root, lambda path: (195, 0) if "nvidia7" in path else None) == ("195:0",)
+
+
+def test_a_host_without_device_nodes_lacks_no_links(tmp_path):
+    assert systemd_reload.missing_links(tmp_path) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
+def test_the_number_of_a_node_is_read_from_the_kernel(tmp_path):
+    try:
+        os.mknod(tmp_path / "nvidia0", 0o600 | 0o020000, os.makedev(195, 0))
+    except PermissionError:
+        pytest.skip("mknod is not allowed here")
+    assert systemd_reload.device_number(str(tmp_path / "nvidia0")) == (195, 0)
+    (tmp_path / "file").touch()
+    assert systemd_reload.device_number(str(tmp_path / "file")) is None
+    assert systemd_reload.device_number(str(tmp_path / "none")) is None
+
+
+def test_containers_are_disturbed_once_and_the_cure_is_named(node):
+    holders = [node.container(71), node.container(72, ELSEWHERE[0]), node.container(73, ELSEWHERE[2])]
+    holders += [holders[0], holder(74, "an ended container"), Holder("GPU-0", None, PROCESS, "a Slurm job")]
+    (found,) = systemd_reload.look(node.root, holders)
+    assert [str(who) for who in found.who] == ["docker container 71"]
+    for part in ("195:0, 195:255, 237:1, 1 more", "nvidia-ctk system create-dev-char-symlinks --create-all", "restart"):
+        assert part in str(found)
+
+
+def test_with_all_links_nothing_is_disturbed(node):
+    node.link(*NUMBERS)
+    assert systemd_reload.look(node.root, [node.container(71)]) == []
+
+
+# --- the plan of MPS daemons ------------------------------------------------------------------------------------------
+
+
+def seen(daemon=DAEMON) -> MpsSeen:
+    return MpsSeen(daemon, DEVICES, True, 9, (), (), 25.0, ())
+
+
+def new_limits() -> MpsPlan:
+    return MpsPlan(adjusts=(AdjustMps(seen(), dataclasses.replace(DAEMON, active_thread_percentage=50)),))
+
+
+@pytest.fixture
+def mps(node):
+    systemd = make_host(node.root)
+    return MpsHost(str(systemd.root), systemd)
+
+
+def test_the_first_daemon_reloads_systemd_and_new_limits_do_not(mps):
+    start = MpsPlan(starts=(StartMps(DAEMON, "gpu_layout[0].mps"),))
+    assert mps.reloads(start)
+    mps.start(DAEMON, DEVICES)
+    assert not mps.reloads(start)
+    assert not mps.reloads(new_limits())
+    assert mps.reloads(MpsPlan(starts=(StartMps(OTHER, "gpu_layout[1].mps"),))), "its mount unit is new"
+
+
+@pytest.mark.parametrize("path", [mps_unit.UNIT_PATH, mps_files.limited_folder(DAEMON.name).unit_path])
+def test_a_unit_of_another_release_reloads_systemd(node, mps, path):
+    mps.start(DAEMON, DEVICES)
+    (node.root / path).write_text("[Unit]\n")
+    assert mps.reloads(new_limits())
+
+
+def test_a_unit_that_systemd_has_not_read_reloads_it(mps):
+    mps.start(DAEMON, DEVICES)
+    mps._run.units["openfleet-mps@inference.service"]["NeedDaemonReload"] = "yes"
+    assert mps.reloads(new_limits())
+
+
+def test_only_the_last_daemon_that_goes_reloads_systemd(mps):
+    mps.start(DAEMON, DEVICES)
+    mps.start(OTHER, ("GPU-c",))
+    first, both = (StopMps(seen(), forget=True),), (StopMps(seen(), forget=True), StopMps(seen(OTHER), forget=True))
+    assert not mps.reloads(MpsPlan(stops=first))
+    assert mps.reloads(MpsPlan(stops=both))
+    assert not mps.reloads(MpsPlan(stops=(StopMps(seen(), forget=False),)))
+
+
+@pytest.mark.parametrize("daemon", [DAEMON, OTHER], ids=["first", "second"])
+def test_what_reloads_says_is_what_a_change_does(mps, daemon):
+    """Predict the reloads of a start, and compare with the commands that it runs."""
+    if daemon is OTHER:
+        mps.start(DAEMON, DEVICES)
+    for expected in (True, False):
+        mps._run.called.clear()
+        assert mps.reloads(MpsPlan(starts=(StartMps(daemon, ""),))) is expected
+        mps.start(daemon, ("GPU-c",))
+        assert ("daemon-reload" in mps._run.called) is expected
+
+
+def test_a_plan_with_a_reload_is_refused_while_containers_would_lose_their_gpus(node, mps, monkeypatch):
+    monkeypatch.setattr(mps_service, "wanted", lambda *_arguments: (WantedDaemon(DAEMON, "gpu_layout[0].mps"),))
+    monkeypatch.setattr(mps, "available", lambda: None)
+    service = mps_service.MpsService(private=True)
+    service._host = mps
+    held = dataclasses.replace(gpu(0), held_by=(node.container(71),))
+    request = PartRequest(Layout(()), Plan(()), host_of(held), ("mps",))
+    (disturbance,) = service.plan(request).disturbs
+    assert "docker container 71" in str(disturbance) and "create-dev-char-symlinks" in str(disturbance)
+    node.link(*NUMBERS)
+    assert service.plan(request).disturbs == ()
