@@ -45,13 +45,15 @@ _value:
   description:
     - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(gpus_expected),
       how many GPUs were planned from the catalogue of models since no driver answers, C(note)
-      where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(hosts_left_out),
+      where there are none, C(warnings), and in C(unmanaged) a sentence for each GPU that had an entry and that no entry names
+      any more; C(totals) with C(hosts), C(hosts_changed), C(hosts_left_out),
       C(gpus), C(gpus_changed), C(instances), C(create), C(destroy) and C(keep); C(summary), the totals in one line.
   type: dict
 """
 
 from collections.abc import Mapping
 
+from ..module_utils.model import short_label
 from ..plugin_utils import host_results
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
@@ -87,6 +89,8 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
     expected = sum(bool(host["gpus_expected"]) for host in hosts)
     more = "; %d without a driver yet, planned from the model catalogue" % expected if expected else ""
     more += "; %d left out" % len(left_out) if left_out else ""
+    unmanaged = sum(len(host["unmanaged"]) for host in hosts)
+    more += "; %d GPU%s unmanaged" % (unmanaged, "" if unmanaged == 1 else "s") if unmanaged else ""
     return {
         "schema": SCHEMA,
         "hosts": hosts,
@@ -115,6 +119,11 @@ def _host(name, result, warnings):
         "counts": counts,
         "note": note,
         "warnings": warned,
+        "unmanaged": [
+            "%s: %s" % (short_label(gpu["index"], gpu["uuid"]), gpu["text"])
+            for gpu in read.get("unmanaged") or []
+            if gpu["action"] != "release"
+        ],
     }
 
 

@@ -9,7 +9,7 @@ docs/gpu-layout-command.md. What is not known is left out, never 0.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import FleetError
 from ..frozen import frozen
@@ -17,6 +17,9 @@ from ..holders.model import DEVICE_HANDLE, MPS, PROCESS
 from ..metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ..model import Gpu, Holder
 from .drift import Standing
+
+if TYPE_CHECKING:
+    from ..change.unnamed import Unmanaged
 
 
 @frozen
@@ -26,6 +29,8 @@ class Snapshot:
     time_seconds: float
     gpus: tuple[Gpu, ...] = ()
     standing: tuple[Standing, ...] = ()
+    #: GPUs that the collection changed and that the layout does not name.
+    unmanaged: tuple[Unmanaged, ...] = ()
     holders: tuple[Holder, ...] = ()
     #: The metrics of services beside the GPUs.
     beside: tuple[Family, ...] = ()
@@ -84,6 +89,15 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
             GAUGE,
             "How the GPU is to be shared.",
             tuple(Sample(1, dict(labels, sharing=each.sharing)) for labels, each in standing),
+        ),
+        Family(
+            "openfleet_layout_unmanaged_info",
+            GAUGE,
+            "A GPU that had an entry of gpu_layout and that no entry names any more: what it was given, and what it has.",
+            tuple(
+                Sample(1, dict(labels_of(each.uuid, gpus), recorded=each.recorded, current=each.current))
+                for each in seen.unmanaged
+            ),
         ),
         Family(
             "openfleet_holders",

@@ -132,6 +132,11 @@ class VgpuPlan:
         there = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
         return any(tenant.provider != MPS for tenant in there)
 
+    def planned(self) -> list[VgpuSeen]:
+        """Return the tenants that are there when the plan is done."""
+        tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
+        return [VgpuSeen(tenant) for tenant in tenants]
+
     def to_data(self) -> list[dict[str, Any]]:
         """The steps as JSON has them, whatever the tenants use just now."""
         return [_step_data(step) for step in self.steps]
