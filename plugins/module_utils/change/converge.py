@@ -363,8 +363,15 @@ def _decide(
                 record = without_service(record, key)
         return Decision(plan, record)
     seen = {each.key: each.seen for each in services}
-    situation = Situation(layout, host, ownership, seen, observed.applied)
+    situation = Situation(layout, host, ownership, seen, observed.applied, _saved_gpus(request.saved))
     return decide(situation, request.unnamed, make, lambda last: make(last, request.saved), restore)
+
+
+def _saved_gpus(saved: Mapping[str, Any] | None) -> frozenset[str]:
+    """Return the UUIDs in lower case of the GPUs in a saved plan; none if it is not a plan, which is reported later."""
+    gpus = saved.get("gpus") if isinstance(saved, Mapping) else None
+    rows = gpus if isinstance(gpus, (list, tuple)) else ()
+    return frozenset(str(row.get("uuid")).lower() for row in rows if isinstance(row, Mapping))
 
 
 def _owned(directory: str, host: Host) -> frozenset[Owned]:

@@ -117,13 +117,17 @@ class Decision:
 
 @frozen
 class Situation:
-    """What a decision is made from. `services_seen` has what each service sees on the host, by key of the technique."""
+    """What a decision is made from. `services_seen` has what each service sees on the host, by key of the technique.
+
+    `saved_gpus` are the UUIDs in lower case of the GPUs in a saved plan, which stay in it once it was carried out.
+    """
 
     layout: Layout
     host: Host
     ownership: Ownership
     services_seen: Seen
     applied: Applied
+    saved_gpus: frozenset[str] = frozenset()
 
 
 #: Plans a layout on the host that was observed. Raises PlanError.
@@ -140,7 +144,7 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
     named = {uuid.lower() for uuid in resolved(layout, host.gpus)}
     recorded = situation.applied.known if situation.applied.entries is not None else _adopted(situation, named)
     unnamed = [entry for entry in recorded if any(str(s.value).lower() not in named for s in entry.selectors)]
-    if not unnamed:
+    if not unnamed and (policy == KEEP or situation.saved_gpus <= named):
         plan = make_last(layout)
         return Decision(plan, _record(_applied(plan)))
     base = make(layout)
@@ -148,7 +152,7 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
     kept = restricted(unnamed, named, _taken(new))
     if policy == KEEP:
         return _keep(situation, kept, base, (make, make_last), restore)
-    return _release(situation, kept, make_last)
+    return _release(situation, named, kept, make_last)
 
 
 def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Seen) -> tuple[Unmanaged, ...]:
@@ -240,6 +244,8 @@ def _keep(situation: Situation, kept: Sequence[Entry], base: Plan, makes: tuple[
                 elif missing:
                     action, current = "restore", plan
                     accepted.append(entry)
+                elif all(gpu.uuid.lower() in situation.saved_gpus for gpu in gpus):
+                    accepted.append(entry)
         for gpu in gpus:
             unmanaged[gpu.uuid] = _unmanaged(gpu, entry, action, problem, situation.services_seen)
             if problem:
@@ -250,18 +256,19 @@ def _keep(situation: Situation, kept: Sequence[Entry], base: Plan, makes: tuple[
     return Decision(plan, _record((*new, *kept)), ordered, tuple(warnings))
 
 
-def _release(situation: Situation, kept: Sequence[Entry], make_last: Make) -> Decision:
+def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry], make_last: Make) -> Decision:
     host, entries, unmanaged = situation.host, [], []
     for gpu in host.gpus:
-        if any(_names(entry, gpu.uuid) for entry in kept):
+        recorded = [describe(entry) for entry in kept if _names(entry, gpu.uuid)]
+        if recorded or (gpu.uuid.lower() in situation.saved_gpus and gpu.uuid.lower() not in named):
             entries.append(_released(gpu, situation.ownership))
-            recorded = next(describe(entry) for entry in kept if _names(entry, gpu.uuid))
+        if recorded:
             current = state(gpu, situation.services_seen)
             text = "released, no entry names it (it has %s)" % current
-            unmanaged.append(Unmanaged(gpu.index, gpu.uuid, gpu.name, "release", recorded, current, text))
+            unmanaged.append(Unmanaged(gpu.index, gpu.uuid, gpu.name, "release", recorded[0], current, text))
     plan = make_last(Layout((*situation.layout.entries, *entries)))
-    named = {entry.label: entry for entry in entries}
-    new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in named), plan.parts))
+    labels = {entry.label for entry in entries}
+    new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
     # A lost GPU is released once it works. A GPU that left the host has nothing to release.
     lost = [
         dataclasses.replace(entry, selectors=selectors)

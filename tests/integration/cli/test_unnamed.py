@@ -79,10 +79,24 @@ def test_the_module_names_unmanaged_gpus_and_carries_out_a_saved_release(shared)
     saved = shared.module("layout", check=True, **options)
     assert shared.seen()[1] == SECOND_GPU
     refused = shared.module("layout", layout=FIRST, state_directory=directory, plan=saved["plan_data"])
-    assert refused["failed"] and "is not named any more" in refused["msg"]
+    assert refused["failed"] and "asks for something else now: gpu 1" in refused["msg"]
     done = shared.module("layout", plan=saved["plan_data"], **options)
     assert done["counts"]["destroy"] == 2 and shared.seen()[1] == []
+    again = shared.module("layout", plan=saved["plan_data"], **options)
+    assert again["changed"] is False, again
     assert not shared.module("layout", **options)["changed"]
+
+
+@pytest.mark.host_python
+def test_a_saved_plan_restores_once_and_is_then_carried_out(shared):
+    options = {"layout": FIRST, "state_directory": str(shared.folder / "state.d")}
+    shared.module("layout", **options)
+    shared.gpusim("reboot")
+    saved = shared.module("layout", check=True, **options)["plan_data"]
+    assert shared.module("layout", plan=saved, **options)["counts"]["create"] == 4
+    assert shared.seen()[1] == SECOND_GPU
+    again = shared.module("layout", plan=saved, **options)
+    assert again["changed"] is False, again
 
 
 @pytest.mark.host_python
