@@ -159,8 +159,9 @@ lost:
 unmanaged:
   description: >-
     The GPUs that had an entry and that no entry names any more: C(index), C(uuid), C(name), what the collection last applied
-    (C(recorded)), what the GPU has now (C(current)), the C(text) of the line in RV(plan), and the C(action): V(keep), V(restore),
-    V(release), or V(leave) where another tool changed the GPU or it cannot be restored.
+    (C(recorded)) with the techniques whose daemons or tenants that takes (C(services)), what the GPU has now (C(current)), the
+    C(text) of the line in RV(plan), and the C(action): V(keep), V(restore), V(release), or V(leave) where another tool changed
+    the GPU or it cannot be restored.
   returned: when there are any
   type: list
   elements: dict

@@ -405,7 +405,7 @@ def test_reports_name_gpus_that_no_selector_matches(machine):
     host = Host(DRIVER, "13.580", "13.0", True, machine.gpus)
     seen = {"mps": machine.daemons}
     named = unnamed_gpus(parse_layout([mig([0], "3g.40gb")]), host, machine.applied, seen)
-    assert [(each.index, each.current) for each in named] == [(1, "mps (a)")]
+    assert [(each.index, each.current, each.services) for each in named] == [(1, "mps (a)", ("mps",))]
     assert unnamed_gpus(parse_layout([{"gpus": "all", "sharing": "shared"}]), host, machine.applied, seen) == ()
 
 

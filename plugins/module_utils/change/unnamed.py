@@ -87,6 +87,8 @@ class Unmanaged:
     recorded: str
     current: str
     text: str
+    #: Keys of the techniques whose daemons or tenants were given to it.
+    services: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return the line of a plan."""
@@ -165,8 +167,7 @@ def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Se
     for gpu in host.gpus:
         entries = [entry for entry in applied.known if _names(entry, gpu.uuid)]
         if entries and gpu.uuid.lower() not in named:
-            current, recorded = state(gpu, services_seen), describe(entries[0])
-            found.append(_kept(gpu, current, recorded))
+            found.append(_unmanaged(gpu, entries[0], "keep", "", services_seen))
     return tuple(found)
 
 
@@ -259,13 +260,11 @@ def _keep(situation: Situation, kept: Sequence[Entry], base: Plan, makes: tuple[
 def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry], make_last: Make) -> Decision:
     host, entries, unmanaged = situation.host, [], []
     for gpu in host.gpus:
-        recorded = [describe(entry) for entry in kept if _names(entry, gpu.uuid)]
+        recorded = [entry for entry in kept if _names(entry, gpu.uuid)]
         if recorded or (gpu.uuid.lower() in situation.saved_gpus and gpu.uuid.lower() not in named):
             entries.append(_released(gpu, situation.ownership))
         if recorded:
-            current = state(gpu, situation.services_seen)
-            text = "released, no entry names it (it has %s)" % current
-            unmanaged.append(Unmanaged(gpu.index, gpu.uuid, gpu.name, "release", recorded[0], current, text))
+            unmanaged.append(_unmanaged(gpu, recorded[0], "release", "", situation.services_seen))
     plan = make_last(Layout((*situation.layout.entries, *entries)))
     labels = {entry.label for entry in entries}
     new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
@@ -305,21 +304,20 @@ def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
 
 def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) -> Unmanaged:
     current, recorded = state(gpu, seen), describe(entry)
-    if action == "restore":
-        text = "unmanaged, no entry names it: restores %s" % recorded
+    text = "unmanaged, no entry names it: "
+    if action == "release":
+        text = "released, no entry names it (it has %s)" % current
+    elif action == "restore":
+        text += "restores %s" % recorded
     elif action == "leave":
         reason = "not restored: %s" % problem if problem else "left as it is"
-        text = "unmanaged, no entry names it: has %s instead of %s, %s" % (current, recorded, reason)
+        text += "has %s instead of %s, %s" % (current, recorded, reason)
+    elif current != recorded:
+        text += "has %s instead of %s" % (current, recorded)
     else:
-        return _kept(gpu, current, recorded)
-    return Unmanaged(gpu.index, gpu.uuid, gpu.name, action, recorded, current, text)
-
-
-def _kept(gpu: Gpu, current: str, recorded: str) -> Unmanaged:
-    text = "unmanaged, no entry names it: keeps %s" % current
-    if current != recorded:
-        text = "unmanaged, no entry names it: has %s instead of %s" % (current, recorded)
-    return Unmanaged(gpu.index, gpu.uuid, gpu.name, "keep", recorded, current, text)
+        text += "keeps %s" % current
+    services = tuple(dict.fromkeys(form.key for form, _part in _parts(entry) if form.cdi_devices))
+    return Unmanaged(gpu.index, gpu.uuid, gpu.name, action, recorded, current, text, services)
 
 
 def _untouched(gpu: Gpu, target: Target) -> bool:
