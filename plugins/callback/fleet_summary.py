@@ -76,6 +76,8 @@ class Summary:
     #: Hosts of which MIG modes wait for a reboot.
     rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
+    #: How many GPUs of a host had an entry and have none any more.
+    unmanaged: dict = field(default_factory=dict)
 
     def ran(self, host, result, check_mode):
         """The module came to its end. A task in check mode only tells of a plan."""
@@ -83,12 +85,14 @@ class Summary:
         self.unknown.discard(host)
         self.from_catalogue.discard(host)
         try:
-            read = host_results.layout(host, {name: result.get(name) for name in ("counts", "forecast")})
+            read = host_results.layout(host, {name: result.get(name) for name in ("counts", "forecast", "unmanaged")})
         except HostValueError as error:
             # One host's nonsense must not cost the fleet its line.
             self.failed(host, error)
             return
         found, forecast = read["counts"], read["forecast"] or {}
+        kept = [gpu for gpu in read.get("unmanaged") or () if gpu["action"] != "release"]
+        self.unmanaged[host] = len(kept)
         if self.check_mode and not result.get("driver_present"):
             found = forecast.get("counts") if forecast.get("checked") else None
             (self.from_catalogue if found else self.unknown).add(host)
@@ -137,6 +141,9 @@ class Summary:
             text += "%d %s, %d %s, %d kept; " % (totals[0], words[1], totals[1], words[2], totals[2])
         changed = sum(bool(c.changed) for c in counts)
         text += "%s %s on %d of %s" % (gpus, words[3], changed, counted(len(self.hosts), "host"))
+        unmanaged = sum(self.unmanaged.values())
+        if unmanaged:
+            text += ", %s unmanaged (gpu_layout_unnamed)" % counted(unmanaged, "GPU")
         planned = self.unknown.union(self.counts)
         if self.check_mode and not self.hosts <= planned:
             text += ", no plan for %d" % len(self.hosts - planned)

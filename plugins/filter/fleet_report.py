@@ -46,7 +46,8 @@ _value:
   description:
     - C(schema) is the version of this format. C(summary) is the totals in one line.
     - C(hosts) lists the hosts by name, each with C(gpus) as the module returned them, C(gpus_expected) (number of GPUs that
-      were planned from the catalogue because no driver answers), C(note) if it has no GPUs, and C(warnings).
+      were planned from the catalogue because no driver answers), C(note) if it has no GPUs, C(warnings), and C(unmanaged) (a
+      sentence for each GPU that lost its entry).
     - C(totals) has C(hosts), C(hosts_changed), C(hosts_left_out), C(gpus), C(gpus_changed), C(instances), C(create),
       C(destroy) and C(keep).
   type: dict
@@ -54,6 +55,7 @@ _value:
 
 from collections.abc import Mapping
 
+from ..module_utils.model import short_label
 from ..plugin_utils import host_results
 from ..plugin_utils.counted import counted
 from ..plugin_utils.host_values import HostValueError, text, without_host
@@ -96,6 +98,8 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
     expected = sum(bool(host["gpus_expected"]) for host in hosts)
     more = "; %d without a driver yet, planned from the model catalogue" % expected if expected else ""
     more += "; %d left out" % len(left_out) if left_out else ""
+    unmanaged = sum(len(host["unmanaged"]) for host in hosts)
+    more += "; %d GPU%s unmanaged" % (unmanaged, "" if unmanaged == 1 else "s") if unmanaged else ""
     return {
         "schema": SCHEMA,
         "hosts": hosts,
@@ -124,6 +128,11 @@ def _host(name, result, warnings):
         "counts": counts,
         "note": note,
         "warnings": warned,
+        "unmanaged": [
+            "%s: %s" % (short_label(gpu["index"], gpu["uuid"]), gpu["text"])
+            for gpu in read.get("unmanaged") or []
+            if gpu["action"] != "release"
+        ],
     }
 
 

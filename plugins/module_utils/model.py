@@ -240,6 +240,11 @@ class Gpu:
         """Return the value of a setting; None if it was not looked at, or there is none."""
         return self.settings[name].value if name in self.settings else None
 
+    def with_instances(self, instances: tuple[GpuInstance, ...], mig_enabled: bool) -> Gpu:
+        """Return the GPU with these instances and this MIG mode."""
+        mig = dataclasses.replace(self.mig, enabled=mig_enabled, pending=mig_enabled, instances=instances)
+        return dataclasses.replace(self, mig=mig)
+
     @property
     def short_label(self) -> str:
         """How lines about many GPUs name this one."""

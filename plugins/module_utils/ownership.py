@@ -20,6 +20,8 @@ SCHEMA = 1
 
 #: What to do with instances that are not ours and that the layout does not name.
 POLICIES = ("fail", "remove", "keep")
+#: What to do with GPUs that had an entry and that no entry names any more.
+UNNAMED_POLICIES = KEEP, RELEASE = ("keep", "release")
 
 
 @frozen

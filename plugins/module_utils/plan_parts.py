@@ -65,6 +65,10 @@ class NoPart:
         """Return no step."""
         return []
 
+    def planned(self) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
     def to_data(self) -> list[dict[str, Any]]:
         """Return no step."""
         return []
@@ -94,6 +98,9 @@ class HostPart(Protocol):
 
     def lines(self) -> list[str]:
         """Return the steps in words, for people."""
+
+    def planned(self) -> Sequence[Any]:
+        """Return what is on the planned GPUs when the plan is done, as `Service.seen` has it."""
 
     def to_data(self) -> list[dict[str, Any]]:
         """Return the steps as saved plans have them, whatever runs on the host just now."""

@@ -128,6 +128,8 @@ class Entry:
     run: str | None = None
     #: The records of changes beside the GPUs (`services.Change`), by key of the technique.
     beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    #: Contents of `unnamed.AppliedRecord` for the layouts old and new; empty if the run does not change it.
+    applied: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def cut_off(self) -> str:
         """The sentence that begins every message about it."""
@@ -141,7 +143,11 @@ class Journal:
         self.path = Path(directory) / "journal.json"
 
     def begin(
-        self, before: Sequence[Target], after: Sequence[Target], beside: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        before: Sequence[Target],
+        after: Sequence[Target],
+        beside: Mapping[str, Mapping[str, Any]] | None = None,
+        applied: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Write it, so that it is on the disk before anything changes."""
         content = {
@@ -150,6 +156,8 @@ class Journal:
             "before": [target.to_data() for target in before],
             "after": [target.to_data() for target in after],
             "beside": dict(beside or {}),
+            # Releases before this key neither write nor read it.
+            **({"applied": dict(applied)} if applied else {}),
         }
         durable.write(self.path, content)
 
@@ -166,6 +174,6 @@ class Journal:
             run = data["run"]
             who = None if run is None else _name(run)
             before, after = (tuple(map(Target.from_data, data[name])) for name in ("before", "after"))
-            return Entry(before, after, who, {**data["beside"]})
+            return Entry(before, after, who, {**data["beside"]}, {**data.get("applied", {})})
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None

@@ -17,7 +17,7 @@ description:
     What each C(sharing) means: V(mig) gives MIG mode and exactly the instances listed, V(exclusive) one process at a time
     (compute mode EXCLUSIVE_PROCESS), V(shared) anybody, V(mps) an MPS control daemon as a unit of systemd
     (C(docs/mps.md)), V(time_slicing) a time slice, V(vgpu) tenants that are held to quotas (C(docs/gpu_layout.md)). GPUs that
-    no entry names are left as they are.
+    never had an entry are left as they are; O(unnamed) is about GPUs that had one.
   - Every instance that the layout can use where it stands stays, with its UUID and with what runs in it. Every new GPU
     instance is created at a placement named in the plan. So does every MPS daemon and every tenant; new limits are given to it
     as it runs.
@@ -36,6 +36,19 @@ extends_documentation_fragment:
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 options:
+  unnamed:
+    description:
+      - What to do with GPUs that had an entry when the collection last changed them and that no entry names any more.
+      - >-
+        V(keep) leaves them as they are and names them (RV(unmanaged)). If such a GPU has lost what it had, as in a reboot, the
+        run restores it. Where that is not possible, a warning says why, and the other GPUs get their layout.
+      - >-
+        V(release) removes the collection's instances, daemons, tenants and settings from them as a part of the plan. The record
+        of a GPU that left the host is dropped.
+      - C(docs/gpu_layout.md) tells more.
+    type: str
+    choices: [keep, release]
+    default: keep
   expected_gpus:
     description:
       - Keys of the catalogue of GPU models (C(docs/models.md)), one for each GPU of the host in the order of indexes.
@@ -88,7 +101,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names, and one per MPS daemon and per tenant that changes.
+  description: >-
+    The plan, one line per GPU that the layout names, one per MPS daemon and per tenant that changes, and one per GPU of
+    RV(unmanaged).
   returned: when a driver is present
   type: list
   elements: str
@@ -96,7 +111,7 @@ plan:
 plan_lines:
   description: >-
     The lines of RV(plan) with the GPU apart from the text. A line of a GPU has its C(index) and C(uuid), and a C(text) without
-    them; a line of an MPS daemon or a tenant has a C(text) alone.
+    them; a line of an MPS daemon or a tenant has a C(text) alone. In a line about a GPU of RV(unmanaged), C(unmanaged) is true.
   returned: when a driver is present
   type: list
   elements: dict
@@ -141,6 +156,15 @@ lost:
   returned: when a GPU is lost
   type: list
   elements: str
+unmanaged:
+  description: >-
+    The GPUs that had an entry and that no entry names any more: C(index), C(uuid), C(name), what the collection last applied
+    (C(recorded)) with the techniques whose daemons or tenants that takes (C(services)), what the GPU has now (C(current)), the
+    C(text) of the line in RV(plan), and the C(action): V(keep), V(restore), V(release), or V(leave) where another tool changed
+    the GPU or it cannot be restored.
+  returned: when there are any
+  type: list
+  elements: dict
 recovered:
   description: >-
     Where an earlier run was cut off half way, the layout that stood after this run had cleared up and before it went on:

@@ -142,6 +142,7 @@ _LAYOUT = {
     "gpus": [_CHANGED_GPU, _GPUS],
     "busy": _BUSY,
     "forecast": _FORECAST,
+    "unmanaged": [{"index!": "small", "uuid!": "gpu_uuid", "action!": "text", "text!": "text"}, _GPUS],
 }
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
 #: Lines of a message: one for each problem of a layout.
@@ -166,6 +167,7 @@ _LAYOUT_KEYS = (
         "driver_present",
         "pynvml_sha256",
         "lost",
+        "unmanaged",
         "recovered",
         "pci_gpus",
         "busy",
@@ -190,7 +192,7 @@ _DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
     "msg": "text",
-    "plan_lines": [{"index": "small", "uuid": "gpu_uuid", "text!": "text"}, _LINES],
+    "plan_lines": [{"index": "small", "uuid": "gpu_uuid", "text!": "text", "unmanaged": "flag"}, _LINES],
     "counts": dict.fromkeys(COUNTS, "count"),
     "busy": _BUSY,
     "forecast": _FORECAST,

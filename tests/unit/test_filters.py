@@ -206,6 +206,24 @@ def test_the_report_warns_of_the_hosts_that_it_concerns():
     assert fleet_report({"a": {"gpus": [gpu]}})["hosts"][0]["warnings"] == []
 
 
+def test_the_report_names_gpus_that_lost_their_entry():
+    uuid = "GPU-5c89d3fa-0000-4000-8000-000000000001"
+    kept = {
+        "index": 1,
+        "uuid": uuid,
+        "name": "H100",
+        "action": "keep",
+        "text": "unmanaged, no entry names it: keeps mps (a)",
+    }
+    report = fleet_report({"a": {"gpus": [], "unmanaged": [kept, dict(kept, index=2, action="release")]}, "b": None})
+    assert [host["unmanaged"] for host in report["hosts"]] == [
+        ["gpu 1 (GPU-5c89d3fa): unmanaged, no entry names it: keeps mps (a)"],
+        [],
+    ]
+    assert report["summary"].endswith("; 1 GPU unmanaged")
+    assert "keeps mps (a)" in fleet_page(report)
+
+
 @pytest.mark.parametrize(
     ("groups", "words"),
     [

@@ -55,6 +55,15 @@ def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
         assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 host"
 
 
+def test_gpus_that_lost_their_entry_are_counted():
+    kept = {"index": 1, "uuid": "GPU-5c89d3fa-0000-4000-8000-000000000001", "action": "keep", "text": "unmanaged"}
+    summary = Summary(check_mode=False)
+    summary.ran("a", dict(result(0, 0, 1), unmanaged=[kept, dict(kept, action="release")]), check_mode=False)
+    assert summary.line().endswith("changed on 0 of 1 hosts, 1 GPU unmanaged (gpu_layout_unnamed)")
+    summary.ran("a", result(0, 0, 1), check_mode=False)
+    assert "unmanaged" not in summary.line()
+
+
 def test_who_is_waited_for_is_named():
     busy = [{"what": "gpu 3: 1g.10gb@4", "who": ["pid 7 (python3)", "Slurm job 12"]}]
     assert waiting("a", {"busy": busy}) == ["a: waiting: gpu 3: 1g.10gb@4 is in use by pid 7 (python3), Slurm job 12"]

@@ -38,6 +38,12 @@ def test_a_daemon_or_tenant_alone_is_a_change():
     assert list(plans({"one": result("vgpu a: remove", changed=0)})) == ["one"]
 
 
+def test_a_gpu_that_lost_its_entry_is_named_without_a_change():
+    same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, no entry names it: keeps exclusive"), changed=0)
+    same["plan_lines"][1]["unmanaged"] = True
+    assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, no entry names it: keeps exclusive"]}
+
+
 def test_a_fleet_without_changes_is_one_line():
     same = result((0, "keep 7g.80gb@0"), changed=0)
     found = plans({"h%d" % number: same for number in range(1000)})

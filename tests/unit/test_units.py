@@ -188,3 +188,20 @@ def test_what_restores_the_layout_may_do_what_that_takes(special):
     writable = " ".join(re.findall(r"^ReadWritePaths=(.*)$", text, re.MULTILINE)).split()
     places = ["/etc/openfleet-gpu", "/etc/systemd/system", "/etc/cdi", "/run/cdi", "/run/openfleet-mps", "/sys/devices"]
     assert {"/var/lib/openfleet-gpu", *map("-{}".format, places)} <= set(writable)
+
+
+@pytest.mark.parametrize("registered", ["gpu_layout_result", "gpu_layout_planned"])
+@pytest.mark.parametrize(
+    ("action", "services", "tenants", "cdi"),
+    [
+        ("keep", ["vgpu"], True, True),
+        ("restore", ["mps"], False, True),
+        ("keep", [], False, False),
+        ("release", ["vgpu"], False, False),
+    ],
+)
+def test_the_boot_unit_may_restore_what_gpus_without_an_entry_keep(registered, action, services, tenants, cdi):
+    given = {"gpu_layout": SHARED, registered: {"unmanaged": [{"action": action, "services": services}]}}
+    text = rendered_with("gpu_layout", "gpu-layout.service.j2", given)
+    assert ("ProtectControlGroups=no" in text, "ConfigurationDirectory=cdi" in text) == (tenants, cdi)
+    assert " --unnamed keep " in text

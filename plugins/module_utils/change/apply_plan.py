@@ -10,7 +10,7 @@ journal finishes what the run before it could not: see recovery.
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from .. import durable
 from ..busy import can_be_ended, make_way
@@ -32,6 +32,9 @@ from ..transaction import Journal
 from . import compute_mode, planner
 from .host_change import HostChange
 
+if TYPE_CHECKING:
+    from .unnamed import AppliedRecord
+
 
 @frozen
 class Context:
@@ -41,7 +44,8 @@ class Context:
     something, because a job may have begun since the plan was made. With `clear` (which needs `look`), holders in
     the way there are ended, GPU by GPU, instead of ending the run.
 
-    Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone.
+    Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone. `applied` records
+    likewise what each GPU was given.
     """
 
     session: BoundedSession
@@ -50,6 +54,7 @@ class Context:
     look: Look | None = None
     clear: Clear | None = None
     reset: Reset = reset_gpu
+    applied: AppliedRecord | None = None
 
     def observe(self) -> Host:
         """Return the host, with its holders where there is a look for that."""
@@ -57,9 +62,15 @@ class Context:
 
 
 def apply(
-    context: Context, plan: Plan, ownership: Ownership = planner.ALL_OURS, changes: Sequence[Change] = ()
+    context: Context,
+    plan: Plan,
+    ownership: Ownership = planner.ALL_OURS,
+    changes: Sequence[Change] = (),
+    applied: Mapping[str, Any] | None = None,
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+
+    `applied` is what `Context.applied` has once the plan is done; None leaves it.
 
     The `changes` of services stop before the first step and start after the last one; a failure there brings all back likewise.
 
@@ -73,7 +84,10 @@ def apply(
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     beside = HostChange(changes)
-    context.journal.begin(before, after, beside.record)
+    records = None
+    if context.applied is not None and applied is not None:
+        records = {"old": context.applied.read().to_data(), "new": applied}
+    context.journal.begin(before, after, beside.record, records)
     done: list[str] = []
     try:
         beside.stop(done)
@@ -93,6 +107,8 @@ def apply(
         if context.record is not None:
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             context.record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
+        if records is not None and context.applied is not None:
+            context.applied.write(records["new"])
         context.journal.end()
         beside.forget()
     return host

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ..busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from ..disturbance import Disturbance
@@ -20,21 +20,25 @@ from ..gpu_plan import Plan, instance_text
 from ..layout.types import Layout
 from ..model import Host
 from ..nvml.bounded_session import BoundedSession
-from ..ownership import Owned, Ownership, Record, owned_instance
+from ..ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..services import Change, Clear, Look, Pids, Service, merged
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
 from ..transaction import Journal, locked
 from . import lost_gpus
 from .lost_gpus import answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot
-from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
+from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, removal_of, services_for, staying
+
+if TYPE_CHECKING:
+    from .unnamed import Applied, AppliedRecord, Decision, Unmanaged
 
 
 @frozen
 class Request:
     """What a run is asked for: these `parts` of the layout, by the plan that was `saved` for it where there is one.
 
-    `directory` is the host's state directory, `unlisted` one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES.
+    `directory` is the host's state directory, `unlisted` one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES,
+    `unnamed` one of ownership.UNNAMED_POLICIES, which only a run about all parts heeds.
     Where devices come or go, `services` are restarted (docs/after-a-change.md).
     """
 
@@ -45,6 +49,12 @@ class Request:
     services: Sequence[str] = ()
     parts: Sequence[str] = ALL_PARTS
     lost: str = lost_gpus.FAIL
+    unnamed: str = KEEP
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the run is about all parts of the layout."""
+        return set(ALL_PARTS).issubset(self.parts)
 
 
 @frozen
@@ -54,7 +64,8 @@ class Run:
     `ended` names the processes that it ended, `followed` what else was done because devices changed. With
     `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host. `missing` is
     what has to come before a plan that was only foreseen can be carried out. `warnings` has a sentence for each lost GPU,
-    `reboots` one for each GPU whose MIG mode may need a reboot.
+    `reboots` one for each GPU whose MIG mode may need a reboot. `unmanaged` has the GPUs that had an entry and that no entry
+    names any more, `not_restored` a sentence for each of them that cannot be restored.
     """
 
     plan: Plan
@@ -66,10 +77,26 @@ class Run:
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     reboots: tuple[str, ...] = ()
+    unmanaged: tuple[Unmanaged, ...] = ()
+    not_restored: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the plan for people, with a line for each unmanaged GPU and each reboot."""
+        return [*self.plan.lines(), *(each.line() for each in self.unmanaged), *self.reboots]
 
     @property
     def changed(self) -> bool:
         return self.plan.changes or self.recovered == "old" or bool(self.followed)
+
+
+@frozen
+class _Observed:
+    """What a plan is made from beside the request."""
+
+    host: Host
+    ownership: Ownership
+    services: Sequence[Service]
+    applied: Applied
 
 
 def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
@@ -78,13 +105,15 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
     With `installs` the software of services may be missing still.
     """
     with BoundedSession() as session:
-        session.observers = observers_for(request.layout, request.directory, request.parts)
-        services = services_for(request.parts, request.layout, session.private)
+        applied = _applied(request)
+        known = Layout((*request.layout.entries, *applied.known))
+        session.observers = observers_for(known, request.directory, request.parts)
+        services = services_for(request.parts, known, session.private)
         host = look(session, services)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
         there = answering(request.layout, host, request.lost)
-        asked = PlanRequest(request.parts, request.saved, installs)
-        plan = make_plan(there.layout, host, ownership, asked, services)
+        decision = _decide(request, there.layout, _Observed(host, ownership, services, applied), installs)
+        plan = decision.plan
         if on_busy == FAIL:
             plan.refuse_disturbance()
         owed = PendingFollowUp(request.directory).due()
@@ -102,7 +131,8 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
             from ..holders.kernel import foreseen
 
             reboots = tuple(filter(None, map(foreseen, switching)))
-        return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings, reboots=reboots)
+        run = Run(plan, host, followed=followed, missing=missing, warnings=there.warnings, reboots=reboots)
+        return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
 
 
 def converge(
@@ -140,6 +170,9 @@ class _Attempts:
         self.ended: list[str] = []
         #: How many GPUs were lost when the plan was made.
         self.lost = 0
+        #: Whether the plan restores GPUs that no entry names, and why it no longer may.
+        self.restores = False
+        self.not_restored = ""
 
     def attempt(self, session: BoundedSession) -> Run:
         if self.owed is None:
@@ -164,6 +197,10 @@ class _Attempts:
             try:
                 return self._attempt(session)
             except ApplyError as error:
+                if error.outcome == "old" and self.restores and self.request.saved is None:
+                    # A GPU that no entry names keeps no other from its layout. This happens once.
+                    self.restores, self.not_restored = False, str(error)
+                    continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
                 # The number grows each time, so this ends.
                 if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
@@ -181,17 +218,21 @@ class _Attempts:
             from .apply_plan import Context
             from .recovery import recover
 
-            context = Context(session, self.journal, self.record, look_again, clear)
+            context = Context(session, self.journal, self.record, look_again, clear, applied=self._applied_record())
             self.recovered = recover(context, [each.service(session.private) for each in SERVING])
-        session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
-        services = services_for(self.request.parts, self.request.layout, session.private)
+        applied = _applied(self.request)
+        known = Layout((*self.request.layout.entries, *applied.known))
+        session.observers = observers_for(known, self.request.directory, self.request.parts)
+        services = services_for(self.request.parts, known, session.private)
         host = look(session, services)
         lost = host.lost
         self.lost = len(lost)
         ownership = Ownership(self.request.unlisted, self.record.read())
         there = answering(self.request.layout, host, self.request.lost)
-        asked = PlanRequest(self.request.parts, self.request.saved)
-        plan = make_plan(there.layout, host, ownership, asked, services)
+        restore = not self.not_restored
+        observed = _Observed(host, ownership, services, applied)
+        decision = _decide(self.request, there.layout, observed, restore=restore)
+        plan, self.restores = decision.plan, decision.restores
         if GPUS in self.request.parts:
             # Modes that an earlier run left pending are set or taken back from here on.
             self.pending_reboot.end()
@@ -200,17 +241,19 @@ class _Attempts:
             plan.refuse_disturbance()
         if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
             # The clients of services that stay count here: the reboot would end them too.
-            self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), plan)
+            self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
-            return Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
+            run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
+            return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
         if plan.changes:
             if plan.changes_devices:
                 self.follow_up.begin()
             self._record_coming(host, plan)
             from .apply_plan import Context, apply
 
-            context = Context(session, self.journal, self.record, look_again, clear)
-            host = apply(context, plan, ownership, _changes(services, plan, look_again, clear))
+            context = Context(session, self.journal, self.record, look_again, clear, applied=self._applied_record())
+            after = decision.applied.to_data() if decision.applied.entries is not None else None
+            host = apply(context, plan, ownership, _changes(services, plan, look_again, clear), after)
         for technique in SETTINGS:
             if technique.observer in session.observers:
                 # The setting of a lost GPU is unknown: the next run reads it again.
@@ -219,8 +262,16 @@ class _Attempts:
             # What stood there already and is named by the layout is adopted too.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
-        warnings = (*there.warnings, *newly_lost(lost, host))
-        return Run(plan, host, self.recovered, tuple(self.ended), warnings=warnings)
+        if decision.applied.entries is not None:
+            self._applied_record().write(decision.applied.to_data())
+        failed = ("unmanaged GPUs are not restored: %s" % self.not_restored,) if self.not_restored else ()
+        run = Run(plan, host, self.recovered, tuple(self.ended), warnings=(*there.warnings, *newly_lost(lost, host)))
+        return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=failed or decision.warnings)
+
+    def _applied_record(self) -> AppliedRecord:
+        from .unnamed import AppliedRecord
+
+        return AppliedRecord(self.request.directory)
 
     def _leave_pending(self, session: BoundedSession, plan: Plan) -> None:
         """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
@@ -261,19 +312,20 @@ class _Attempts:
         self.follow_up.end()
         return followed
 
-    def _refuse_loss(self, host: Host, plan: Plan) -> None:
-        """A reboot ends what runs on any GPU of the host, and every instance that the layout does not put back."""
+    def _refuse_loss(self, host: Host, decision: Decision) -> None:
+        """A reboot ends what runs on any GPU of the host, and every instance that the boot does not restore."""
         held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
         disturbs = [
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
         ]
         if disturbs and self.on_busy.policy != FORCE:
             raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
-        left = {gpu.gpu.uuid: gpu.left for gpu in plan.gpus}
+        left = {gpu.gpu.uuid: gpu.left for gpu in decision.plan.gpus}
         lost = [
             "%s: %s" % (gpu.short_label, instance_text(instance))
             for gpu in host.gpus
             for instance in left.get(gpu.uuid, gpu.mig.instances)
+            if (instance.profile, instance.placement.start) not in decision.kept_places(gpu.uuid)
         ]
         if lost and self.request.unlisted != "remove":
             raise ApplyError(
@@ -282,6 +334,44 @@ class _Attempts:
                 "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
                 outcome="old",
             )
+
+
+def _applied(request: Request) -> Applied:
+    """Return the record of what was last applied, of no entries where the run is about a part of the layout alone."""
+    from .unnamed import Applied, AppliedRecord
+
+    return AppliedRecord(request.directory).read() if request.whole else Applied(())
+
+
+def _decide(
+    request: Request, layout: Layout, observed: _Observed, installs: bool = False, restore: bool = True
+) -> Decision:
+    """Plan the request's layout, of which lost GPUs may be left out, and the GPUs that it no longer names."""
+    from .unnamed import Applied, AppliedRecord, Decision, Situation, decide, without_service
+
+    host, ownership, services = observed.host, observed.ownership, observed.services
+
+    def make(layout: Layout, saved: Mapping[str, Any] | None = None) -> Plan:
+        return make_plan(layout, host, ownership, PlanRequest(request.parts, saved, installs), services)
+
+    if not request.whole:
+        plan, record = make(layout, request.saved), Applied()
+        removed = [each.key for each in SERVING if removal_of(each.key) in request.parts]
+        if removed:
+            record = AppliedRecord(request.directory).read()
+            for key in removed:
+                record = without_service(record, key)
+        return Decision(plan, record)
+    seen = {each.key: each.seen for each in services}
+    situation = Situation(layout, host, ownership, seen, observed.applied, _saved_gpus(request.saved))
+    return decide(situation, request.unnamed, make, lambda last: make(last, request.saved), restore)
+
+
+def _saved_gpus(saved: Mapping[str, Any] | None) -> frozenset[str]:
+    """Return the UUIDs in lower case of the GPUs in a saved plan; none if it is not a plan, which is reported later."""
+    gpus = saved.get("gpus") if isinstance(saved, Mapping) else None
+    rows = gpus if isinstance(gpus, (list, tuple)) else ()
+    return frozenset(str(row.get("uuid")).lower() for row in rows if isinstance(row, Mapping))
 
 
 def _owned(directory: str, host: Host) -> frozenset[Owned]:

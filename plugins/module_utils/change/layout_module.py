@@ -14,7 +14,7 @@ from ..gpu_plan import Plan, gpu_line
 from ..model import Gpu, to_data
 from ..nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
 from ..nvml.pci import nvidia_gpus
-from ..ownership import POLICIES
+from ..ownership import POLICIES, UNNAMED_POLICIES
 from ..techniques.forms import parse_layout
 from ..transaction import DIRECTORY
 from . import lost_gpus
@@ -56,6 +56,7 @@ def argspec_of_layout() -> dict[str, Any]:
     """Of the module `layout`. The action behind it uses the two options, on the controller."""
     return dict(
         argspec_of_gpus(),
+        unnamed={"type": "str", "choices": list(UNNAMED_POLICIES), "default": UNNAMED_POLICIES[0]},
         expected_gpus={"type": "list", "elements": "str", "default": []},
         installed_code={"type": "bool", "default": True},
     )
@@ -71,6 +72,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         services=params.get("restart_services", ()),
         parts=parts,
         lost=params["lost"],
+        unnamed=params.get("unnamed", UNNAMED_POLICIES[0]),
     )
     also = _mig_manager(params, request)
     if check_mode and params.get("pynvml"):
@@ -99,8 +101,12 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     told = {
         "changed": done.changed,
         "driver_present": True,
-        "plan": [*plan.lines(), *done.reboots, *also],
-        "plan_lines": [*plan.lines_data(), *({"text": line} for line in (*done.reboots, *also))],
+        "plan": [*done.lines(), *also],
+        "plan_lines": [
+            *plan.lines_data(),
+            *({"index": u.index, "uuid": u.uuid, "text": u.text, "unmanaged": True} for u in done.unmanaged),
+            *({"text": line} for line in (*done.reboots, *also)),
+        ],
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,
@@ -119,8 +125,12 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
             told["missing"] = list(done.missing)
         if plan.disturbs:
             told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
+    if done.unmanaged:
+        told["unmanaged"] = [to_data(each) for each in done.unmanaged]
     if done.warnings:
-        told["lost"] = told["warnings"] = list(done.warnings)
+        told["lost"] = list(done.warnings)
+    if done.warnings or done.not_restored:
+        told["warnings"] = [*done.warnings, *done.not_restored]
     if done.followed:
         told["followed"] = list(done.followed)
     if done.ended:

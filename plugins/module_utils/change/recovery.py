@@ -71,6 +71,8 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
             record.renew(host.gpus)
         elif record is not None:
             record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
+        if context.applied is not None and entry.applied:
+            context.applied.write(entry.applied[outcome])
         end_journal(journal, host, entry.before, entry.after)
     return outcome
 

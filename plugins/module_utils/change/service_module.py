@@ -87,6 +87,11 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
             if change is not None and not check_mode:
                 change.stop([])
                 change.forget()
+            if not check_mode:
+                from .unnamed import AppliedRecord, without_service
+
+                record = AppliedRecord(params["state_directory"])
+                record.write(without_service(record.read(), kind.key).to_data())
             return part
 
     part = wait_until_free(attempt, on_busy)

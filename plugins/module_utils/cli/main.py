@@ -70,6 +70,7 @@ def _show(show: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--telemetry", action="store_true", help="with memory, power, temperature and load just now (JSON)"
     )
+    _saved_layout(show)
     _state_directory(show)
 
 
@@ -212,6 +213,12 @@ def _layout(command: argparse.ArgumentParser) -> None:
         choices=["fail", "skip"],
         default="fail",
         help="where the layout names a GPU that fell off the bus: stop, or change the other GPUs (default: fail)",
+    )
+    command.add_argument(
+        "--unnamed",
+        choices=["keep", "release"],
+        default="keep",
+        help="GPUs that had an entry and have none any more: restore what they had, or take it away (default: keep)",
     )
     command.add_argument(
         "--on-busy",

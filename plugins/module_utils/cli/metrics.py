@@ -17,6 +17,7 @@ from ..durable import replacing
 from ..errors import FleetError
 from ..metrics.look import look
 from ..metrics.text import Snapshot, families, render
+from ..model import to_data
 from ..techniques.forms import parse_layout
 from .files import read_layout
 
@@ -88,6 +89,7 @@ def _data(seen: Snapshot) -> dict[str, Any]:
             }
             for each in seen.standing
         ],
+        "unmanaged": [to_data(each) for each in seen.unmanaged],
         "metrics": [
             {"name": family.name, "type": family.kind, "labels": dict(sample.labels), "value": sample.value}
             for family in families(seen)

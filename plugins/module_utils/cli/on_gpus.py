@@ -29,8 +29,10 @@ def show(options: Namespace) -> int:
         session.observers = observers.recorded(options.state_directory)
         host = session.observe(telemetry=options.telemetry)
         services = observed_services(session.private)
+    unmanaged = _unmanaged(options, host, {service.key: service.seen for service in services})
     if options.json:
         data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
+        data["unmanaged"] = [to_data(each) for each in unmanaged]
         for gpu in data["gpus"]:
             # What a GPU could be is the planner's business, and long.
             gpu["mig"].pop("profiles", None)
@@ -46,7 +48,22 @@ def show(options: Namespace) -> int:
     for service in services:
         for line in service.describe(host):
             print(line)
+    for each in unmanaged:
+        print(each.line())
     return 0
+
+
+def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any, ...]:
+    """Return the GPUs that the collection changed and that no entry names; none on a host without a layout."""
+    from ..change.unnamed import AppliedRecord, unnamed_gpus
+
+    applied = AppliedRecord(options.state_directory).read()
+    if not applied.known or not Path(options.layout).exists():
+        return ()
+    from ..techniques.forms import parse_layout
+    from .files import read_layout
+
+    return unnamed_gpus(parse_layout(read_layout(options.layout)), host, applied, services_seen)
 
 
 def plan(options: Namespace) -> int:
@@ -58,7 +75,8 @@ def plan(options: Namespace) -> int:
     from .main import EXIT_CHANGES
 
     layout = parse_layout(read_layout(options.layout))
-    run = predict(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
+    request = Request(layout, options.state_directory, options.unlisted, lost=options.lost, unnamed=options.unnamed)
+    run = predict(request, options.on_busy)
     _warn(run)
     cut_off = _is_cut_off(Journal(options.state_directory).read(), run.host)
     if cut_off:
@@ -66,7 +84,7 @@ def plan(options: Namespace) -> int:
     if options.json:
         print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
     else:
-        print("\n".join([*run.plan.lines(), *run.reboots, *_in_the_way(run), _planned(run.plan.counts())]))
+        print("\n".join([*run.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
 
 
@@ -95,6 +113,7 @@ def apply(options: Namespace) -> int:
         options.unlisted,
         services=options.restart_services,
         lost=options.lost,
+        unnamed=options.unnamed,
     )
     on_busy = OnBusy(options.on_busy, options.busy_timeout, options.grace_period, _say)
     run = _patient(lambda: converge(request, options.lock_timeout, on_busy), options.driver_timeout)
@@ -107,7 +126,7 @@ def apply(options: Namespace) -> int:
         print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
     for who in run.ended:
         print("ended: %s" % who)
-    print("\n".join([*run.plan.lines(), *run.followed, _done(run.plan.counts())]))
+    print("\n".join([*run.lines(), *run.followed, _done(run.plan.counts())]))
     return 0
 
 
@@ -147,7 +166,7 @@ def _say(text: str) -> None:
 
 
 def _warn(run: Any) -> None:
-    for text in run.warnings:
+    for text in (*run.warnings, *run.not_restored):
         _say(text)
 
 
@@ -155,11 +174,14 @@ def _told(run: Any) -> dict[str, Any]:
     busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
     told = {
         "changed": run.changed,
-        "plan": [*run.plan.lines(), *run.reboots],
+        "plan": run.lines(),
         "counts": run.plan.counts(),
         "busy": busy,
     }
-    return dict(told, warnings=list(run.warnings)) if run.warnings else told
+    if run.unmanaged:
+        told["unmanaged"] = [to_data(each) for each in run.unmanaged]
+    warnings = [*run.warnings, *run.not_restored]
+    return dict(told, warnings=warnings) if warnings else told
 
 
 def _in_the_way(run: Any) -> list[str]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Container, Iterable, Mapping, Protocol, Sequence
 
 from ..model import Gpu, GpuInstance
 from .fields import PartContext
@@ -42,6 +42,17 @@ class Form(Protocol):
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""
         return False
+
+    def names(self, part: Any) -> Sequence[str]:
+        """Return the names in the part that only one part on a host can have."""
+        return ()
+
+    def restricted(self, part: Any, uuids: Container[str], cut: bool, taken: Container[str]) -> Any:
+        """Return the rest of an exported part on GPUs of an entry: None if nothing of it can stay there.
+
+        `uuids` are those of the GPUs in lower case. `cut`: the entry loses other GPUs. `taken` are names in use elsewhere.
+        """
+        return None if any(name in taken for name in self.names(part)) else part
 
     def tenants(self, part: Any) -> Sequence[str]:
         """Return the names of the part's tenants, earlier ones included."""

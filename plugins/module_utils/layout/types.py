@@ -75,6 +75,8 @@ class Entry:
     selectors: tuple[Selector, ...]
     sharing: str
     part: Any = None
+    #: Name in messages of an entry that is not in the variable.
+    label: str = ""
 
     @property
     def instances(self) -> tuple[MigInstance, ...]:
@@ -84,7 +86,7 @@ class Entry:
     @property
     def where(self) -> str:
         """Return the entry's place for messages."""
-        return "gpu_layout[%d]" % self.index
+        return self.label or "gpu_layout[%d]" % self.index
 
 
 @frozen

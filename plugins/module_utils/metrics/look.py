@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Sequence, TypeVar
 
 from ..change import planner
+from ..change.unnamed import AppliedRecord, Unmanaged, unnamed_gpus
 from ..errors import ApplyError, FleetError, NvmlError, UnansweredCallError
 from ..holders.find import find_holders
 from ..holders.mark import mark
@@ -43,6 +44,7 @@ class _HostReading:
 
     def snapshot(self, read: Callable[[], Layout]) -> Snapshot:
         layout = self._attempt(read)
+        applied = self._attempt(AppliedRecord(self._directory).read)
         observers = self._attempt(lambda: observers_for(layout, self._directory))
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
@@ -66,10 +68,14 @@ class _HostReading:
         standing: tuple[GpuDrift, ...] = ()
         if layout is not None and busy is None:
             standing = self._standing(layout, mark(host, holders), services, bool(host.lost))
+        unmanaged: tuple[Unmanaged, ...] = ()
+        if layout is not None and applied is not None and applied.known:
+            unmanaged = unnamed_gpus(layout, host, applied, {each.key: each.seen for each in services})
         return Snapshot(
             time.time(),
             host.gpus,
             standing,
+            unmanaged,
             holders,
             tuple(family for each in services for family in each.families({gpu.uuid: gpu for gpu in host.gpus})),
             tuple(self._problems),

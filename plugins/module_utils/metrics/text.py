@@ -9,7 +9,7 @@ are omitted, never 0.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import FleetError
 from ..frozen import frozen
@@ -17,6 +17,9 @@ from ..holders.model import DEVICE_HANDLE, MPS, PROCESS
 from ..metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ..model import Gpu, Holder
 from .drift import GpuDrift
+
+if TYPE_CHECKING:
+    from ..change.unnamed import Unmanaged
 
 
 @frozen
@@ -27,6 +30,8 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()
     #: GPUs in the layout.
     standing: tuple[GpuDrift, ...] = ()
+    #: GPUs that the collection changed and that the layout does not name.
+    unmanaged: tuple[Unmanaged, ...] = ()
     holders: tuple[Holder, ...] = ()
     #: Metrics of services.
     service_families: tuple[Family, ...] = ()
@@ -85,6 +90,15 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
             GAUGE,
             "Sharing of the GPU in its gpu_layout.",
             tuple(Sample(1, dict(labels, sharing=each.sharing)) for labels, each in standing),
+        ),
+        Family(
+            "openfleet_layout_unmanaged_info",
+            GAUGE,
+            "A GPU that had an entry of gpu_layout and that no entry names any more: what it was given, and what it has.",
+            tuple(
+                Sample(1, dict(labels_of(each.uuid, gpus), recorded=each.recorded, current=each.current))
+                for each in seen.unmanaged
+            ),
         ),
         Family(
             "openfleet_holders",

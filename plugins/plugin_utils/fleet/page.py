@@ -40,7 +40,7 @@ def _host(host: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": host["name"],
         "note": host["note"],
-        "warnings": list(host.get("warnings") or ()),
+        "warnings": [*(host.get("warnings") or ()), *(host.get("unmanaged") or ())],
         "gpus": gpus,
         "models": models,
     }

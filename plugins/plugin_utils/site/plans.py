@@ -40,7 +40,7 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a host, or none without changes. Raises HostValueError."""
+    """Return the lines of a host, without changes only those of unmanaged GPUs. Raises HostValueError."""
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
         forecast = read.get("forecast") or {}
@@ -51,7 +51,8 @@ def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
     # Daemons and tenants have a line if they change.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")
     if not changes and all(line.get("uuid") for line in lines):
-        return []
+        # A GPU that lost its entry is named in each run, until it is released or has an entry again.
+        lines = [line for line in lines if line.get("unmanaged")]
     held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
     return [*map(_line, lines), *map("in the way: {}".format, _first(held))]
 

@@ -96,6 +96,19 @@ def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
         job.wait()
 
 
+def test_instances_that_the_boot_restores_without_an_entry_do_not_hold_the_reboot_up(stuck):
+    options = {"state_directory": str(stuck.folder / "state.d")}
+    kept = [{"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
+    stuck.module("layout", layout=kept, leave_pending=True, **options)
+    stuck.gpusim("reboot")
+    assert not stuck.module("layout", layout=kept, **options).get("failed")
+    waits = stuck.module("layout", layout=NEW[:1], leave_pending=True, **options)
+    assert waits.get("reboot_required"), waits
+    stuck.gpusim("reboot")
+    done = stuck.module("layout", layout=NEW[:1], **options)
+    assert done["changed"] and [name for name, _start in stuck.seen()[1]] == ["3g.40gb"], done
+
+
 @pytest.fixture
 def displayed(host):
     """Two Ampere GPUs, the first one held by a module of the kernel and by no process."""

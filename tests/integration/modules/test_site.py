@@ -72,6 +72,24 @@ def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     assert "WARNING" not in second.stdout + second.stderr
 
 
+def test_a_gpu_without_an_entry_is_named_until_it_is_released(host, library, tmp_path):
+    fleet, report = Fleet(tmp_path, library, ["one"]), tmp_path / "report"
+    options = ("-e", f"gpu_report_dir={report}")
+    assert fleet.play({"one": LAYOUT}).returncode == 0
+    kept = fleet.play({"one": []}, *options)
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+    words = "unmanaged, no entry names it: keeps mig (3g.40gb@0, 3g.40gb@4)"
+    assert words in kept.stdout.split("Print the plan of each host")[1].split("TASK [")[0]
+    assert words in (report / "report.txt").read_text() and words in (report / "report.html").read_text()
+    assert "1 GPU unmanaged (gpu_layout_unnamed)" in kept.stdout.split("GPU FLEET")[1]
+    unit = (fleet.hosts["one"].folder / "root/etc/systemd/system/gpu-layout.service").read_text()
+    assert " --unnamed keep " in unit
+    released = fleet.play({"one": []}, *options, "-e", "gpu_layout_unnamed=release")
+    assert released.returncode == 0, released.stdout + released.stderr
+    assert "released, no entry names it" in released.stdout and list(fleet.seen().values()) == [[]]
+    assert "unmanaged" not in (report / "report.txt").read_text() + released.stdout.split("GPU FLEET")[1]
+
+
 def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fleet):
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})

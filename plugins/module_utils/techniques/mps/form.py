@@ -47,6 +47,10 @@ class MpsForm(Form):
 
         return describe(part)
 
+    def names(self, part: Mps) -> Sequence[str]:
+        """Return the name of the daemon."""
+        return (part.name,)
+
     def divides(self, part: Mps) -> bool:
         """Return whether one daemon serves all GPUs of the entry."""
         return part.daemon_per != DAEMONS[0]

@@ -77,6 +77,11 @@ class MpsPlan:
     def steps(self) -> tuple[MpsStep, ...]:
         return (*self.stops, *self.adjusts, *self.starts)
 
+    def planned(self) -> list[MpsSeen]:
+        """Return the daemons that run when the plan is done."""
+        daemons = [*(step.daemon for step in (*self.adjusts, *self.starts)), *(seen.daemon for seen in self.kept)]
+        return [MpsSeen(daemon, (), running=True) for daemon in daemons]
+
     def to_data(self) -> list[dict[str, Any]]:
         """Return the steps as JSON, independent of which daemons run now."""
         found = []

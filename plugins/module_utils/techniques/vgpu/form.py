@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+import dataclasses
+from typing import Any, Callable, Container, Sequence
 
 from ...layout.fields import PartContext
 from ...layout.form import Form, Seen
@@ -47,6 +48,18 @@ class VgpuForm(Form):
     def divides(self, part: Vgpu) -> bool:
         """Return True: a tenant may be on any GPU of its entry."""
         return True
+
+    def names(self, part: Vgpu) -> Sequence[str]:
+        """Return the names of the tenants."""
+        return self.tenants(part)
+
+    def restricted(self, part: Vgpu, uuids: Container[str], cut: bool, taken: Container[str]) -> Vgpu | None:
+        """Return the part without tenants whose names are taken, and without those that may have a seat on a lost GPU."""
+        stay = [tenant for tenant in part.tenants if tenant.name not in taken and tenant.was not in taken]
+        if cut:
+            # An exported tenant without a pin spans several GPUs.
+            stay = [tenant for tenant in stay if tenant.gpu is not None and str(tenant.gpu.value).lower() in uuids]
+        return dataclasses.replace(part, tenants=tuple(stay)) if stay else None
 
     def tenants(self, part: Vgpu) -> Sequence[str]:
         """Return all names of tenants, current and earlier."""

@@ -132,6 +132,11 @@ class VgpuPlan:
         tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
         return any(tenant.provider != MPS for tenant in tenants)
 
+    def planned(self) -> list[VgpuSeen]:
+        """Return the tenants that are there when the plan is done."""
+        tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
+        return [VgpuSeen(tenant) for tenant in tenants]
+
     def to_data(self) -> list[dict[str, Any]]:
         """Return the steps as JSON data, independent of current usage."""
         return [_step_data(step) for step in self.steps]

@@ -53,6 +53,9 @@ class LanesPlan:
     def lines(self):
         return ["lanes: %d instead of %d on %s" % (step.after, step.before, step.gpu_uuid) for step in self.steps]
 
+    def planned(self):
+        return [*self.kept, *(Seen(step.gpu_uuid, step.after) for step in self.steps)]
+
     def to_data(self):
         return [{"gpu": step.gpu_uuid, "count": step.after} for step in self.steps]
 

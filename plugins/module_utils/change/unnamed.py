@@ -1,0 +1,422 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan GPUs that had an entry of the layout and that no entry names any more. Pure, except for `AppliedRecord`.
+
+The state directory records for each GPU an entry that describes what the collection last applied to it. The policy `keep` leaves
+such a GPU alone and restores the recorded state once the GPU has lost it, as in a reboot. `release` plans the state `shared`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
+
+from .. import durable
+from ..errors import LayoutError, PlanError, SelectorError
+from ..frozen import frozen
+from ..gpu_plan import GpuPlan, Plan, Target
+from ..layout.form import Form, Seen
+from ..layout.types import WITHOUT_PART, Entry, Layout, Selector
+from ..model import ComputeInstance, Gpu, GpuInstance, Host, Placement, Setting, lost_of
+from ..ownership import KEEP, Ownership
+from ..techniques.forms import FORMS, INSIDE, layout_to_data, parse_layout
+from ..techniques.registry import DIVIDER, SETTINGS
+from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
+from .targets import resolved, targets
+
+SCHEMA = 1
+#: Sharing of a GPU that has lost its daemon or tenants, by compute mode.
+_WITHOUT_PART = {DEFAULT: "shared", EXCLUSIVE_PROCESS: "exclusive"}
+
+
+@frozen
+class Applied:
+    """What the collection last applied: entries that name GPUs by UUID, with every placement and name spelled out.
+
+    None in place of entries: the state directory is of a release without this record.
+    """
+
+    entries: tuple[Entry, ...] | None = None
+
+    @property
+    def known(self) -> tuple[Entry, ...]:
+        """Return the entries, none if there is no record."""
+        return self.entries or ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {"schema": SCHEMA, "gpu_layout": layout_to_data(Layout(self.known))}
+
+
+class AppliedRecord:
+    """The record of one host, as a file."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory) / "applied.json"
+
+    def read(self) -> Applied:
+        """Return the record. Raises ApplyError for a file that this release cannot read."""
+        data = durable.read(self.path, SCHEMA)
+        if data is None:
+            return Applied()
+        try:
+            return Applied(parse_layout(data["gpu_layout"]).entries)
+        except (KeyError, LayoutError):
+            raise durable.damaged(self.path) from None
+
+    def write(self, data: Mapping[str, Any]) -> None:
+        """Write `Applied.to_data`, unless the file has it."""
+        current = durable.read(self.path, SCHEMA)
+        if current != data and (current is not None or data["gpu_layout"]):
+            durable.write(self.path, data)
+
+
+@frozen
+class Unmanaged:
+    """A GPU that had an entry and that no entry names: what it was given, what it has, and what becomes of that, in words.
+
+    `action` is keep, restore, release, or leave where the GPU is neither as recorded nor as after a boot, or cannot be restored.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    action: str
+    recorded: str
+    current: str
+    text: str
+    #: Keys of the techniques whose daemons or tenants were given to it.
+    services: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Return the line of a plan."""
+        return "gpu %d: %s" % (self.index, self.text)
+
+
+@frozen
+class Decision:
+    """The plan for the layout and for unnamed GPUs, the record once the plan is done, and what to report."""
+
+    plan: Plan
+    applied: Applied
+    unmanaged: tuple[Unmanaged, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def restores(self) -> bool:
+        """Return whether the plan restores a GPU that no entry names."""
+        return any(each.action == "restore" for each in self.unmanaged)
+
+    def kept_places(self, uuid: str) -> frozenset[tuple[str, int | None]]:
+        """Return (profile, start) of each instance that a boot restores on an unnamed GPU."""
+        if uuid not in {each.uuid for each in self.unmanaged if each.action in ("keep", "restore")}:
+            return frozenset()
+        instances = [i for entry in self.applied.known if _names(entry, uuid) for i in entry.instances]
+        return frozenset((instance.profile, instance.placement) for instance in instances)
+
+
+@frozen
+class Situation:
+    """What a decision is made from. `services_seen` has what each service sees on the host, by key of the technique.
+
+    `saved_gpus` are the UUIDs in lower case of the GPUs in a saved plan, which stay in it once it was carried out.
+    """
+
+    layout: Layout
+    host: Host
+    ownership: Ownership
+    services_seen: Seen
+    applied: Applied
+    saved_gpus: frozenset[str] = frozenset()
+
+
+#: Plans a layout on the host that was observed. Raises PlanError.
+Make = Callable[[Layout], Plan]
+
+
+def decide(situation: Situation, policy: str, make: Make, make_last: Make, restore: bool = True) -> Decision:
+    """Plan the layout and the GPUs that it no longer names.
+
+    `make_last` makes the plan that is carried out, which may be a saved one; `make` those that lead to it. Without `restore` a
+    GPU that lost what it had is left alone. Raises PlanError as `make` and `make_last` do.
+    """
+    layout, host = situation.layout, situation.host
+    named = {uuid.lower() for uuid in resolved(layout, host.gpus)}
+    recorded = situation.applied.known if situation.applied.entries is not None else _adopted(situation, named)
+    unnamed = [entry for entry in recorded if any(str(s.value).lower() not in named for s in entry.selectors)]
+    if not unnamed and (policy == KEEP or situation.saved_gpus <= named):
+        plan = make_last(layout)
+        return Decision(plan, _record(_applied(plan)))
+    base = make(layout)
+    new = _applied(base)
+    kept = restricted(unnamed, named, _taken(new))
+    if policy == KEEP:
+        return _keep(situation, kept, base, (make, make_last), restore)
+    return _release(situation, named, kept, make_last)
+
+
+def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Seen) -> tuple[Unmanaged, ...]:
+    """Return the working GPUs that have a recorded entry and that no selector of the layout matches, for reports."""
+    from ..layout.matching import matches
+
+    selectors = [selector for entry in layout.entries for selector in entry.selectors]
+    named = {gpu.uuid.lower() for gpu in host.gpus if any(matches(each, gpu) for each in selectors)}
+    found = []
+    for gpu in host.gpus:
+        entries = [entry for entry in applied.known if _names(entry, gpu.uuid)]
+        if entries and gpu.uuid.lower() not in named:
+            found.append(_unmanaged(gpu, entries[0], "keep", "", services_seen))
+    return tuple(found)
+
+
+def without_service(applied: Applied, key: str) -> Applied:
+    """Return the record of a host from which all daemons or tenants of a technique are removed."""
+    names = {key: {name for entry in applied.known for form, part in _parts(entry) for name in form.names(part)}}
+    return applied if applied.entries is None else Applied(tuple(restricted(applied.entries, (), names)))
+
+
+def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[str, Collection[str]]) -> list[Entry]:
+    """Return the entries for the GPUs that are not `named` (UUIDs in lower case), without the names that are taken.
+
+    A daemon or tenant that would lose a GPU, or whose name is taken, is dropped where the technique cannot do with less.
+    """
+    found = []
+    for entry in entries:
+        selectors = tuple(each for each in entry.selectors if str(each.value).lower() not in named)
+        if selectors:
+            cut = len(selectors) < len(entry.selectors)
+            uuids = {str(each.value).lower() for each in selectors}
+            found.append(_restricted(dataclasses.replace(entry, selectors=selectors), uuids, cut, taken))
+    return found
+
+
+def describe(entry: Entry) -> str:
+    """Return what an entry gives a GPU, in words: the sharing, its instances, and the names of daemons and tenants."""
+    words = []
+    for instance in entry.instances:
+        place = "" if instance.placement is None else "@%d" % instance.placement
+        inside = [
+            " with %s %s" % (form.key, name)
+            for form in INSIDE
+            if form.key == instance.sharing
+            for name in form.names(instance.part)
+        ]
+        split = " [%s]" % ", ".join(instance.compute_instances) if instance.compute_instances else ""
+        words.append("%s%s%s%s" % (instance.profile, place, split, "".join(inside)))
+    words += [name for form in FORMS if form.key == entry.sharing for name in form.names(entry.part)]
+    if entry.sharing == DIVIDER.key and not words:
+        words = ["no instances"]
+    return "%s (%s)" % (entry.sharing, ", ".join(words)) if words else entry.sharing
+
+
+def state(gpu: Gpu, services_seen: Seen) -> str:
+    """Return what a GPU has now, in the words of `describe`."""
+    entries = _exported([gpu], services_seen)
+    return describe(entries[0]) if entries else "a state that no layout describes"
+
+
+def _keep(situation: Situation, kept: Sequence[Entry], base: Plan, makes: tuple[Make, Make], restore: bool) -> Decision:
+    make, make_last = makes
+    accepted: list[Entry] = []
+    current = base
+    unmanaged: dict[str, Unmanaged] = {}
+    warnings: list[str] = []
+    for entry in (part for each in kept for part in _restorable_parts(each, situation.host)):
+        gpus = [gpu for gpu in situation.host.gpus if _names(entry, gpu.uuid)]
+        action, problem, plan = "keep", "", current
+        wanted = targets(Layout((entry,)), situation.host.gpus)
+        if not all(_untouched(gpu, target) for gpu, target in zip(gpus, wanted)):
+            action = "leave"
+        else:
+            layout = Layout((*situation.layout.entries, *accepted, entry))
+            try:
+                plan = make(layout)
+            except (PlanError, SelectorError) as error:
+                action, problem = "leave", "%s: %s" % (error.where, error.problem)
+            else:
+                missing = any(plan.changed(each) for each in plan.gpus if _names(entry, each.gpu.uuid))
+                busy = [each for each in plan.disturbs if each not in base.disturbs]
+                if missing and not restore:
+                    action, problem = "leave", "an attempt to restore it failed"
+                elif missing and busy:
+                    action, problem = "leave", "; ".join("%s is in use" % each.what for each in busy)
+                elif missing:
+                    action, current = "restore", plan
+                    accepted.append(entry)
+                elif all(gpu.uuid.lower() in situation.saved_gpus for gpu in gpus):
+                    accepted.append(entry)
+        for gpu in gpus:
+            unmanaged[gpu.uuid] = _unmanaged(gpu, entry, action, problem, situation.services_seen)
+            if problem:
+                warnings.append("%s is unmanaged and is not restored: %s" % (gpu.short_label, problem))
+    plan = make_last(Layout((*situation.layout.entries, *accepted)))
+    new = _applied(base)
+    ordered = tuple(unmanaged[gpu.uuid] for gpu in situation.host.gpus if gpu.uuid in unmanaged)
+    return Decision(plan, _record((*new, *kept)), ordered, tuple(warnings))
+
+
+def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry], make_last: Make) -> Decision:
+    host, entries, unmanaged = situation.host, [], []
+    for gpu in host.gpus:
+        recorded = [entry for entry in kept if _names(entry, gpu.uuid)]
+        if recorded or (gpu.uuid.lower() in situation.saved_gpus and gpu.uuid.lower() not in named):
+            entries.append(_released(gpu, situation.ownership))
+        if recorded:
+            unmanaged.append(_unmanaged(gpu, recorded[0], "release", "", situation.services_seen))
+    plan = make_last(Layout((*situation.layout.entries, *entries)))
+    labels = {entry.label for entry in entries}
+    new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
+    # A lost GPU is released once it works. A GPU that left the host has nothing to release.
+    lost = [
+        dataclasses.replace(entry, selectors=selectors)
+        for entry in kept
+        for selectors in [tuple(each for each in entry.selectors if lost_of(host, str(each.value)) is not None)]
+        if selectors
+    ]
+    return Decision(plan, _record((*new, *lost)), tuple(unmanaged))
+
+
+def _released(gpu: Gpu, ownership: Ownership) -> Entry:
+    """Return the entry that takes away what the collection applied to the GPU."""
+    label = "the released gpu %d" % gpu.index
+    selectors = (Selector("uuid", gpu.uuid),)
+    if ownership.policy == "keep" and any(ownership.foreign(gpu, instance) for instance in gpu.mig.instances):
+        # Instances of others cannot stay on a GPU without MIG mode.
+        return Entry(0, selectors, DIVIDER.key, (), label)
+    return Entry(0, selectors, "shared", None, label)
+
+
+def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
+    """Return an entry for each GPU of the host, or one for all if they share a daemon or tenants."""
+    present = {gpu.uuid.lower(): gpu for gpu in host.gpus}
+    gpus = [(each, present.get(str(each.value).lower())) for each in entry.selectors]
+    here = [(selector, gpu) for selector, gpu in gpus if gpu is not None]
+    if any(form.key == entry.sharing and form.divides(entry.part) for form in FORMS):
+        label = "the entry kept for gpu %s" % " and ".join(str(gpu.index) for _selector, gpu in here)
+        return [dataclasses.replace(entry, label=label)] if here else []
+    return [
+        dataclasses.replace(entry, selectors=(selector,), label="the entry kept for gpu %d" % gpu.index)
+        for selector, gpu in here
+    ]
+
+
+def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) -> Unmanaged:
+    current, recorded = state(gpu, seen), describe(entry)
+    text = "unmanaged, no entry names it: "
+    if action == "release":
+        text = "released, no entry names it (it has %s)" % current
+    elif action == "restore":
+        text += "restores %s" % recorded
+    elif action == "leave":
+        reason = "not restored: %s" % problem if problem else "left as it is"
+        text += "has %s instead of %s, %s" % (current, recorded, reason)
+    elif current != recorded:
+        text += "has %s instead of %s" % (current, recorded)
+    else:
+        text += "keeps %s" % current
+    services = tuple(dict.fromkeys(form.key for form, _part in _parts(entry) if form.cdi_devices))
+    return Unmanaged(gpu.index, gpu.uuid, gpu.name, action, recorded, current, text, services)
+
+
+def _untouched(gpu: Gpu, target: Target) -> bool:
+    """Return whether each part of the GPU's state is as recorded or as after a boot: else another tool changed it."""
+    has = sorted((i.profile, i.placement.start) for i in gpu.mig.instances)
+    if has and has != sorted((i.profile, i.start or 0) for i in target.instances):
+        return False
+    if not gpu.mig.enabled and gpu.compute_mode not in (None, DEFAULT, target.compute_mode):
+        return False
+    return all(
+        gpu.setting(each.setting) in (None, each.default, target.settings.get(each.setting)) for each in SETTINGS
+    )
+
+
+def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
+    """Return entries for GPUs that an earlier release changed, by its records of instances, daemons, tenants and time slices."""
+    gpus = []
+    for gpu in situation.host.gpus:
+        if gpu.uuid.lower() not in named:
+            own = tuple(i for i in gpu.mig.instances if not situation.ownership.foreign(gpu, i))
+            gpus.append(gpu.with_instances(own, gpu.mig.enabled))
+    exported = _exported(gpus, situation.services_seen)
+    return [entry for entry in exported if entry.sharing not in WITHOUT_PART and entry.part != ()]
+
+
+def _applied(plan: Plan) -> tuple[Entry, ...]:
+    """Return entries for the GPUs of a plan as they are when it is done."""
+    return _exported([_planned_gpu(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts})
+
+
+def _record(entries: Iterable[Entry]) -> Applied:
+    """Return the record of those entries that can be read again: an export may contain what no layout may."""
+    readable: list[Entry] = []
+    for entry in entries:
+        try:
+            parse_layout(layout_to_data(Layout((*readable, entry))))
+        except LayoutError:
+            continue
+        readable.append(entry)
+    return Applied(tuple(readable))
+
+
+def _exported(gpus: Sequence[Gpu], seen: Seen) -> tuple[Entry, ...]:
+    from ..export.layout import exported
+
+    return exported(gpus, pin_placements=True, select_by="uuid", seen=seen, whole=False).layout.entries
+
+
+def _planned_gpu(plan: GpuPlan) -> Gpu:
+    """Return the GPU as it is when its plan is done, with the collection's instances alone."""
+    gpu, target = plan.gpu, plan.target
+    instances = tuple(
+        GpuInstance(
+            number,
+            each.profile,
+            Placement(each.start or 0, 0),
+            tuple(ComputeInstance(n, size, Placement(0, size)) for n, size in enumerate(each.compute_slices or ())),
+        )
+        for number, each in enumerate(plan.planned() if target.mig_enabled else ())
+    )
+    settings = {name: Setting(value) for name, value in target.settings.items() if value is not None}
+    mode = target.compute_mode or gpu.compute_mode
+    coming = gpu.with_instances(instances, target.mig_enabled)
+    return dataclasses.replace(coming, compute_mode=mode, settings={**gpu.settings, **settings})
+
+
+def _taken(entries: Iterable[Entry]) -> dict[str, set[str]]:
+    """Return the names of daemons and tenants in the entries, by key of the technique."""
+    found: dict[str, set[str]] = {}
+    for entry in entries:
+        for form, part in _parts(entry):
+            found.setdefault(form.key, set()).update(form.names(part))
+    return found
+
+
+def _parts(entry: Entry) -> list[tuple[Form, Any]]:
+    own = [(form, entry.part) for form in FORMS if form.key == entry.sharing]
+    return [*own, *((form, i.part) for i in entry.instances for form in INSIDE if form.key == i.sharing)]
+
+
+def _restricted(entry: Entry, uuids: Collection[str], cut: bool, taken: Mapping[str, Collection[str]]) -> Entry:
+    for form in FORMS:
+        if form.key == entry.sharing and entry.sharing != DIVIDER.key:
+            part = form.restricted(entry.part, uuids, cut, taken.get(form.key, ()))
+            if part is None:
+                return dataclasses.replace(entry, sharing=_WITHOUT_PART[form.compute_mode or DEFAULT], part=None)
+            return dataclasses.replace(entry, part=part)
+    if not entry.instances:
+        return entry
+    instances = []
+    for instance in entry.instances:
+        part = instance.part
+        for form in INSIDE:
+            if form.key == instance.sharing:
+                part = form.restricted(part, uuids, cut, taken.get(form.key, ()))
+        sharing = None if part is None else instance.sharing
+        instances.append(dataclasses.replace(instance, sharing=sharing, part=part))
+    return dataclasses.replace(entry, part=tuple(instances))
+
+
+def _names(entry: Entry, uuid: str) -> bool:
+    return any(str(selector.value).lower() == uuid.lower() for selector in entry.selectors)
