@@ -286,11 +286,19 @@ $(addprefix test-,$(legs)):
 	@$(MAKE) $(@:test-%=leg-%)
 
 .PHONY: lint
-lint: test-lint ## ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
+lint: test-lint ## plain English, ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
+
+# Needs no virtual environment.
+.PHONY: language language-record
+language: require-python ## list text that is not plain English (FILES=docs/vgpu.md for some files)
+	@$(PYTHON) tools/check_language.py --list $(FILES)
+
+language-record: require-python ## lower the recorded numbers of such text, after it was rewritten
+	@$(PYTHON) tools/check_language.py --record
 
 # ansible-lint asks Ansible for the syntax of each playbook: those of the tests run in other legs.
 leg-lint:
-	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
+	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
 
 leg-unit:
 	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
