@@ -45,7 +45,8 @@ def without_exceptions(
 ) -> tuple[dict[str, list[Hit]], list[Accepted]]:
     """Return the violations without the accepted ones, and the unused exceptions."""
     unused = list(exceptions)
-    left, known = {}, tuple(unused)
+    known = tuple(unused)
+    left: dict[str, list[Hit]] = {}
     for name, found in hits.items():
         left[name] = []
         for hit in found:
@@ -67,7 +68,7 @@ def read(path: Path) -> dict[str, dict[str, int]]:
 
     A merge keeps the lines of both sides (.gitattributes). The lower number of each kind counts.
     """
-    counts = {}
+    counts: dict[str, dict[str, int]] = {}
     for line in path.read_text("utf-8").splitlines():
         name, _colon, numbers = line.rpartition(": ")
         if not line.startswith("#") and name:

@@ -52,7 +52,9 @@ PHRASES = (
 )
 
 
-def _compiled(kind: str, entries: tuple[tuple[str, str], ...]) -> tuple[str, re.Pattern, list[tuple[re.Pattern, str]]]:
+def _compiled(
+    kind: str, entries: tuple[tuple[str, str], ...]
+) -> tuple[str, re.Pattern[str], list[tuple[re.Pattern[str], str]]]:
     """Return the kind, the pattern of any entry, and the pattern and advice of each."""
     spaced = [(text.replace(" ", r"\s+"), advice) for text, advice in entries]
     whole = r"\b(?:%s)\b" % "|".join(text for text, _advice in spaced)
@@ -172,7 +174,8 @@ def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
     Code, tables and headings are left out.
     """
-    start, lines = 0, []
+    start = 0
+    lines: list[str] = []
     for number, line in enumerate(_without_code_blocks(source).splitlines(), 1):
         ends = not line.strip() or line.lstrip().startswith(("|", "#"))
         if lines and (ends or re.match(r"\s*(?:[-*]|\d+\.)\s", line)):

@@ -14,6 +14,7 @@ C_TEXT = re.compile(r"/\*(?P<block>.*?)\*/|//(?P<line>[^\n]*)|\"(?P<string>(?:\\
 #: The characters before the text of a comment line.
 MARKER = re.compile(r"^[ \t]*(?:#+:?|//+|\*)[ \t]?", re.MULTILINE)
 HASH_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*")
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -46,7 +47,8 @@ def _python(source: str) -> Iterator[Text]:
     """Yield comments, docstrings and the strings that have a space."""
     tree = ast.parse(source)
     spans: dict[int, list[tuple[int, int]]] = {}
-    parts, docstrings = set(), {}
+    parts: set[int] = set()
+    docstrings: dict[int, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, DEFINITIONS):
             text = _docstring(node)
@@ -55,7 +57,7 @@ def _python(source: str) -> Iterator[Text]:
         elif isinstance(node, ast.JoinedStr):
             parts.update(map(id, node.values))
             _add_span(spans, node)
-            body = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            body = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
             if " " in body:
                 yield Text("string", node.lineno, body)
         elif isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
@@ -67,7 +69,7 @@ def _python(source: str) -> Iterator[Text]:
     yield from _hash_comments(source.split("\n"), spans)
 
 
-def _docstring(node: ast.AST) -> ast.Constant | None:
+def _docstring(node: Definition) -> ast.Constant | None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return first.value
@@ -76,9 +78,10 @@ def _docstring(node: ast.AST) -> ast.Constant | None:
 
 def _add_span(spans: dict[int, list[tuple[int, int]]], node: ast.expr) -> None:
     """Note the columns, in bytes, that a string takes of each of its lines."""
-    for line in range(node.lineno, node.end_lineno + 1):
+    last, last_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    for line in range(node.lineno, last + 1):
         start = node.col_offset if line == node.lineno else 0
-        end = node.end_col_offset if line == node.end_lineno else 1 << 30
+        end = last_column if line == last else 1 << 30
         spans.setdefault(line, []).append((start, end))
 
 
@@ -87,9 +90,10 @@ def _hash_comments(lines: list[str], spans: dict[int, list[tuple[int, int]]]) ->
 
     Comments on consecutive lines are one text.
     """
-    start, block = 0, []
+    start = 0
+    block: list[str] = []
     for number, line in enumerate(lines, 1):
-        comment = _comment(line, spans.get(number, ())) if "#" in line else None
+        comment = _comment(line, spans.get(number, [])) if "#" in line else None
         alone = comment is not None and not line[: len(line) - len(comment)].strip()
         if block and not alone:
             yield Text("comment", start, "\n".join(block))
@@ -125,8 +129,8 @@ def _c(source: str) -> Iterator[Text]:
 
     Line comments on consecutive lines are one text.
     """
-    block, last = [], -1
-    start = 0
+    block: list[str] = []
+    start, last = 0, -1
     line, position = 1, 0
     for match in C_TEXT.finditer(source):
         line += source.count("\n", position, match.start())
