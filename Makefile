@@ -63,8 +63,10 @@ venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,requirements
 test_packages := gcc gnupg libc6-dev make openssl sudo $(if $(shell grep -sx ID=debian /etc/os-release),chromium)
 
 .PHONY: help
-help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+help: ## print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 25
+	printf '\nLegs, each by make test-LEG:\n'
+	sed -nE 's/^#leg /  /p' $(firstword $(MAKEFILE_LIST))
 
 # --- Setting up -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ venv-oldest-core: $(venv_oldest_core_stamp)
 
 # From their source, after a change of it; a test says when that was forgotten.
 .PHONY: dashboards
-dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
+dashboards: $(venv_test_stamp) ## write the Grafana dashboards
 	.venv/bin/python roles/gpu_monitoring/dashboards/build.py
 
 # Likewise.
@@ -171,7 +173,7 @@ hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of 
 	.venv/bin/python tools/renew_hashes.py
 
 .PHONY: setup setup-test
-setup: packages ## all that a run needs: Debian packages, virtual environment, images
+setup: packages ## install Debian packages, create the virtual environment and the images
 	@$(MAKE) -s -j2 $(venv_stamp) image-monitoring
 
 setup-test: packages-test
@@ -180,7 +182,7 @@ setup-test: packages-test
 # --- The main job ---------------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it (KUBERNETES=1: and a cluster)
+demo: ## start the simulated fleet, run site.yml twice, audit it and show the results (KUBERNETES=1: and a cluster)
 	@started=$$(date +%s.%N)
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image) 2>/dev/null)" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
@@ -197,7 +199,7 @@ check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.h
 
 # What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.
 .PHONY: bundle
-bundle: $(venv_stamp) ## collect it: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
+bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
 	.venv/bin/pip install -qq --no-compile --require-hashes --only-binary=:all: --requirement requirements-bundle-locked.txt
 	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements-locked.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
@@ -214,12 +216,46 @@ endif
 # As root, in a PID namespace: tests/apart.py says why, and does the same where pytest is run by hand.
 apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
+# Legs of the tests. `make help` prints these lines; `make test-LEG` runs one.
+#leg modules            modules and site.yml on the simulated NVML library of this machine
+#leg commands           what roles install on hosts: gpu-layout, the exporter, the limiter; bundles
+#leg kubernetes         site.yml and pods in a cluster whose nodes are lab hosts
+#leg kubernetes-api     Kubernetes roles on an API server without nodes
+#leg default            site.yml on the fleet of inventories/simulated
+#leg container_toolkit  container toolkit, container engines and CDI on lab hosts
+#leg audit              audit, proposal and reclaim on lab hosts with a recorded week, by the timer of the role gpu_audit
+#leg audit-reports      audits and proposals from recorded histories in Prometheus, and their pages in Chromium
+#leg sharing            MPS daemons and time slices on lab hosts
+#leg nvidia_driver      driver installation on bare Debian hosts
+#leg rpm                driver, container toolkit and exporter on hosts of the Red Hat family
+#leg monitoring         Prometheus, Alertmanager and exporters on lab hosts: each fault raises its alert
+#leg alert-rules        recording rules, alerts and dashboards with promtool, without hosts
+#leg mig                MIG changes on lab hosts with busy GPUs, failures and interruptions
+#leg limiter            the vGPU limiter on a stub of the driver library
+#leg vgpu               vGPU tenants on a lab host with systemd and Podman
+#leg unit               unit tests
+#leg gpu_drain          the role gpu_drain with systemd and Slurm
+#leg adversary          attacks by users, tenants and hosts
+#leg figures            each group of make bench with the smallest input
+#leg lint               style, types, language, ansible-lint, and the collection's tarball
+#leg simulator          the simulated NVML library with nvidia-smi and nvidia-ml-py
+#leg oldest             modules with Python 3.8 on hosts
+#leg oldest-core        filters, modules and site.yml with the oldest supported ansible-core
+#leg newest             filters, modules and site.yml with the newest ansible-core
+#leg bundle             site.yml on a host without a network, from a bundle
+#leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
+#leg trixie             thorough run only: Debian 13 on hosts
+#leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
+#leg threads            thorough run only: the limiter with the thread sanitizer
+#leg pythons            thorough run only: modules with each Python from 3.9 to 3.14 on hosts
+#leg cores              thorough run only: ansible-core between the usual and the newest
+
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
-legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain adversary vgpu figures lint simulator rules oldest oldest-core newest bundle holders
+legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
+    limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -238,8 +274,8 @@ needs_gpu_drain := image-slurm
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
 needs_commands := image
-needs_rules := prometheus-tools
-needs_audits := prometheus-tools
+needs_alert-rules := prometheus-tools
+needs_audit-reports := prometheus-tools
 needs_figures := image prometheus-tools
 # Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
 KUBERNETES ?=
@@ -273,7 +309,7 @@ queued = $(1):$(subst $(none) $(none),$(comma),$(strip $(2)))
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
-test: ## all that a change may break, with a budget of 30 minutes on two cores: before each push
+test: ## run all legs, in 30 minutes on two cores: before each push
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
@@ -283,7 +319,7 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
-test-thorough: ## every draw, sweep, sanitizer and version: before a release
+test-thorough: ## run every draw, sweep, sanitizer and version: before a release
 	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
 
 .PHONY: check types-record
@@ -294,7 +330,7 @@ types-record: $(venv_check_stamp) ## remove files that pass mypy's strict mode f
 	@$(venv_check)/bin/python tools/check_types.py --record
 
 # Less a look at what tests of playbooks run by, which takes a tenth of all the time.
-test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
+test-fast: $(venv_test_stamp) ## run ruff and all unit tests, in a minute
 	@ruff check --quiet
 	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
 
@@ -303,7 +339,7 @@ $(addprefix test-,$(legs)):
 	@$(MAKE) $(@:test-%=leg-%)
 
 .PHONY: lint
-lint: test-lint ## plain English, ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
+lint: test-lint ## check language, types, ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
 
 # Needs no virtual environment.
 .PHONY: language language-record
@@ -325,16 +361,16 @@ leg-limiter:
 	@tests/leg run limiter pytest --quiet tests/limiter
 
 # Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
-leg-rules:
-	@tests/leg run rules pytest --quiet tests/monitoring
+leg-alert-rules:
+	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
 # Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts.
 leg-figures:
 	@tests/leg run figures pytest --quiet tests/benchmark
 
 # Audits and right-sizing on a real Prometheus, and their pages in Chromium.
-leg-audits:
-	@tests/leg run audits $(apart) pytest --quiet tests/audit
+leg-audit-reports:
+	@tests/leg run audit-reports $(apart) pytest --quiet tests/audit
 
 # Modules on the simulated library. Tests that hold GPUs in the eyes of every other test are a leg of their own.
 leg-modules:
@@ -434,7 +470,7 @@ $(addprefix leg-,$(scenarios)):
 
 # The group `kubernetes` needs the image of nodes besides.
 .PHONY: bench
-bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## figures, one `name value unit` a line (BENCH=group for one group)
+bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## print figures, one `name value unit` a line (BENCH=group for one group)
 	@.venv/bin/python tests/benchmark/run.py $(BENCH)
 
 # --- The lab --------------------------------------------------------------------------------------------------------
@@ -443,9 +479,9 @@ bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out 
 lab-up: setup ## start the hosts of inventories/simulated (OPENFLEET_LAB=name for another fleet)
 	@ansible-playbook tests/lab/create.yml
 
-lab-down: ## remove them
+lab-down: ## remove these hosts
 	@ansible-playbook tests/lab/destroy.yml
 
 .PHONY: clean
-clean: ## remove all that was made here: containers, images, environments, caches
+clean: ## remove containers, images, environments and caches of this checkout
 	@tests/lab/clean
