@@ -161,7 +161,7 @@ def _page(source: str) -> Iterator[Hit]:
         if len(line) > LINE_CHARACTERS and not line.lstrip().startswith("|"):
             yield Hit("line", number, line[:60], "a line has at most %d characters" % LINE_CHARACTERS)
     for number, paragraph in _paragraphs(source):
-        for sentence in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z0-9`\[(*\"'])", paragraph):
+        for sentence in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z0-9`<\[(*\"'])", paragraph):
             if len(sentence.split()) > SENTENCE_WORDS:
                 yield Hit("sentence", number, sentence[:60], "a sentence has at most %d words" % SENTENCE_WORDS)
     words = len(source.split())
