@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# `make help` lists what can be made. Everything that is made stays in .venv*, .lab and .cache, except Debian packages and
-# the containers and images named openfleet-*; `make clean` removes these too, but for the packages.
+# `make help` lists the targets. They write to .venv*, .lab and .cache, install Debian packages, and create containers and
+# images named openfleet-*. `make clean` removes all but the packages.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -46,7 +46,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 export PYTEST_DEBUG_TEMPROOT := $(CURDIR)/.cache/tmp
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
-# --- Stamps: a virtual environment is made anew when its requirements or its Python change --------------------------
+# --- Stamps: a virtual environment is recreated when its requirements or its Python change ---------------------------
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
@@ -70,7 +70,7 @@ help: ## print this list
 
 # --- Setting up -----------------------------------------------------------------------------------------------------
 
-# ensurepip is missing where the distribution splits it off into a package of its own.
+# Some distributions have ensurepip in a separate package.
 venv_package = $(shell $(1) -c 'import ensurepip' 2>/dev/null || $(1) -c 'import sys; print("python3.%d-venv" % sys.version_info[1])')
 
 .PHONY: packages packages-test
@@ -167,7 +167,7 @@ dashboards: $(venv_test_stamp) ## write the Grafana dashboards
 variables: $(venv_test_stamp) ## write docs/variables.md from the argument specs
 	.venv/bin/python tools/variables_page.py
 
-# Of what is installed as root, and of this checkout's own environment: from the index that pip is set up for.
+# These packages are installed as root, or in this checkout's environment. The index is that of pip's settings.
 .PHONY: hashes
 hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of a version
 	.venv/bin/python tools/renew_hashes.py
@@ -197,7 +197,7 @@ demo: ## start the simulated fleet, run site.yml twice, audit it and show the re
 check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.html [CHECK_OPTIONS=--help]
 	.venv/bin/python tools/check_gpu.py $(CHECK_OPTIONS)
 
-# What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.
+# The bundle has everything that the hosts of INVENTORY need without a network.
 .PHONY: bundle
 bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
@@ -265,7 +265,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs for longer is ended, and has failed. The longest takes a sixth of it.
 LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
 
-# What a leg needs besides the packages. A host of the commands' own, made of the image's files, installs from bundles.
+# Needs of each leg besides the packages. The leg `commands` makes a host from the image's files.
 needs_default := image-monitoring
 needs_rpm := image-rpm
 needs_monitoring := image-monitoring
@@ -329,7 +329,7 @@ check: $(venv_check_stamp) ## check what changed, in seconds: style, types, lang
 types-record: $(venv_check_stamp) ## remove files that pass mypy's strict mode from the list of those that do not
 	@$(venv_check)/bin/python tools/check_types.py --record
 
-# Less a look at what tests of playbooks run by, which takes a tenth of all the time.
+# Without the test of tests/lab/warm_playbook.py, which takes a tenth of the time.
 test-fast: $(venv_test_stamp) ## run ruff and all unit tests, in a minute
 	@ruff check --quiet
 	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
@@ -383,11 +383,11 @@ leg-holders:
 leg-adversary:
 	@tests/leg run adversary $(apart) pytest --quiet tests/adversary
 
-# With clients that nobody here wrote: two releases of nvidia-smi and nvidia-ml-py, all in the thorough run.
+# Clients are two releases of nvidia-smi and nvidia-ml-py, and all of them in the thorough run.
 leg-simulator:
 	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator tests/clients
 
-# What roles install: gpu-layout, the exporter, the limiter; and bundles.
+# Tests of programs that roles install: gpu-layout, the exporter, the limiter; and of bundles.
 leg-commands:
 	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
 
@@ -447,8 +447,8 @@ leg-trixie:
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
-# A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
-# the rest of this machine.
+# A real cluster: site.yml and pods on nodes that are lab hosts. Not in a PID namespace:
+# podman needs the process ids of the machine.
 cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
@@ -459,7 +459,7 @@ leg-kubernetes-api:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes-api '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes-api $(apart) pytest --quiet tests/kubernetes $(addprefix --ignore=,$(cluster_tests))
 
-# Scenarios of molecule, each with a fleet of its own: of those of some, the hosts that the thorough run alone has are left out.
+# Scenarios of molecule, each with its own fleet. Some leave hosts to the thorough run.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
 leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell),localhost
 leg-rpm: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,el9),localhost
