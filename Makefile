@@ -50,7 +50,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt requirements-test.txt,$(PYTHON))
 # For `make check`, without molecule, browser and importer: installs in a fraction of the time.
 venv_check := .cache/venv-check
 venv_check_stamp := $(venv_check)/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt,$(PYTHON))

@@ -63,6 +63,12 @@ def test_one_version_of_pynvml_everywhere():
     assert hashlib.sha256(Path(pynvml.__file__).read_bytes()).hexdigest() == nvml_source.shipped().file
 
 
+def test_one_version_of_ansible_core():
+    """`make check` installs it by itself, and the other environments by the package ansible."""
+    pinned = pins(ROOT / "requirements-locked.txt")["ansible-core"].version
+    assert "\nansible-core==%s\n" % pinned in (ROOT / "requirements-check.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("file", "minor"),
     [
