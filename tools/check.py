@@ -25,6 +25,8 @@ from choose_tests import choose
 
 #: Test files that run in one check. The rest is named and left to `make test-fast`.
 TEST_FILES = 8
+#: Sweeps over faults or over all sources. They take more than five seconds and run only if they have changed.
+SLOW = ("test_one_of_each", "test_vgpu_apply")
 #: Up to so many test files, a second process takes longer to start than it saves.
 ONE_PROCESS = 3
 
@@ -53,9 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     commands = linters([name for name in names if (ROOT / name).is_file()])
     if not options.no_tests:
-        tests = choose(ROOT, names)
-        left_out = [] if options.all else tests[TEST_FILES:]
-        tests = tests[: len(tests) - len(left_out)]
+        tests, left_out = selected(names, options.all)
         if tests:
             commands["tests"] = [
                 *(sys.executable, "-m", "pytest", "--quiet", "--no-header", "-m", "not alone"),
@@ -64,6 +64,14 @@ def main(arguments: Sequence[str]) -> int:
         if left_out:
             print("check: not run: %s (ALL=1 runs them)" % " ".join(left_out))
     return report(names, run_all(commands))
+
+
+def selected(names: Sequence[str], everything: bool) -> tuple[list[str], list[str]]:
+    """Return the test files to run, and those left out because they take long."""
+    chosen = choose(ROOT, names)
+    fast = [test for test in chosen if Path(test).stem not in SLOW or test in names]
+    tests = chosen if everything else fast[:TEST_FILES]
+    return tests, [test for test in chosen if test not in tests]
 
 
 def changed(base: str) -> list[str]:

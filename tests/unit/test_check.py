@@ -47,6 +47,14 @@ def test_a_changed_test_runs_and_comes_first():
     assert tests[0] == "tests/unit/test_idle.py" and len(tests) > check.TEST_FILES
 
 
+def test_slow_tests_run_only_if_they_have_changed():
+    plan, slow = "plugins/module_utils/techniques/vgpu/plan.py", "tests/unit/test_vgpu_apply.py"
+    tests, left_out = check.selected([plan], False)
+    assert "tests/unit/test_vgpu_plan.py" in tests and slow not in tests and slow in left_out
+    assert slow in check.selected([plan, slow], False)[0]
+    assert slow in check.selected([plan], True)[0] and check.selected([plan], True)[1] == []
+
+
 def test_imports_inside_functions_count():
     source = "import a.b\ndef run():\n    from c import d\n    from . import e\n"
     assert choose_tests.imported(source) == {"a.b", "c", "c.d"}
