@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# `make help` lists what can be made. Everything that is made stays in .venv*, .lab and .cache, except Debian packages and
-# the containers and images named openfleet-*; `make clean` removes these too, but for the packages.
+# `make help` lists the targets. They write to .venv*, .lab and .cache, install Debian packages, and create containers and
+# images named openfleet-*. `make clean` removes all but the packages.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -46,11 +46,14 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 export PYTEST_DEBUG_TEMPROOT := $(CURDIR)/.cache/tmp
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
-# --- Stamps: a virtual environment is made anew when its requirements or its Python change --------------------------
+# --- Stamps: a virtual environment is recreated when its requirements or its Python change ---------------------------
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt requirements-test.txt,$(PYTHON))
+# For `make check`, without molecule, browser and importer: installs in a fraction of the time.
+venv_check := .cache/venv-check
+venv_check_stamp := $(venv_check)/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 venv_oldest_core := .cache/venv-oldest-core
 venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,requirements-oldest-core.txt,$(OLDEST_CORE_PYTHON))
@@ -60,12 +63,14 @@ venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,requirements
 test_packages := gcc gnupg libc6-dev make openssl sudo $(if $(shell grep -sx ID=debian /etc/os-release),chromium)
 
 .PHONY: help
-help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+help: ## print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 25
+	printf '\nLegs, each by make test-LEG:\n'
+	sed -nE 's/^#leg /  /p' $(firstword $(MAKEFILE_LIST))
 
 # --- Setting up -----------------------------------------------------------------------------------------------------
 
-# ensurepip is missing where the distribution splits it off into a package of its own.
+# Some distributions have ensurepip in a separate package.
 venv_package = $(shell $(1) -c 'import ensurepip' 2>/dev/null || $(1) -c 'import sys; print("python3.%d-venv" % sys.version_info[1])')
 
 .PHONY: packages packages-test
@@ -90,6 +95,13 @@ $(venv_stamp):
 $(venv_test_stamp): $(venv_stamp)
 	@echo 'venv: test tools into .venv'
 	.venv/bin/pip install -qq --no-compile --requirement requirements-test.txt
+	touch $@
+
+$(venv_check_stamp): | require-python
+	@echo 'venv: $(venv_check) with $(PYTHON)'
+	rm -rf $(venv_check) && mkdir -p .cache
+	$(PYTHON) -m venv $(venv_check)
+	$(venv_check)/bin/pip install -qq --no-compile --requirement requirements-check.txt
 	touch $@
 
 $(venv_newest_stamp):
@@ -147,7 +159,7 @@ venv-oldest-core: $(venv_oldest_core_stamp)
 
 # From their source, after a change of it; a test says when that was forgotten.
 .PHONY: dashboards
-dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
+dashboards: $(venv_test_stamp) ## write the Grafana dashboards
 	.venv/bin/python roles/gpu_monitoring/dashboards/build.py
 
 # Likewise.
@@ -155,13 +167,13 @@ dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
 variables: $(venv_test_stamp) ## write docs/variables*.md from the argument specs
 	.venv/bin/python tools/variables_page.py
 
-# Of what is installed as root, and of this checkout's own environment: from the index that pip is set up for.
+# These packages are installed as root, or in this checkout's environment. The index is that of pip's settings.
 .PHONY: hashes
 hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of a version
 	.venv/bin/python tools/renew_hashes.py
 
 .PHONY: setup setup-test
-setup: packages ## all that a run needs: Debian packages, virtual environment, images
+setup: packages ## install Debian packages, create the virtual environment and the images
 	@$(MAKE) -s -j2 $(venv_stamp) image-monitoring
 
 setup-test: packages-test
@@ -170,7 +182,7 @@ setup-test: packages-test
 # --- The main job ---------------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it (KUBERNETES=1: and a cluster)
+demo: ## start the simulated fleet, run site.yml twice, audit it and show the results (KUBERNETES=1: and a cluster)
 	@started=$$(date +%s.%N)
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image) 2>/dev/null)" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
@@ -185,9 +197,9 @@ demo: ## start the simulated fleet, run site.yml on it twice, audit it, show wha
 check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.html [CHECK_OPTIONS=--help]
 	.venv/bin/python tools/check_gpu.py $(CHECK_OPTIONS)
 
-# What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.
+# The bundle has everything that the hosts of INVENTORY need without a network.
 .PHONY: bundle
-bundle: $(venv_stamp) ## collect it: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
+bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
 	.venv/bin/pip install -qq --no-compile --require-hashes --only-binary=:all: --requirement requirements-bundle-locked.txt
 	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements-locked.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
@@ -204,12 +216,46 @@ endif
 # As root, in a PID namespace: tests/apart.py says why, and does the same where pytest is run by hand.
 apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
+# Legs of the tests. `make help` prints these lines; `make test-LEG` runs one.
+#leg modules            modules and site.yml on the simulated NVML library of this machine
+#leg commands           what roles install on hosts: gpu-layout, the exporter, the limiter; bundles
+#leg kubernetes         site.yml and pods in a cluster whose nodes are lab hosts
+#leg kubernetes-api     Kubernetes roles on an API server without nodes
+#leg default            site.yml on the fleet of inventories/simulated
+#leg container_toolkit  container toolkit, container engines and CDI on lab hosts
+#leg audit              audit, proposal and reclaim on lab hosts with a recorded week, by the timer of the role gpu_audit
+#leg audit-reports      audits and proposals from recorded histories in Prometheus, and their pages in Chromium
+#leg sharing            MPS daemons and time slices on lab hosts
+#leg nvidia_driver      driver installation on bare Debian hosts
+#leg rpm                driver, container toolkit and exporter on hosts of the Red Hat family
+#leg monitoring         Prometheus, Alertmanager and exporters on lab hosts: each fault raises its alert
+#leg alert-rules        recording rules, alerts and dashboards with promtool, without hosts
+#leg mig                MIG changes on lab hosts with busy GPUs, failures and interruptions
+#leg limiter            the vGPU limiter on a stub of the driver library
+#leg vgpu               vGPU tenants on a lab host with systemd and Podman
+#leg unit               unit tests
+#leg gpu_drain          the role gpu_drain with systemd and Slurm
+#leg adversary          attacks by users, tenants and hosts
+#leg figures            each group of make bench with the smallest input
+#leg lint               style, types, language, ansible-lint, and the collection's tarball
+#leg simulator          the simulated NVML library with nvidia-smi and nvidia-ml-py
+#leg oldest             modules with Python 3.8 on hosts
+#leg oldest-core        filters, modules and site.yml with the oldest supported ansible-core
+#leg newest             filters, modules and site.yml with the newest ansible-core
+#leg bundle             site.yml on a host without a network, from a bundle
+#leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
+#leg trixie             thorough run only: Debian 13 on hosts
+#leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
+#leg threads            thorough run only: the limiter with the thread sanitizer
+#leg pythons            thorough run only: modules with each Python from 3.9 to 3.14 on hosts
+#leg cores              thorough run only: ansible-core between the usual and the newest
+
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
-legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain adversary vgpu figures lint simulator rules oldest oldest-core newest bundle holders
+legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
+    limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -219,7 +265,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs for longer is ended, and has failed. The longest takes a sixth of it.
 LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
 
-# What a leg needs besides the packages. A host of the commands' own, made of the image's files, installs from bundles.
+# Needs of each leg besides the packages. The leg `commands` makes a host from the image's files.
 needs_default := image-monitoring
 needs_rpm := image-rpm
 needs_monitoring := image-monitoring
@@ -228,8 +274,8 @@ needs_gpu_drain := image-slurm
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
 needs_commands := image
-needs_rules := prometheus-tools
-needs_audits := prometheus-tools
+needs_alert-rules := prometheus-tools
+needs_audit-reports := prometheus-tools
 needs_figures := image prometheus-tools
 # Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
 KUBERNETES ?=
@@ -263,7 +309,7 @@ queued = $(1):$(subst $(none) $(none),$(comma),$(strip $(2)))
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
-test: ## all that a change may break, with a budget of 30 minutes on two cores: before each push
+test: ## run all legs, in 30 minutes on two cores: before each push
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
@@ -273,11 +319,18 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
-test-thorough: ## every draw, sweep, sanitizer and version: before a release
+test-thorough: ## run every draw, sweep, sanitizer and version: before a release
 	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
 
-# Less a look at what tests of playbooks run by, which takes a tenth of all the time.
-test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
+.PHONY: check types-record
+check: $(venv_check_stamp) ## check what changed, in seconds: style, types, language, its unit tests (FILES=, BASE=main, ALL=1)
+	@PATH=$(CURDIR)/$(venv_check)/bin:$$PATH $(venv_check)/bin/python tools/check.py $(if $(BASE),--base $(BASE)) $(if $(ALL),--all) $(FILES)
+
+types-record: $(venv_check_stamp) ## remove files that pass mypy's strict mode from the list of those that do not
+	@$(venv_check)/bin/python tools/check_types.py --record
+
+# Without the test of tests/lab/warm_playbook.py, which takes a tenth of the time.
+test-fast: $(venv_test_stamp) ## run ruff and all unit tests, in a minute
 	@ruff check --quiet
 	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
 
@@ -286,11 +339,19 @@ $(addprefix test-,$(legs)):
 	@$(MAKE) $(@:test-%=leg-%)
 
 .PHONY: lint
-lint: test-lint ## ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
+lint: test-lint ## check language, types, ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
+
+# Needs no virtual environment.
+.PHONY: language language-record
+language: require-python ## list text that is not plain English (FILES=docs/vgpu.md for some files)
+	@$(PYTHON) tools/check_language.py --list $(FILES)
+
+language-record: require-python ## lower the recorded numbers of such text, after it was rewritten
+	@$(PYTHON) tools/check_language.py --record
 
 # ansible-lint asks Ansible for the syntax of each playbook: those of the tests run in other legs.
 leg-lint:
-	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
+	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; ruff format --check; tools/check_types.py; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
 
 leg-unit:
 	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
@@ -300,16 +361,16 @@ leg-limiter:
 	@tests/leg run limiter pytest --quiet tests/limiter
 
 # Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
-leg-rules:
-	@tests/leg run rules pytest --quiet tests/monitoring
+leg-alert-rules:
+	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
 # Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts.
 leg-figures:
 	@tests/leg run figures pytest --quiet tests/benchmark
 
 # Audits and right-sizing on a real Prometheus, and their pages in Chromium.
-leg-audits:
-	@tests/leg run audits $(apart) pytest --quiet tests/audit
+leg-audit-reports:
+	@tests/leg run audit-reports $(apart) pytest --quiet tests/audit
 
 # Modules on the simulated library. Tests that hold GPUs in the eyes of every other test are a leg of their own.
 leg-modules:
@@ -322,11 +383,11 @@ leg-holders:
 leg-adversary:
 	@tests/leg run adversary $(apart) pytest --quiet tests/adversary
 
-# With clients that nobody here wrote: two releases of nvidia-smi and nvidia-ml-py, all in the thorough run.
+# Clients are two releases of nvidia-smi and nvidia-ml-py, and all of them in the thorough run.
 leg-simulator:
 	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator tests/clients
 
-# What roles install: gpu-layout, the exporter, the limiter; and bundles.
+# Tests of programs that roles install: gpu-layout, the exporter, the limiter; and of bundles.
 leg-commands:
 	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
 
@@ -386,8 +447,8 @@ leg-trixie:
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
-# A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
-# the rest of this machine.
+# A real cluster: site.yml and pods on nodes that are lab hosts. Not in a PID namespace:
+# podman needs the process ids of the machine.
 cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
@@ -398,7 +459,7 @@ leg-kubernetes-api:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes-api '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes-api $(apart) pytest --quiet tests/kubernetes $(addprefix --ignore=,$(cluster_tests))
 
-# Scenarios of molecule, each with a fleet of its own: of those of some, the hosts that the thorough run alone has are left out.
+# Scenarios of molecule, each with its own fleet. Some leave hosts to the thorough run.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
 leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell),localhost
 leg-rpm: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,el9),localhost
@@ -409,7 +470,7 @@ $(addprefix leg-,$(scenarios)):
 
 # The group `kubernetes` needs the image of nodes besides.
 .PHONY: bench
-bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## figures, one `name value unit` a line (BENCH=group for one group)
+bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## print figures, one `name value unit` a line (BENCH=group for one group)
 	@.venv/bin/python tests/benchmark/run.py $(BENCH)
 
 # --- The lab --------------------------------------------------------------------------------------------------------
@@ -418,9 +479,9 @@ bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out 
 lab-up: setup ## start the hosts of inventories/simulated (OPENFLEET_LAB=name for another fleet)
 	@ansible-playbook tests/lab/create.yml
 
-lab-down: ## remove them
+lab-down: ## remove these hosts
 	@ansible-playbook tests/lab/destroy.yml
 
 .PHONY: clean
-clean: ## remove all that was made here: containers, images, environments, caches
+clean: ## remove containers, images, environments and caches of this checkout
 	@tests/lab/clean

@@ -51,7 +51,7 @@ LOCKS = (
 
 
 def pip(*arguments: str) -> str:
-    """What pip prints. Exits with its words where it fails."""
+    """Return the output of pip. Exits with its message if it fails."""
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: What users of the collection get; all else is for a checkout.
 SHIPPED = {
-    "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs", "galaxy.yml",
-    "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
+    "CHANGELOG.md", "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs",
+    "galaxy.yml", "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CONTRIBUTING.md names files that are there: in the map of the code, and in the list of each change."""
+"""Test the recipes: they name existing files, and the map is complete."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ BLOCK = re.compile(r"^\|.*$|^(?:[-0-9][-. ]|\S).*(?:\n(?![-|#\n]|\d+\. ).+)*", r
 CODE = re.compile(r"`([^`\n]+)`")
 #: A path from here, or a name with the ending of a file; not a command, and nothing of a host.
 PATH = re.compile(r"(?:[\w*.-]+/)+[\w*.-]*|[\w*-]+(?:\.css)?\.(?:py|yml|json|md|prom|j2|c)", re.ASCII)
+FOLDERS = ("playbooks", "tools")
 BASES = [ROOT, ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"]
 
 
@@ -26,23 +27,32 @@ def named(text):
             if PATH.fullmatch(word):
                 yield pytest.param(word, tuple(before), id=word)
                 before.append(word)
+            elif word in FOLDERS:
+                before.append(word)
 
 
 def found(word, before):
-    """The files that a word means: below the root, a folder of plugins, or a folder that the block named before."""
+    """Return the files that a word means.
+
+    They lie below the root, a folder of plugins, or a folder that the block named before.
+    """
     pattern = re.sub(r"[A-Z]{4,}", "*", word)
     near = {folder for each in before for path in found(each, ()) for folder in (path, *path.parents)}
     folders = [folder for folder in near if ROOT in folder.parents]
     return [path for base in [*BASES, *folders] if base.is_dir() for path in base.glob(pattern)]
 
 
-@pytest.mark.parametrize(("word", "before"), list(named((ROOT / "CONTRIBUTING.md").read_text("utf-8"))))
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs/new-technique.md"]
+BLOCKS = [each for page in PAGES for each in named(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("word", "before"), BLOCKS)
 def test_a_path_is_there(word, before):
     assert found(word, before)
 
 
 def folders_of_code():
-    """Yield the folders that the map has to name: those of plugins, and of what modules and controllers run."""
+    """Yield the folders of plugins, which the map has to name."""
     for base in (ROOT / "plugins", ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"):
         for folder in sorted(base.iterdir()):
             if folder.is_dir() and not folder.name.startswith("_") and folder not in BASES:
@@ -55,6 +65,39 @@ def test_a_folder_is_on_the_map(folder):
     path = str(folder.relative_to(ROOT))
     beside = r"`%s/[\w.*]+`(?:, `[\w.*]+`)*, `%s`" % (re.escape(path.rpartition("/")[0]), folder.name)
     assert "`%s`" % path in text or re.search(beside, text)
+
+
+def loose_files():
+    """Yield the files outside of packages, which the map has to name."""
+    for pattern in (
+        "plugins/module_utils/*.py",
+        "plugins/plugin_utils/*.py",
+        "playbooks/*.yml",
+        "tests/*",
+        "tools/*.py",
+    ):
+        for path in sorted(ROOT.glob(pattern)):
+            if path.is_file() and path.name != "__init__.py":
+                yield pytest.param(path, id=str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("path", list(loose_files()))
+def test_a_loose_file_is_on_the_map(path):
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Map\n")[2].partition("\n## ")[0]
+    assert re.search(r"`(?:[\w/]+/)?%s`" % re.escape(path.name), text)
+
+
+def test_a_page_names_no_playbook_that_does_not_exist():
+    """Find names of playbooks without an ending, too."""
+    row = re.search(r"^\| `playbooks` \|(.*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)[1]
+    playbooks = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
+    assert set(re.findall(r"\w+\.yml", row)) == playbooks
+    outside_code = re.sub(r"`[^`]*`", "", row)
+    assert not re.findall(r"\b(?:%s)\b" % "|".join(path[:-4] for path in playbooks), outside_code)
+
+
+def test_contributing_is_one_page():
+    assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").split()) <= 2000
 
 
 def test_a_path_that_is_not_there_is_found_out():

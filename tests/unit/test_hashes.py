@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is installed as root from indexes: each version with hashes, and nothing else is taken."""
+"""Test packages that are installed as root: versions, hashes, images."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ def test_one_version_of_pynvml_everywhere():
     import pynvml
 
     assert hashlib.sha256(Path(pynvml.__file__).read_bytes()).hexdigest() == nvml_source.shipped().file
+
+
+def test_one_version_of_ansible_core():
+    """Compare the environment of `make check` with the locked one."""
+    pinned = pins(ROOT / "requirements-locked.txt")["ansible-core"].version
+    assert "\nansible-core==%s\n" % pinned in (ROOT / "requirements-check.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,18 @@ def test_a_leg_counts_the_hosts_of_its_inventory():
     assert counted == {"figures": "1", "trixie": "4"}
 
 
+def test_help_describes_each_leg():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    described = re.findall(r"^  ([\w-]+) +\S", shown.partition("\nLegs")[2], re.MULTILINE)
+    legs = re.findall(
+        r"^legs \+?= ?((?:.*\\\n)*.*)|^legs :=((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    names = " ".join("".join(each) for each in legs).replace("\\", "").split()
+    assert sorted(described) == sorted(names) and len(names) > 20
+    # Names that differ by a plural are confused.
+    assert not {name + "s" for name in names} & set(names)
+
+
 def test_a_need_that_is_not_in_the_list_and_a_circle_are_refused(queue):
     done, _log = queue("2", "a:b")
     assert done.returncode == 1 and "not in the list: b" in done.stderr

@@ -12,9 +12,9 @@ from . import needs
 
 # Each of these selects every task.
 _EVERYTHING = {"all", "tagged"}
-# Molecule always skips these, whether or not a task has them
+# Molecule always skips these, whether or not a task has them, the last one in its check of idempotence
 # (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
-_SKIPPED_BY_MOLECULE = {"notest", "molecule-notest"}
+_SKIPPED_BY_MOLECULE = {"notest", "molecule-notest", "molecule-idempotence-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
 # Variables that request a role: a host needs one of them. Roles that are not listed run on every host.
 _ASKED_BY = {

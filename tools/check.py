@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check what changed: style, types, language and the unit tests of it.
+
+Without arguments, these are the uncommitted changes, or those of the last commit if there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterable, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from choose_tests import choose
+
+#: Test files that run in one check. The rest is named and left to `make test-fast`.
+TEST_FILES = 8
+#: Sweeps over faults or over all sources. They take more than five seconds and run only if they have changed.
+SLOW = ("test_one_of_each", "test_vgpu_apply")
+#: Up to so many test files, a second process takes longer to start than it saves.
+ONE_PROCESS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one command: its output, its exit status and its seconds."""
+
+    name: str
+    output: str
+    status: int
+    seconds: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the files and return the exit status."""
+    parser = argparse.ArgumentParser(description="Check style, types, language and unit tests of what changed.")
+    parser.add_argument("files", nargs="*", help="files or folders instead of what changed")
+    parser.add_argument("--base", default="", help="check what changed since this commit, for example main")
+    parser.add_argument("--no-tests", action="store_true", help="run no tests")
+    parser.add_argument("--all", action="store_true", help="run all chosen tests, however many")
+    options = parser.parse_args(arguments)
+    names = listed(options.files) if options.files else changed(options.base)
+    if not names:
+        print("check: no file is named or changed")
+        return 0
+    commands = linters([name for name in names if (ROOT / name).is_file()])
+    if not options.no_tests:
+        tests, left_out = selected(names, options.all)
+        if tests:
+            commands["tests"] = [
+                *(sys.executable, "-m", "pytest", "--quiet", "--no-header", "-m", "not alone"),
+                *("-p", "no:cacheprovider", *(["-n", "auto"] if len(tests) > ONE_PROCESS else []), *tests),
+            ]
+        if left_out:
+            print("check: not run: %s (ALL=1 runs them)" % " ".join(left_out))
+    return report(names, run_all(commands))
+
+
+def selected(names: Sequence[str], everything: bool) -> tuple[list[str], list[str]]:
+    """Return the test files to run, and those left out because they take long."""
+    chosen = choose(ROOT, names)
+    fast = [test for test in chosen if Path(test).stem not in SLOW or test in names]
+    tests = chosen if everything else fast[:TEST_FILES]
+    return tests, [test for test in chosen if test not in tests]
+
+
+def changed(base: str) -> list[str]:
+    """Return the files that differ from the commit, with new ones.
+
+    Without `base`, these are the uncommitted changes, or those of the last commit. Raises CalledProcessError if git fails.
+    """
+    for commit in [base] if base else ["HEAD", "HEAD~1"]:
+        start = git("merge-base", commit, "HEAD")[0] if base else commit
+        names = {
+            *git("diff", "--name-only", "--no-renames", start),
+            *git("ls-files", "--others", "--exclude-standard"),
+        }
+        if names:
+            return sorted(names)
+    return []
+
+
+def listed(files: Iterable[str]) -> list[str]:
+    """Return the files that git knows or would add below these files and folders."""
+    return sorted({*git("ls-files", "--cached", "--others", "--exclude-standard", "--", *files)})
+
+
+def git(*arguments: str) -> list[str]:
+    """Return the lines that git prints. Raises CalledProcessError if it fails."""
+    done = subprocess.run(
+        ["git", "-c", "core.quotePath=false", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def linters(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands for the files, by name."""
+    python = [name for name in names if name.endswith(".py")]
+    yaml = [name for name in names if name.endswith((".yml", ".yaml"))]
+    programs = Path(sys.executable).parent
+    commands = {"language": [sys.executable, "tools/check_language.py", *names]} if names else {}
+    if python:
+        commands["ruff check"] = [str(programs / "ruff"), "check", "--quiet", *python]
+        commands["ruff format"] = [str(programs / "ruff"), "format", "--check", "--quiet", *python]
+    if yaml:
+        commands["yamllint"] = [str(programs / "yamllint"), "--strict", *yaml]
+    if any(name.startswith(("plugins/", "tools/")) for name in python):
+        commands["types"] = [sys.executable, "tools/check_types.py"]
+    return commands
+
+
+def run_all(commands: dict[str, list[str]]) -> list[Result]:
+    """Run the commands side by side, one for each processor."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        # The tests take longest.
+        order = sorted(commands, key=lambda name: name != "tests")
+        return list(pool.map(lambda name: run(name, commands[name]), order))
+
+
+def run(name: str, command: list[str]) -> Result:
+    """Run a command in the checkout and return its result."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return Result(name, done.stdout, done.returncode, time.monotonic() - started)
+
+
+def report(names: Sequence[str], results: Sequence[Result]) -> int:
+    """Print failures and one line for each command; return the exit status."""
+    for result in results:
+        if failed(result):
+            print(f"=== {result.name}\n{result.output.rstrip()}\n")
+    for result in results:
+        print(f"{result.seconds:6.1f} s  {result.name:12} {'FAILED' if failed(result) else summary(result)}")
+    wrong = [result.name for result in results if failed(result)]
+    print(f"check: {len(names)} files, {'FAILED: ' + ', '.join(wrong) if wrong else 'passed'}")
+    return int(bool(wrong))
+
+
+def failed(result: Result) -> bool:
+    """Return whether the command failed.
+
+    pytest exits with 5 if it deselected all tests.
+    """
+    return result.status not in ((0, 5) if result.name == "tests" else (0,))
+
+
+def summary(result: Result) -> str:
+    """Return the last line that pytest prints, and `passed` for other commands."""
+    return result.output.rstrip().rpartition("\n")[2] if result.name == "tests" else "passed"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
