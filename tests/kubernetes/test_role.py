@@ -410,9 +410,8 @@ def test_an_audit_tells_owner_and_labels_of_pods_that_hold_gpus(api_server, flee
     finally:
         api_server.start_api_server()
     assert away.returncode == 0, said(away)
-    assert (
-        "Owners and labels of pods on one are unknown. Kubernetes node node-one: its pods cannot be listed"
-        in said(away)
+    assert "Owners and labels of pods on one are unknown. Kubernetes node node-one: its pods cannot be listed" in said(
+        away
     )
 
 

@@ -144,7 +144,9 @@ def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(clust
         on(None)
     assert "node1: node node1 does not offer the planned resources after 3 s: " in failed
     assert "nvidia.com/mig-1g.10gb 0 (planned 7)" in failed
-    assert "The device plugin: no pod. The layout is active on the host, and labels and configuration are kept." in failed
+    assert (
+        "The device plugin: no pod. The layout is active on the host, and labels and configuration are kept." in failed
+    )
     assert cluster.node("node1")["metadata"]["labels"] == labels
     site(SECOND, nodes="node1")
     cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})

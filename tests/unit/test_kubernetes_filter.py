@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter kubernetes_mapping: what it takes for a host's GPUs, what it returns, and what docs/kubernetes-mapping.md shows of it."""
+"""The filter kubernetes_mapping: its input, its result, and the examples of docs/kubernetes-mapping.md."""
 
 from __future__ import annotations
 

@@ -170,7 +170,9 @@ def test_a_tenant_is_sized_in_memory_only():
     assert need_of_tenant(occupant(0, quota, memory=full), Policy()).memory_bytes == 16 * GIB
     assert "too little data" in need_of_tenant(occupant(0, quota, memory=Stat(3600.0, 1.0, max=1.0)), Policy())
     assert "is unknown" in need_of_tenant(occupant(0, quota), Policy())
-    assert "has not used its quota" in need_of_tenant(occupant(0, quota, memory=Stat(14.0 * DAY, 1.0, max=0.0)), Policy())
+    assert "has not used its quota" in need_of_tenant(
+        occupant(0, quota, memory=Stat(14.0 * DAY, 1.0, max=0.0)), Policy()
+    )
 
 
 def test_the_inventory_s_figures_replace_what_was_seen():

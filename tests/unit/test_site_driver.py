@@ -20,9 +20,7 @@ ASKED = {"nvidia_driver_version": "580.105.08"}
 def brings(**variables) -> bool:
     plays = yaml.safe_load((ROOT / "playbooks" / "site.yml").read_text())
     (apply,) = (play for play in plays if play["name"].startswith("Apply"))
-    (task,) = (
-        task for task in apply["tasks"][0]["block"] if task["name"] == "Install or remove the driver"
-    )
+    (task,) = (task for task in apply["tasks"][0]["block"] if task["name"] == "Install or remove the driver")
     return holds(task["when"], variables)
 
 

@@ -85,5 +85,7 @@ def test_roles_that_the_plan_of_a_host_needs_together(roles, layout, driver, inv
 @pytest.mark.parametrize("known", [ROLES, []])
 def test_molecules_own_skipped_tags_refuse_no_run(known):
     groups = {"gpu_hosts": ["h1"]}
-    assert tags.problem(known, ["all"], ["molecule-notest", "notest", "molecule-idempotence-notest"], groups, None) == ""
+    assert (
+        tags.problem(known, ["all"], ["molecule-notest", "notest", "molecule-idempotence-notest"], groups, None) == ""
+    )
     assert tags.problem(known, ["all"], ["notest", "gpu_layuot"], groups, None) != ""

@@ -218,9 +218,7 @@ def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook,
     ("group", "task"),
     [
         ("gpu_monitoring", "Install or remove the monitoring"),
-        pytest.param(
-            "gpu_audit", "Install or remove the audit timer", marks=pytest.mark.thorough
-        ),
+        pytest.param("gpu_audit", "Install or remove the audit timer", marks=pytest.mark.thorough),
     ],
 )
 def test_an_inventory_of_a_monitoring_or_audit_host_alone_is_one(fleet, tmp_path, group, task):

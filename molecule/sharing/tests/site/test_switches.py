@@ -13,9 +13,7 @@ from thorough import THOROUGH
 QUARTERS = {"clients": 4, "active_thread_percentage": 25}
 TENANTS = [{"name": "notebook-%s" % name, "memory": "8GiB", "sm_percent": 30} for name in "ab"]
 #: The tasks of site.yml that change something where another layout is asked for.
-APPLIED = {
-    "openfleet.gpu.gpu_layout : " + task for task in ("Apply the layout", "Install the boot service")
-}
+APPLIED = {"openfleet.gpu.gpu_layout : " + task for task in ("Apply the layout", "Install the boot service")}
 #: The entry of each technique, and what the GPU and its daemons then are.
 TECHNIQUES = {
     "exclusive": ({"sharing": "exclusive"}, ("Exclusive_Process", [], "Default", {})),
