@@ -59,7 +59,7 @@ def test_gpus_that_lost_their_entry_are_counted():
     kept = {"index": 1, "uuid": "GPU-5c89d3fa-0000-4000-8000-000000000001", "action": "keep", "text": "unmanaged"}
     summary = Summary(check_mode=False)
     summary.ran("a", dict(result(0, 0, 1), unmanaged=[kept, dict(kept, action="release")]), check_mode=False)
-    assert summary.line().endswith("changed on 0 of 1 hosts, 1 GPU unmanaged (gpu_layout_unnamed)")
+    assert summary.line().endswith("changed on 0 of 1 host, 1 GPU unmanaged (gpu_layout_unnamed)")
     summary.ran("a", result(0, 0, 1), check_mode=False)
     assert "unmanaged" not in summary.line()
 
