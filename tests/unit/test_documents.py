@@ -54,7 +54,8 @@ def test_links_lead_somewhere(document):
 
 def test_the_readme_takes_two_screens():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 110
+    # Two screens of prose: lines do not count, because each sentence has its own.
+    assert len(text.split()) <= 1000
     # Before the picture: what it is, in three sentences.
     introduction = text.partition("![")[0].partition("\n")[2]
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
