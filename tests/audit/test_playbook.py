@@ -243,7 +243,7 @@ def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, fold
     assert done.returncode == 0, said(done)
     data = read(folder / "one")
     assert words(data) == {"here 0": "no_data", "here 1": "no_data"}
-    assert any("No server was named" in text for text in data["sources"]["missing"])
+    assert any("No server is configured" in text for text in data["sources"]["missing"])
     assert data["sources"]["hosts_asked"] == ["here"] and "did not answer" not in " ".join(data["sources"]["missing"])
 
 

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at a host, plan what a layout changes on it, and carry it out, undo it, or finish what was cut off."""
+"""Read a host, plan a layout's changes, and apply, roll back or complete them."""

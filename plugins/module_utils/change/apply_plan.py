@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry a plan out and look again: a host ends with the new layout or the old one, and the caller learns which.
+"""Apply a plan and verify it: a host ends with the new or the old layout, and the caller learns which.
 
-The journal is written before the first step and removed once the layout was seen to be whole. A run that finds a
-journal finishes what the run before it could not: see recovery.
+The journal is written before the first step and removed after the layout was verified. A run that finds a journal completes
+the interrupted run: see recovery.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @frozen
 class Context:
-    """What a change of a host works with.
+    """The tools of a change.
 
-    `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
-    something, because a job may have begun since the plan was made. With `clear` (which needs `look`), holders in
-    the way there are ended, GPU by GPU, instead of ending the run.
+    `look` reads the host with its holders. It is called again right before the first step of each GPU that could end a holder,
+    because a job may have started since the plan. With `clear` (which needs `look`), blocking holders are ended GPU by GPU
+    instead of ending the run.
 
-    Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone. `applied` records
-    likewise what each GPU was given.
+    `record`, if given, gets the final instances as soon as the journal is removed. `applied` records the state that each GPU was
+    given in the same way.
     """
 
     session: BoundedSession
@@ -57,7 +57,7 @@ class Context:
     applied: AppliedRecord | None = None
 
     def observe(self) -> Host:
-        """Return the host, with its holders where there is a look for that."""
+        """Return the host, with its holders if there is a `look`."""
         return (self.look or self.session.observe)()
 
 
@@ -68,19 +68,19 @@ def apply(
     changes: Sequence[Change] = (),
     applied: Mapping[str, Any] | None = None,
 ) -> Host:
-    """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+    """Apply `plan`, made under `ownership`, and return the host as read afterwards.
 
-    `applied` is what `Context.applied` has once the plan is done; None leaves it.
+    `applied` is the content of `Context.applied` after the plan. None leaves it.
 
-    The `changes` of services stop before the first step and start after the last one; a failure there brings all back likewise.
+    The `changes` of services stop before the first step and start after the last one. A failure there rolls back everything, too.
 
-    Raises BusyError where the plan would end something that runs, before the first step or, where it began later, with
-    the layout of before brought back. Raises ApplyError after a failed step, then with outcome "old" (the layout of
-    before is back), or "unknown" where even that failed (the journal then stays, and the next run tries again).
+    Raises BusyError if the plan would end a holder: before the first step, or after a rollback if the holder started later.
+    Raises ApplyError after a failed step, with outcome "old" after a rollback, or "unknown" if the rollback failed (the journal
+    then stays, and the next run tries again).
     """
     if context.clear is None:
         plan.refuse_disturbance()
-    # Those whose mode changes first: a reset that is refused is known before anything else was done.
+    # GPUs with a mode change first, so that a refused reset is known before anything else is done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     beside = HostChange(changes)
@@ -116,7 +116,7 @@ def apply(
 
 @contextlib.contextmanager
 def settled(outcome: str) -> Iterator[None]:
-    """Around what is written down once a layout stands: where that fails, the error says which one does."""
+    """Record the result of a change. If that fails, the error names the current layout."""
     try:
         yield
     except (FleetError, OSError) as error:
@@ -132,7 +132,7 @@ def settled(outcome: str) -> Iterator[None]:
 
 
 def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
-    """Look again whom the steps on this GPU would disturb, and refuse, or end them where there is leave to."""
+    """Read again which holders the steps on this GPU would disturb, and refuse, or end them if permitted."""
     if not any(step.ends for step in gpu_plan.steps):
         return
 
@@ -152,17 +152,17 @@ def _require(host: Host, gpu: Gpu) -> None:
     if sick is not None:
         raise lost_error(gpu.short_label, [sick])
     if gpu.uuid not in {each.uuid for each in host.gpus}:
-        raise NvmlError(gpu.short_label, "it is gone", "Look at the kernel log.", gpu=gpu.uuid)
+        raise NvmlError(gpu.short_label, "it is gone", "Check the kernel log.", gpu=gpu.uuid)
 
 
 def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
-    """Carry out the steps of a GPU, and add each to `done`."""
+    """Apply the steps of a GPU, and add each to `done`."""
     gpu = gpu_plan.gpu
     for step in gpu_plan.steps:
         try:
             _step(context.session, gpu.uuid, step, context.reset)
         except NvmlError as error:
-            # What works on one GPU knows its UUID alone; people know its index.
+            # Steps know only the GPU's UUID. People know its index.
             if error.where == "gpu %s" % gpu.uuid:
                 error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
             raise
@@ -170,13 +170,13 @@ def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
 
 
 def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
-    """Raise NvmlError where the host is not what the targets say."""
+    """Raise NvmlError if the host differs from the targets."""
     left = planner.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
             "this host",
             "every step succeeded, yet NVML shows another layout: %s" % "; ".join(left.lines()),
-            "Look for another tool that partitions these GPUs (mig-parted, a GPU operator).",
+            "Check for another tool that partitions these GPUs (mig-parted, a GPU operator).",
         )
 
 
@@ -197,7 +197,7 @@ def _undo(
     done: list[str],
     beside: HostChange,
 ) -> None:
-    """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
+    """Roll back after a failed step. Raises ApplyError for a FleetError, returns for other exceptions."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     if isinstance(known, UnansweredCallError):
         raise ApplyError(
@@ -208,8 +208,8 @@ def _undo(
             steps_done=done,
         ) from cause
     try:
-        # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
-        # with leave to end what is in the way, is what no process stands for.
+        # The rollback removes only what this run made. An unknown holder does not stop it half way. Neither does a holder
+        # without a process, if ending holders is permitted.
         counts = can_be_ended if context.clear is not None else is_known
         beside.clear_away()
         host = go_back(context, before, counts)
@@ -251,8 +251,8 @@ def go_back(
 ) -> Host:
     """Restore the layout before the run by a plan from the current one, and return the host.
 
-    A GPU that cannot be restored keeps no other from it: it counts as lost from then on. Raises BusyError where a holder that
-    `counts` would end; NvmlError and PlanError where a GPU is in use, or none is left.
+    A GPU that cannot be restored counts as lost and does not block the others. Raises BusyError if a holder that `counts` would
+    end, NvmlError and PlanError if a GPU is in use or none is left.
     """
     host = context.observe()
     plans: list[GpuPlan] = []
@@ -285,7 +285,7 @@ def go_back(
 
 
 def _give_up(session: BoundedSession, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
-    """Count these GPUs as lost. Raises the failure of one that is in use or gone, and where no GPU is left."""
+    """Count these GPUs as lost. Raises the failure of one that is in use or missing, or if no GPU is left."""
     seen = {gpu.uuid for gpu in host.gpus}
     for uuid, error in failed.items():
         if lost_of(host, uuid) is not None:
@@ -303,7 +303,7 @@ def working(targets: Sequence[Target], host: Host) -> list[Target]:
 
 
 def end_journal(journal: Journal, host: Host, before: Sequence[Target], after: Sequence[Target]) -> tuple[LostGpu, ...]:
-    """Remove the journal, except for targets of lost GPUs: the run that finds one working again finishes these.
+    """Remove the journal, except for targets of lost GPUs, which a later run completes when they work again.
 
     Returns the lost GPUs.
     """

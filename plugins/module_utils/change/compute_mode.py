@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan and set the compute mode of a GPU: the part `gpu`, which every GPU of a plan has before those of techniques."""
+"""Plan and set the compute mode of a GPU: the part `gpu`, which precedes the techniques' parts in every plan."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class SetComputeMode(GpuStep):
 
 
 def plan(gpu: Gpu, target: Target) -> GpuPart:
-    """Return the step to the compute mode of the target. With MIG on the mode belongs to the instances.
+    """Return the step to the target's compute mode. With MIG the mode belongs to the instances.
 
-    Raises PlanError if the mode cannot be set, as far as that shows beforehand (`Gpu.compute_mode_fixed`).
+    Raises PlanError if it is known that the mode cannot be set (`Gpu.compute_mode_fixed`).
     """
-    # A GPU goes into MIG mode in the default mode. One that comes out of it is set, for its mode could not be read.
+    # A GPU enters MIG mode in the default mode. When it leaves MIG mode, the mode is set, because it could not be read.
     now = None if gpu.mig.enabled else gpu.compute_mode
     wanted = target.compute_mode
     if target.mig_enabled:
         wanted = None if now is None else DEFAULT
     if wanted == DEFAULT and gpu.compute_mode_fixed and now is None and not gpu.mig.enabled:
-        # A GPU without compute modes is in the default one.
+        # A GPU without compute modes has the default one.
         wanted = None
     if wanted not in (None, now) and gpu.compute_mode_fixed:
         raise PlanError(
@@ -57,12 +57,12 @@ def plan(gpu: Gpu, target: Target) -> GpuPart:
 
 
 def apply(session: BoundedSession, gpu_uuid: str, step: SetComputeMode) -> None:
-    """Carry out a step. Raises NvmlError."""
+    """Apply a step. Raises NvmlError."""
     try:
         session.set_compute_mode(gpu_uuid, step.mode)
     except NvmlError as error:
         if error.code in (NOT_SUPPORTED, NO_PERMISSION):
-            # No driver tells beforehand, except where `plan` refuses.
+            # No driver reports this beforehand, except in the cases that `plan` refuses.
             error.cure = _CURE
         raise
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run over a host: clear up after a run that was cut off, observe, plan, apply, record.
+"""Run on a host: complete an interrupted run, observe, plan, apply, record.
 
-`busy.OnBusy` says what to do with processes in the way.
+`busy.OnBusy` decides about blocking processes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @frozen
 class Request:
-    """What a run is asked for: these `parts` of the layout, by the plan that was `saved` for it where there is one.
+    """The request of a run: these `parts` of the layout, by a `saved` plan if given.
 
     `directory` is the host's state directory, `unlisted` one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES,
-    `unnamed` one of ownership.UNNAMED_POLICIES, which only a run about all parts heeds.
-    Where devices come or go, `services` are restarted (docs/after-a-change.md).
+    `unnamed` one of ownership.UNNAMED_POLICIES, which only a run about all parts uses.
+    If devices change, `services` are restarted (docs/after-a-change.md).
     """
 
     layout: Layout
@@ -59,11 +59,11 @@ class Request:
 
 @frozen
 class Run:
-    """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None).
+    """The plan of a run, the host as last read, and the layout after completing an interrupted run (old, new, or None).
 
-    `ended` names the processes that it ended, `followed` what else was done because devices changed. With
-    `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host. `missing` is
-    what has to come before a plan that was only foreseen can be carried out. `warnings` has a sentence for each lost GPU,
+    `ended` names the ended processes, `followed` the follow-up steps of changed devices. With `reboot_required` the plan is not
+    applied: its MIG modes wait for a reboot of the host. `missing` is software that must be installed before a foreseen plan can
+    be applied. `warnings` has a sentence for each lost GPU,
     `reboots` one for each GPU whose MIG mode may need a reboot. `unmanaged` has the GPUs that had an entry and that no entry
     names any more, `not_restored` a sentence for each of them that cannot be restored.
     """
@@ -91,7 +91,7 @@ class Run:
 
 @frozen
 class _Observed:
-    """What a plan is made from beside the request."""
+    """The input of a plan apart from the request."""
 
     host: Host
     ownership: Ownership
@@ -100,9 +100,9 @@ class _Observed:
 
 
 def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
-    """Return what a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
+    """Return a run's plan. Changes nothing and needs no lock. Raises the foreseeable errors of `converge`.
 
-    With `installs` the software of services may be missing still.
+    With `installs` the software of services may be missing.
     """
     with BoundedSession() as session:
         applied = _applied(request)
@@ -138,14 +138,13 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
 def converge(
     request: Request, lock_timeout_seconds: float, on_busy: OnBusy = REFUSE, leave_pending: bool = False
 ) -> Run:
-    """Make the host's GPUs what the request says.
+    """Change the host's GPUs as requested.
 
-    Where devices came or went, CDI specifications are written again and services restarted. With
-    `leave_pending` a plan that changes MIG modes is not carried out: the modes are left pending on the GPUs, for the
-    caller to reboot the host at once (`Run.reboot_required`).
+    If devices change, CDI specifications are written again and services restarted. With `leave_pending` a plan that changes MIG
+    modes is not applied: the modes are left pending, and the caller reboots the host at once (`Run.reboot_required`).
 
-    Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
-    outcome after; FollowError where the layout stands and the rest could not be done.
+    Raises DriverAbsentError, SelectorError, PlanError before anything changes, BusyError and ApplyError with an outcome
+    afterwards, and FollowError if the layout was applied and a follow-up step failed.
     """
     work = _Attempts(request, on_busy, leave_pending)
 
@@ -158,19 +157,19 @@ def converge(
 
 
 class _Attempts:
-    """What is asked, and what was done so far: under a policy that waits, by several attempts."""
+    """The state of a run, which may take several attempts if it waits."""
 
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
         self.journal, self.record = Journal(request.directory), Record(request.directory)
         self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
-        #: Whether a run before this one left undone what follows a change. Asked under the lock, the first time.
+        #: Whether an earlier run left follow-up steps undone. Read under the lock, the first time.
         self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
         #: How many GPUs were lost when the plan was made.
         self.lost = 0
-        #: Whether the plan restores GPUs that no entry names, and why it no longer may.
+        #: Whether the plan restores GPUs without an entry, and why it no longer may.
         self.restores = False
         self.not_restored = ""
 
@@ -181,28 +180,28 @@ class _Attempts:
             run = self._without_new_sick(session)
         except ApplyError as error:
             if error.outcome == "old" and error.steps_done:
-                # What was taken away and brought back are new devices. Where their listeners cannot be told, the mark
-                # stays for the next run, and the failure to be told is the one that came first.
+                # Recreated devices are new devices. If their clients cannot be restarted, the mark stays for the next run,
+                # and the first failure is raised.
                 with contextlib.suppress(FollowError):
                     self._follow(session)
             raise
         if run.reboot_required:
-            # The boot creates the devices again, and what lists them starts after it.
+            # The boot recreates the devices, and their clients start after it.
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
     def _without_new_sick(self, session: BoundedSession) -> Run:
-        """Attempt it, and where GPUs fall sick meanwhile that may be left out, attempt it again without them."""
+        """Attempt the change. If GPUs that may be skipped fail meanwhile, repeat it without them."""
         while True:
             try:
                 return self._attempt(session)
             except ApplyError as error:
                 if error.outcome == "old" and self.restores and self.request.saved is None:
-                    # A GPU that no entry names keeps no other from its layout. This happens once.
+                    # A GPU without an entry must not block the others. This happens once.
                     self.restores, self.not_restored = False, str(error)
                     continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
-                # The number grows each time, so this ends.
+                # The number of lost GPUs grows each time, so this ends.
                 if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
                     raise
 
@@ -210,7 +209,7 @@ class _Attempts:
         own: Pids = {}
 
         def look_again(gpu: str | None = None) -> Host:
-            # A service that stays does not block the change; one that should have stopped does.
+            # A service that is kept does not block the change. One that should have stopped does.
             return observe(session, own, gpu)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
@@ -234,13 +233,13 @@ class _Attempts:
         decision = _decide(self.request, there.layout, observed, restore=restore)
         plan, self.restores = decision.plan, decision.restores
         if GPUS in self.request.parts:
-            # Modes that an earlier run left pending are set or taken back from here on.
+            # From here on, pending modes of an earlier run are set or reverted.
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
             plan.refuse_disturbance()
         if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
-            # The clients of services that stay count here: the reboot would end them too.
+            # Clients of kept services count here, because the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
             run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
@@ -259,7 +258,7 @@ class _Attempts:
                 # The setting of a lost GPU is unknown: the next run reads it again.
                 technique.record(self.request.directory, host.gpus, [gpu.uuid for gpu in host.lost if gpu.uuid])
         if GPUS in self.request.parts:
-            # What stood there already and is named by the layout is adopted too.
+            # Existing instances that the layout names are adopted, too.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
         if decision.applied.entries is not None:
@@ -274,7 +273,7 @@ class _Attempts:
         return AppliedRecord(self.request.directory)
 
     def _leave_pending(self, session: BoundedSession, plan: Plan) -> None:
-        """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
+        """Record it before the first mode is set, so that a boot after a kill has the layout with these modes."""
         self.pending_reboot.begin()
         try:
             DIVIDER.leave_pending(session, plan)
@@ -283,7 +282,7 @@ class _Attempts:
             raise
 
     def _record_coming(self, host: Host, plan: Plan) -> None:
-        """Record settings ahead of the change, so that a run after one that was cut off looks at them too."""
+        """Record settings before the change, so that the run after an interrupted one reads them, too."""
         for technique in SETTINGS:
             default = (None, technique.default)
             coming = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
@@ -300,9 +299,9 @@ class _Attempts:
         return bool(ended)
 
     def _follow(self, session: BoundedSession) -> tuple[str, ...]:
-        """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
+        """Run the follow-up steps of changed devices, of this run or an earlier one that did not complete them."""
         if GPUS not in self.request.parts or not self.follow_up.due():
-            # Only a run that changes GPUs restarts what lists them.
+            # Only a run that changes GPUs restarts services that list them.
             return ()
         followed: tuple[str, ...] = ()
         if not session.private:
@@ -313,7 +312,7 @@ class _Attempts:
         return followed
 
     def _refuse_loss(self, host: Host, decision: Decision) -> None:
-        """A reboot ends what runs on any GPU of the host, and every instance that the boot does not restore."""
+        """Refuse a reboot that would end holders of any GPU, or lose an instance that the boot does not restore."""
         held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
         disturbs = [
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
@@ -337,7 +336,7 @@ class _Attempts:
 
 
 def _applied(request: Request) -> Applied:
-    """Return the record of what was last applied, of no entries where the run is about a part of the layout alone."""
+    """Return the record of applied entries, or an empty one if the run is about a part of the layout."""
     from .unnamed import Applied, AppliedRecord
 
     return AppliedRecord(request.directory).read() if request.whole else Applied(())
@@ -346,7 +345,7 @@ def _applied(request: Request) -> Applied:
 def _decide(
     request: Request, layout: Layout, observed: _Observed, installs: bool = False, restore: bool = True
 ) -> Decision:
-    """Plan the request's layout, of which lost GPUs may be left out, and the GPUs that it no longer names."""
+    """Plan the request's layout without skipped lost GPUs, and the GPUs that lost their entry."""
     from .unnamed import Applied, AppliedRecord, Decision, Situation, decide, without_service
 
     host, ownership, services = observed.host, observed.ownership, observed.services
@@ -375,7 +374,7 @@ def _saved_gpus(saved: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def _owned(directory: str, host: Host) -> frozenset[Owned]:
-    """The collection's instances, as the record will have them once the run has cleared up after one that was cut off."""
+    """Return the collection's instances as recorded after an interrupted run is completed."""
     owned = Record(directory).read()
     entry = Journal(directory).read()
     if entry is None:

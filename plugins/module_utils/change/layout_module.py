@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules that apply a layout, or a part of one, have in common: arguments, run, return values."""
+"""Share arguments, run and return values between modules that apply a layout or a part of one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .targets import asked
 
 
 def argspec() -> dict[str, Any]:
-    """Of every module that applies a layout; the documentation fragment `layout`."""
+    """Return the options of every module that applies a layout (documentation fragment `layout`)."""
     return {
-        # raw: the layout's own parser says what is wrong with it, entry by entry.
+        # raw: the layout's parser reports errors, entry by entry.
         "layout": {"type": "raw", "required": True},
         "on_busy": {"type": "str", "choices": list(busy.POLICIES), "default": busy.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
@@ -39,7 +39,7 @@ def argspec() -> dict[str, Any]:
 
 
 def argspec_of_gpus() -> dict[str, Any]:
-    """Of those that change GPUs and their instances; the documentation fragment `layout.gpus` besides."""
+    """Return the options of modules that change GPUs and instances (also the fragment `layout.gpus`)."""
     return dict(
         argspec(),
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
@@ -47,13 +47,13 @@ def argspec_of_gpus() -> dict[str, Any]:
         leave_pending={"type": "bool", "default": False},
         mig_manager={"type": "str", "choices": ["refuse", "disable"], "default": "refuse"},
         restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
-        # The text of a Python file, of which no log needs a copy.
+        # The text of a Python file, which does not belong in logs.
         pynvml={"type": "str", "no_log": True},
     )
 
 
 def argspec_of_layout() -> dict[str, Any]:
-    """Of the module `layout`. The action behind it uses the two options, on the controller."""
+    """Return the options of the module `layout`. Its action uses the two extra options on the controller."""
     return dict(
         argspec_of_gpus(),
         unnamed={"type": "str", "choices": list(UNNAMED_POLICIES), "default": UNNAMED_POLICIES[0]},
@@ -63,7 +63,7 @@ def argspec_of_layout() -> dict[str, Any]:
 
 
 def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] = ALL_PARTS) -> dict[str, Any]:
-    """Bring these parts of the layout about. The module's return values."""
+    """Apply these parts of the layout, and return the module's return values."""
     request = Request(
         layout=parse_layout(params["layout"]),
         directory=params["state_directory"],
@@ -79,7 +79,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         lend(params["pynvml"])
     try:
         if check_mode:
-            # An earlier task of the same dry run may be the one that would install it.
+            # An earlier task of the same dry run may be going to install it.
             done = predict(request, params["on_busy"], installs=True)
         else:
             done = converge(
@@ -141,7 +141,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
 
 
 def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
-    """Return the step that NVIDIA's MIG manager needs. A layout without entries changes nothing, and so needs none."""
+    """Return the step for NVIDIA's MIG manager. A layout without entries changes nothing and needs none."""
     if "mig_manager" not in params or not request.layout.entries:
         return ()
     from . import mig_manager
@@ -150,7 +150,7 @@ def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
 
 
 def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> Run:
-    """Carry out the step of `_mig_manager`, and return the run with it. Raises FollowError."""
+    """Apply the step of `_mig_manager`, and return the run with it. Raises FollowError."""
     if not also:
         return done
     if not check_mode and not done.reboot_required:
@@ -161,7 +161,7 @@ def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> 
 
 
 def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
-    """Per GPU: what was asked, what was there, what is there now."""
+    """Return the desired, previous and current state of each GPU."""
     return [
         {
             "index": gpu.gpu.index,

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan around GPUs that do not work: an NVML call for them fails, or the driver does not count them (`Host.lost`).
 
-A selector names such a GPU by what is known of it. Where its UUID, PCI address, model or index is not known, a selector by
-that which matches no other GPU, and every one by model, may mean it.
+A selector is compared with the known attributes of such a GPU. If an attribute is unknown, a selector by it that matches no
+other GPU, and every selector by model, may mean the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..model import Host, LostGpu
 from ..nvml.calls import lost_error
 from ..techniques.forms import FORMS
 
-#: What to do about an entry that names a lost GPU: fail before anything changes, or leave the GPU out.
+#: Policies for an entry with a lost GPU: fail before anything changes, or skip the GPU.
 POLICIES = FAIL, SKIP = ("fail", "skip")
 
 
@@ -34,8 +34,8 @@ class Answering:
 def answering(layout: Layout, host: Host, policy: str) -> Answering:
     """Return the layout for the GPUs that work.
 
-    An entry that divides something between its GPUs (tenants, an MPS daemon for all of them) is left out whole: its GPUs stay
-    as they are. Raises NvmlError where the policy is FAIL and an entry names a lost GPU.
+    An entry that divides something between its GPUs (tenants, an MPS daemon for all of them) is skipped as a whole, and its GPUs
+    do not change. Raises NvmlError if the policy is FAIL and an entry names a lost GPU.
     """
     if not host.lost:
         return Answering(layout)
@@ -60,7 +60,7 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
 
 
 def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
-    """Return a sentence for each GPU that works no more and did `before`."""
+    """Return a sentence for each GPU that worked `before` and does not any more."""
     known = {(gpu.index, gpu.pci_address if gpu.index is None else None) for gpu in before}
     found = [gpu for gpu in host.lost if (gpu.index, gpu.pci_address if gpu.index is None else None) not in known]
     return tuple("%s %s: it worked when the run began (%s)" % (gpu.label, gpu.state, gpu.problem) for gpu in found)
@@ -84,7 +84,7 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
-    """Return the entry for the GPUs that work; None where it cannot be had in part, or has no other GPU."""
+    """Return the entry for the working GPUs, or None if it cannot be split or has no other GPU."""
     divided = any(form.key == entry.sharing and form.divides(entry.part) for form in FORMS)
     if divided:
         return None

@@ -19,7 +19,7 @@ REFUSE, DISABLE = POLICIES = ("refuse", "disable")
 
 
 def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the step that the MIG manager needs, none if it is not enabled. Raises PlanError if the policy is REFUSE."""
+    """Return the step for the MIG manager, or none if it is not enabled. Raises PlanError if the policy is REFUSE."""
     if not systemd.booted(root):
         return ()
     unit = systemd.loaded(run, [UNIT], ("UnitFileState",)).get(UNIT)
@@ -35,7 +35,7 @@ def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str,
 
 
 def disable(run: Run = run_tool) -> None:
-    """Disable the MIG manager from the next boot on. Raises FollowError: the layout itself stands."""
+    """Disable the MIG manager from the next boot on. Raises FollowError: the layout itself was applied."""
     try:
         systemd.tell(run, ["systemctl", "disable", "--no-reload", "--quiet", UNIT])
     except (systemd.NoAnswerError, FileNotFoundError) as error:

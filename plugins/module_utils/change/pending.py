@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Marks in the state directory of what a run still has to do. The next run does it if this one is cut off.
+"""Mark unfinished work of a run in the state directory, for the next run after an interruption.
 
-The content of a mark does not count: a damaged mark is a mark.
+The content of a mark does not matter, so a damaged mark is still a mark.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from .. import durable
 
 _SCHEMA = 1
 
-#: Services that look for devices when they start, unless told otherwise; the exporters may be clients of the first. What
-#: NVIDIA's own MIG manager stops and starts besides is there to have the GPUs free, or Kubernetes' (NVIDIA/mig-parted,
-#: deployments/systemd/hooks.sh).
+#: Default list of services that read devices only when they start. The exporters may be clients of the first. The MIG manager
+#: itself stops more services, to free the GPUs or for Kubernetes (NVIDIA/mig-parted, deployments/systemd/hooks.sh).
 RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service", "nvidia-dcgm-exporter.service")
 
 
@@ -33,7 +32,7 @@ class Mark:
         durable.write(self.path, {"schema": _SCHEMA})
 
     def end(self) -> None:
-        """Take the mark away."""
+        """Remove the mark."""
         durable.remove(self.path)
 
     def due(self) -> bool:
@@ -42,7 +41,7 @@ class Mark:
 
 
 class PendingFollowUp(Mark):
-    """Devices have changed, or may have, and what follows (`follow`) is not done yet. Set before the change."""
+    """Devices have changed, or may have, and the follow-up steps (`follow`) are not done. Set before the change."""
 
     name = "follow.json"
 

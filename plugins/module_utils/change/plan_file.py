@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans that are kept: written as data, read by people, and carried out later exactly as they were, or not at all.
+"""Save plans as data, and apply them later exactly as they were, or not at all.
 
-A saved plan holds what was observed, what the layout asked for, and the steps between the two. It is never carried out
-from the file: the planner makes it once more, with every placement pinned to the saved one, and what comes out must be
-the saved steps. So what the planner refuses (a process in the way, an instance of another owner) is refused here too.
+A saved plan has the observed state, the desired state, and the steps between them. It is never applied from the file: the
+planner plans again with the saved placements, and the result must equal the saved steps. So everything that the planner
+refuses (a blocking process, an instance of another owner) is refused here, too.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
 
 
 def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], ownership: Ownership) -> Plan:
-    """The saved plan as a plan for the host as it is now; one without steps where it was carried out already.
+    """Return the saved plan as a plan for the current host, without steps if it was already applied.
 
-    Raises PlanError, naming what moved, where the host or what the layout asks of it is not what it was.
+    Raises PlanError with the differences if the host or the layout has changed.
     """
     try:
         return _restore(_checked(saved), host, tuple(targets), ownership)
@@ -69,7 +69,7 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Refuse steps beside the GPUs that were not saved, with PlanError. Some that were saved may have been done already."""
+    """Raise PlanError for steps of services that were not saved. Some saved ones may already be done."""
     for part in plan.parts:
         then = _checked(saved)[part.key]
         if not all(step in then["steps"] for step in part.to_data()):
@@ -80,12 +80,12 @@ def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of a file with the plans of these hosts, by name."""
+    """Return the content of a file with the plans of these hosts, by name."""
     return {"schema": SCHEMA, "hosts": dict(plans)}
 
 
 def host_part(text: str, host: str) -> dict[str, Any]:
-    """One host's plan out of the text of such a file. Raises PlanError where there is none to be had."""
+    """Return one host's plan from the text of such a file. Raises PlanError if there is none."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -141,7 +141,7 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
 
 
 def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
-    """Whether every GPU is what the saved plan would make of it."""
+    """Return whether every GPU is already in the saved plan's desired state."""
     try:
         return not planner.plan(host.gpus, pinned, ownership).changes
     except PlanError:
@@ -153,7 +153,7 @@ def _moved(moved: Sequence[str]) -> PlanError:
 
 
 def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
-    """What moved on the planned GPUs since then, one text each, empty for nothing."""
+    """Return the differences on the planned GPUs since then, one text each."""
     found = []
     if saved["driver_version"] != host.driver_version:
         found.append("the driver was %s and is %s" % (saved["driver_version"], host.driver_version))
@@ -195,7 +195,7 @@ def _compute(instance: Mapping[str, Any]) -> str:
 
 
 def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets: Sequence[Target]) -> list[str]:
-    """Where the layout of now asks for other than the one that the plan was made for."""
+    """Return the differences between the current layout and the plan's."""
     then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
     found = []
     for target in targets:
@@ -204,25 +204,25 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets:
             found.append("%s is named by %s and is not in the plan" % (gpus[target.gpu_uuid].label, target.where))
         elif gpu["asked"] != _asked(target):
             found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, asked(target)))
-    # A GPU that is gone is told as such, whether the layout still could name it or not.
+    # A missing GPU is reported as such, whether or not the layout selects it.
     found += ["gpu %d (%s) is not named any more" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
     return found
 
 
 def _asked(target: Target) -> dict[str, Any]:
-    """What a layout asks of a GPU, without the place of the entry: to move an entry changes nothing."""
+    """Return a GPU's desired state without the place of the entry, because moving an entry changes nothing."""
     data = target.to_data()
     del data["gpu_uuid"], data["where"]
     for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
-            # A run that does not look at a setting leaves it as most GPUs have it.
+            # A setting that the run does not read counts as the default.
             data.pop(technique.setting, None)
     data["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
     return data
 
 
 def _observed(gpu: Gpu) -> dict[str, Any]:
-    """Return the state of a GPU that a plan depends on, without what runs on it: that is looked up when a plan is made."""
+    """Return the state of a GPU that a plan depends on, without its holders, which are read when a plan is made."""
     return {
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,

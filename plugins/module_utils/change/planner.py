@@ -1,10 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what GPUs are to what they shall be: a pure function (observed, wanted) -> Plan.
+"""Plan from the current to the desired state of GPUs: a pure function (observed, wanted) -> Plan.
 
-No I/O, no clock, no randomness, no NVML, no Ansible: the same two arguments always give the same plan. Each technique
-plans its own part.
+Without I/O, clock, randomness, NVML and Ansible, so equal arguments give equal plans. Each technique plans its own part.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from ..ownership import Ownership
 from ..techniques.registry import DIVIDER, SETTINGS
 from . import compute_mode
 
-#: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
+#: Every instance counts as the collection's own, for rollbacks and for plans of GPUs that do not exist yet.
 ALL_OURS = Ownership("remove")
 
 
 def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
-    """Plan every target on the GPUs observed.
+    """Plan every target on the observed GPUs.
 
-    Raises PlanError, naming the GPU and the entry, where a target cannot be had, or where it would remove instances that
-    are not the collection's and `ownership` does not allow that. A plan that would end something that runs is returned, not
-    refused: `Plan.disturbs` names it, and the code that applies plans decides.
+    Raises PlanError with the GPU and the entry if a target is impossible, or if it would remove instances of others and
+    `ownership` does not allow that. A plan that would end holders is returned: `Plan.disturbs` names them, and the code that
+    applies plans decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     plans = []
@@ -42,14 +41,14 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
 
 
 def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
-    """Plan one GPU; see `plan`."""
+    """Plan one GPU. See `plan`."""
     made = DIVIDER.plan(gpu, target, ownership)
     settings = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
     return dataclasses.replace(made, parts=(compute_mode.plan(gpu, made.target), *settings))
 
 
 def target_of(gpu: Gpu) -> Target:
-    """Return the target that describes what a GPU is just now, every instance pinned where it is: the way back to it."""
+    """Return the target of a GPU's current state, with every placement pinned, for a rollback."""
     return Target(
         gpu_uuid=gpu.uuid,
         where="the state before this run",

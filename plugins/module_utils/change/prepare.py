@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Look at a host and plan a layout for it: the GPUs with their holders and settings, and the services beside them."""
+"""Read a host and plan a layout for it: the GPUs with their holders and settings, and the services."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ..techniques.registry import SERVING, SETTINGS
 from . import planner
 from .targets import targets
 
-#: What a run may be about: MIG and compute modes, and each technique by its key.
+#: Possible parts of a run: MIG and compute modes, and each technique by its key.
 GPUS = "gpus"
 ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
 
 @frozen
 class PlanRequest:
-    """Which `parts` of a layout are planned, by the plan that was `saved` for it where there is one.
+    """The `parts` of a layout to plan, by a `saved` plan if given.
 
-    With `installs` it is no error that the software of a service is missing.
+    With `installs` missing software of a service is no error.
     """
 
     parts: Sequence[str] = ALL_PARTS
@@ -40,18 +40,18 @@ class PlanRequest:
 
 
 def removal_of(key: str) -> str:
-    """Return what stands for the technique in a run that removes all that it has on the host, whatever the layout says."""
+    """Return the part for a run that removes the technique's service from the host, independent of the layout."""
     return "no_%s" % key
 
 
 def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[Service, ...]:
-    """Return the services that a run is about, less those that the host does not have and the layout does not ask for."""
+    """Return the services of a run, without those that neither the host has nor the layout needs."""
     about = [each for each in SERVING if {each.key, removal_of(each.key)}.intersection(parts)]
     return tuple(each.service(private) for each in about if each.used(layout, private))
 
 
 def look(session: BoundedSession, services: Sequence[Service]) -> Host:
-    """Look at the services and the GPUs, and return the GPUs with their holders. What belongs to a service holds nothing."""
+    """Read the services and the GPUs, and return the GPUs with their holders. A service's own processes are no holders."""
     for service in services:
         service.observe()
     host = observe(session, merged(service.own() for service in services))
@@ -63,7 +63,7 @@ def look(session: BoundedSession, services: Sequence[Service]) -> Host:
 def observe(session: BoundedSession, own: Pids | None = None, only: str | None = None) -> Host:
     """Return the host with all holders of its GPUs and instances, except the processes of services that are their `own`.
 
-    `only` is the UUID of the GPU that is read, as `BoundedSession.observe` takes it; all holders are looked for.
+    `only` is the UUID of the GPU to read, as for `BoundedSession.observe`. All holders are read.
     """
     host, own = session.observe(only=only), own or {}
     holders = [h for h in find_holders(host) if h.pid not in own.get(h.gpu_uuid, ())]
@@ -73,7 +73,7 @@ def observe(session: BoundedSession, own: Pids | None = None, only: str | None =
 
 
 def staying(plan: Plan, services: Sequence[Service]) -> Pids:
-    """Return the processes of services that the plan leaves running."""
+    """Return the processes of services that keep running under the plan."""
     parts = {part.key: part for part in plan.parts}
     return merged(service.own(parts[service.key]) for service in services)
 
@@ -85,9 +85,9 @@ def make_plan(
     request: PlanRequest,
     services: Sequence[Service],
 ) -> Plan:
-    """Return the plan of these parts of the layout, or the one that was saved.
+    """Return the plan of these parts of the layout, or the saved plan.
 
-    Raises SelectorError and PlanError before anything has changed.
+    Raises SelectorError and PlanError before anything changes.
     """
     parts, saved = request.parts, request.saved
     wanted = tuple(_of_parts(target, host, parts) for target in targets(layout, host.gpus))
@@ -98,7 +98,7 @@ def make_plan(
 
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
-        # A MIG mode that is pending there is not this run's business either.
+        # This run does not change a pending MIG mode there either.
         plan = dataclasses.replace(plan, gpus=tuple(_of_settings_only(gpu) for gpu in plan.gpus))
     by_key = {service.key: service for service in services}
     for each in SERVING:
@@ -117,7 +117,7 @@ def make_plan(
 
 
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
-    """The target with everything that is not to be changed as it is."""
+    """Return the target with all parts outside of the run in their current state."""
     if GPUS not in parts:
         now = planner.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
         target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)

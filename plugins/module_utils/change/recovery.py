@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finish what a run that was cut off left: back to the old layout, or where that ends something, on to the new one."""
+"""Complete an interrupted run: restore the old layout, or apply the new one if restoring would end holders."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from .apply_plan import Context, end_journal, expect, go_back, run_steps, settle
 
 
 def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
-    """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
+    """Complete an interrupted run. Return the current layout, old or new, or None if there was no such run.
 
-    The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
-    end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
-    would, `clear` ends it, or without one BusyError is raised. With the old layout comes back
-    what the run had stopped or changed of the `services`. Raises ApplyError where it fails. The journal then stays as it was.
+    The new layout stays if the run had completed it. Otherwise the old one is restored. If that would end a holder (a job that
+    started since), the new one is completed instead, if that ends none. If both would, `clear` ends it, or BusyError is raised.
+    With the old layout, stopped or changed `services` are restored. Raises ApplyError if it fails. The journal then stays.
     """
     journal, record = context.journal, context.record
     entry = journal.read()
@@ -39,7 +38,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     there = {gpu.uuid for gpu in gpus}
     named = {target.gpu_uuid for target in (*entry.before, *entry.after)}
     if named and not named & there and not entry.beside and any(lost_of(host, uuid) for uuid in named):
-        # It is about lost GPUs alone, and waits for them.
+        # The journal has only lost GPUs, and waits for them.
         return None
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
@@ -78,7 +77,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
 
 
 def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -> None:
-    """Have every setting read that the journal names, whatever this run is about: unread it is neither the old nor the new."""
+    """Read every setting in the journal, independent of this run's parts, to compare it with the old and the new value."""
     settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
     if not {name for name, _value in settings}.issubset(observer.setting for observer in OBSERVERS):
         raise durable.damaged(journal.path)
@@ -87,7 +86,7 @@ def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -
 
 
 def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Target]) -> tuple[Host, Plan | None]:
-    """Back to the old layout, or else on to the new one: the host, and where it was on, the plan that has nothing to do."""
+    """Restore the old layout or complete the new one. Return the host, and for the new one the plan without steps."""
     try:
         return go_back(context, before), None
     except BusyError as busy:
@@ -109,10 +108,10 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
 
 
 def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
-    """The plan to these targets if it has nothing left to do."""
+    """Return the plan to these targets if it has no steps."""
     try:
         plan = planner.plan(gpus, targets)
     except FleetError:
-        # What was possible when the run began no longer is: another driver, another card.
+        # The target is no longer possible, for example after a change of the driver or the card.
         return None
     return None if plan.changes else plan

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what the modules that apply the service of one technique alone have in common: arguments, run, return values."""
+"""Share arguments, run and return values between modules that apply the service of one technique."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..transaction import locked
 from . import layout_module
 from .prepare import removal_of
 
-#: A host whose driver does not answer.
+#: A host without a working driver.
 _NO_GPUS = Host("", "", None, False, ())
 
 
 def argspec() -> dict[str, Any]:
-    """Return the options: those of all modules that apply a layout, and whether the service shall be there."""
+    """Return the options: those of all modules that apply a layout, and the desired state of the service."""
     state = {"type": "str", "choices": ["present", "absent"], "default": "present"}
     return dict(layout_module.argspec(), state=state)
 
@@ -35,9 +35,9 @@ def argspec() -> dict[str, Any]:
 def serve(
     service: type[Service], name: str, report: Callable[[bool], Any], params: dict[str, Any], check_mode: bool
 ) -> dict[str, Any]:
-    """Bring about the service's part of the layout, or its absence; return the module's return values.
+    """Apply the service's part of the layout, or remove the service. Return the module's return values.
 
-    `report` returns what is there, which is returned under the `name`. A service is removed without a driver, too.
+    `report` returns the current objects, as the return value `name`. A service can be removed without a driver.
     """
     absent = params["state"] == "absent"
     try:
@@ -47,7 +47,7 @@ def serve(
             raise
         told = {"driver_present": False}
     if told["driver_present"]:
-        # Hosts with GPUs of their own are not asked again.
+        # Hosts with working GPUs are not read again.
         private = "GPUSIM_STATE" in os.environ
         if private:
             with BoundedSession() as session:
@@ -57,9 +57,9 @@ def serve(
 
 
 def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Remove all that the service has from a host without its GPUs; return the module's return values.
+    """Remove the service from a host without readable GPUs. Return the module's return values.
 
-    Its clients count as they do with a driver. Raises BusyError and ApplyError.
+    Its clients block as usual. Raises BusyError and ApplyError.
     """
     on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
     ended: list[str] = []
@@ -75,7 +75,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
         with contextlib.ExitStack() as held:
             if not check_mode:
                 held.enter_context(locked(params["state_directory"], params["lock_timeout"]))
-            # Where GPUs are simulated for this process alone, nothing of the host is its own.
+            # If GPUs are simulated for this process alone, the host has no services of theirs.
             service = kind("GPUSIM_STATE" in os.environ)
             service.observe()
             service.observe_on(())

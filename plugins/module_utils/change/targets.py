@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resolve a layout to what each GPU of a host shall become.
+"""Resolve a layout to the desired state of each GPU of a host.
 
-Selectors are resolved to UUIDs each time a layout is applied: an index can mean another GPU after a reboot.
+Selectors are resolved to UUIDs each time a layout is applied, because indexes may change at a reboot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..techniques.forms import FORMS
 from ..techniques.registry import DIVIDER, SETTINGS
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 
-#: Of a GPU, by its sharing; None where it belongs to the instances.
+#: Compute mode of a GPU by its sharing, or None if it belongs to the instances.
 COMPUTE_MODES = {
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
@@ -28,9 +28,9 @@ COMPUTE_MODES = {
 
 
 def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
-    """Return by UUID the entry of each GPU that the layout names.
+    """Return the entry of each GPU that the layout selects, by UUID.
 
-    Raises SelectorError, with all problems, if a selector matches nothing or a GPU is named twice.
+    Raises SelectorError with all problems if a selector matches nothing or a GPU is selected twice.
     """
     named: dict[str, tuple[str, Entry]] = {}
     problems: list[Problem] = []
@@ -55,13 +55,13 @@ def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
 
 
 def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
-    """Return a target for each GPU that the layout names, in the order of the GPUs. Raises SelectorError as `resolved` does."""
+    """Return a target for each GPU that the layout selects, in the order of the GPUs. Raises SelectorError as `resolved`."""
     entries = resolved(layout, gpus)
     return tuple(_target(gpu, entries[gpu.uuid]) for gpu in gpus if gpu.uuid in entries)
 
 
 def asked(target: Target) -> str:
-    """Return in words what the layout asks of a GPU."""
+    """Return the desired state of a GPU in words."""
     for technique in SETTINGS:
         if technique.key == target.sharing:
             return "%s: %s" % (target, target.settings.get(technique.setting))

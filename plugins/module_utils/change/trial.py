@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A layout on trial: the boot has it ahead of a reboot that it needs, and the layout before it is kept beside it.
+"""Handle a layout on trial: the boot service has it before a needed reboot, and the previous layout is kept.
 
-The reboot takes two steps of a run: the boot gets the new layout, then the new MIG modes are left pending on the GPUs. A run
-that ends between the two leaves a boot whose layout does not belong to the GPUs' modes. So the second step is on record, and
-the next `gpu-layout apply` settles which of the two layouts the host keeps.
+The reboot takes two steps of a run: the boot service gets the new layout, then the new MIG modes are left pending. After a run
+that ends between the two, the layout does not fit the GPUs' modes. So the second step is recorded, and the next
+`gpu-layout apply` decides which layout the host keeps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import durable
 from ..durable import FORMER
 from .pending import PendingReboot
 
-#: The only layout that is ever on trial, below the root of the host. A `.former` beside any other file is its owner's.
+#: The only layout that can be on trial, below the root of the host. Other `.former` files belong to others.
 _INSTALLED = ("etc", "openfleet-gpu", "layout.json")
 
 
@@ -26,7 +26,7 @@ def replaced_files(layout: Path) -> tuple[Path, Path]:
 
 
 def settle(layout: Path, directory: str) -> bool:
-    """Keep the layout on trial if its MIG modes were left pending, else take back the former one: True if it was taken back."""
+    """Keep the layout on trial if its MIG modes were left pending, else restore the previous one and return True."""
     if layout.absolute().parts[-len(_INSTALLED) :] != _INSTALLED:
         return False
     on_trial = [path for path in replaced_files(layout) if _former(path).exists()]

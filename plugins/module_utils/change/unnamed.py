@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan GPUs that had an entry of the layout and that no entry names any more. Pure, except for `AppliedRecord`.
+"""Plan GPUs that lost their entry in the layout. Pure, except for `AppliedRecord`.
 
 The state directory records for each GPU an entry that describes what the collection last applied to it. The policy `keep` leaves
 such a GPU alone and restores the recorded state once the GPU has lost it, as in a reboot. `release` plans the state `shared`.
@@ -75,9 +75,9 @@ class AppliedRecord:
 
 @frozen
 class Unmanaged:
-    """A GPU that had an entry and that no entry names: what it was given, what it has, and what becomes of that, in words.
+    """A GPU that lost its entry: its recorded and current state, and the action, in words.
 
-    `action` is keep, restore, release, or leave where the GPU is neither as recorded nor as after a boot, or cannot be restored.
+    `action` is keep, restore, release, or leave if the GPU is neither as recorded nor as after a boot, or cannot be restored.
     """
 
     index: int
@@ -87,7 +87,7 @@ class Unmanaged:
     recorded: str
     current: str
     text: str
-    #: Keys of the techniques whose daemons or tenants were given to it.
+    #: Keys of the techniques whose daemons or tenants it was given.
     services: tuple[str, ...] = ()
 
     def line(self) -> str:
@@ -97,7 +97,7 @@ class Unmanaged:
 
 @frozen
 class Decision:
-    """The plan for the layout and for unnamed GPUs, the record once the plan is done, and what to report."""
+    """The plan for the layout and for unnamed GPUs, the record after the plan, and the report."""
 
     plan: Plan
     applied: Applied
@@ -106,7 +106,7 @@ class Decision:
 
     @property
     def restores(self) -> bool:
-        """Return whether the plan restores a GPU that no entry names."""
+        """Return whether the plan restores a GPU without an entry."""
         return any(each.action == "restore" for each in self.unmanaged)
 
     def kept_places(self, uuid: str) -> frozenset[tuple[str, int | None]]:
@@ -119,9 +119,9 @@ class Decision:
 
 @frozen
 class Situation:
-    """What a decision is made from. `services_seen` has what each service sees on the host, by key of the technique.
+    """The input of a decision. `services_seen` has the observed objects of each service, by key of the technique.
 
-    `saved_gpus` are the UUIDs in lower case of the GPUs in a saved plan, which stay in it once it was carried out.
+    `saved_gpus` are the UUIDs in lower case of the GPUs in a saved plan, which stay in it after it was applied.
     """
 
     layout: Layout
@@ -132,15 +132,15 @@ class Situation:
     saved_gpus: frozenset[str] = frozenset()
 
 
-#: Plans a layout on the host that was observed. Raises PlanError.
+#: Plans a layout on the observed host. Raises PlanError.
 Make = Callable[[Layout], Plan]
 
 
 def decide(situation: Situation, policy: str, make: Make, make_last: Make, restore: bool = True) -> Decision:
-    """Plan the layout and the GPUs that it no longer names.
+    """Plan the layout and the GPUs that lost their entry.
 
-    `make_last` makes the plan that is carried out, which may be a saved one; `make` those that lead to it. Without `restore` a
-    GPU that lost what it had is left alone. Raises PlanError as `make` and `make_last` do.
+    `make_last` makes the applied plan, which may be a saved one, and `make` the intermediate ones. Without `restore` a GPU that
+    lost its state is not changed. Raises PlanError as `make` and `make_last`.
     """
     layout, host = situation.layout, situation.host
     named = {uuid.lower() for uuid in resolved(layout, host.gpus)}
@@ -158,7 +158,7 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
 
 
 def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Seen) -> tuple[Unmanaged, ...]:
-    """Return the working GPUs that have a recorded entry and that no selector of the layout matches, for reports."""
+    """Return the working GPUs with a recorded entry that no selector of the layout matches, for reports."""
     from ..layout.matching import matches
 
     selectors = [selector for entry in layout.entries for selector in entry.selectors]
@@ -178,9 +178,9 @@ def without_service(applied: Applied, key: str) -> Applied:
 
 
 def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[str, Collection[str]]) -> list[Entry]:
-    """Return the entries for the GPUs that are not `named` (UUIDs in lower case), without the names that are taken.
+    """Return the entries for the GPUs that are not `named` (UUIDs in lower case), without names in use.
 
-    A daemon or tenant that would lose a GPU, or whose name is taken, is dropped where the technique cannot do with less.
+    A daemon or tenant that would lose a GPU, or whose name is in use, is dropped if the technique cannot reduce it.
     """
     found = []
     for entry in entries:
@@ -193,7 +193,7 @@ def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[
 
 
 def describe(entry: Entry) -> str:
-    """Return what an entry gives a GPU, in words: the sharing, its instances, and the names of daemons and tenants."""
+    """Return a GPU's state by an entry, in words: the sharing, instances, and names of daemons and tenants."""
     words = []
     for instance in entry.instances:
         place = "" if instance.placement is None else "@%d" % instance.placement
@@ -212,7 +212,7 @@ def describe(entry: Entry) -> str:
 
 
 def state(gpu: Gpu, services_seen: Seen) -> str:
-    """Return what a GPU has now, in the words of `describe`."""
+    """Return a GPU's current state, in the words of `describe`."""
     entries = _exported([gpu], services_seen)
     return describe(entries[0]) if entries else "a state that no layout describes"
 
@@ -268,7 +268,7 @@ def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry]
     plan = make_last(Layout((*situation.layout.entries, *entries)))
     labels = {entry.label for entry in entries}
     new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
-    # A lost GPU is released once it works. A GPU that left the host has nothing to release.
+    # A lost GPU is released when it works again. A GPU that left the host has nothing to release.
     lost = [
         dataclasses.replace(entry, selectors=selectors)
         for entry in kept
@@ -279,7 +279,7 @@ def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry]
 
 
 def _released(gpu: Gpu, ownership: Ownership) -> Entry:
-    """Return the entry that takes away what the collection applied to the GPU."""
+    """Return the entry that removes the collection's state from the GPU."""
     label = "the released gpu %d" % gpu.index
     selectors = (Selector("uuid", gpu.uuid),)
     if ownership.policy == "keep" and any(ownership.foreign(gpu, instance) for instance in gpu.mig.instances):
@@ -321,7 +321,7 @@ def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) ->
 
 
 def _untouched(gpu: Gpu, target: Target) -> bool:
-    """Return whether each part of the GPU's state is as recorded or as after a boot: else another tool changed it."""
+    """Return whether each part of the GPU's state is as recorded or as after a boot. If not, another tool changed it."""
     has = sorted((i.profile, i.placement.start) for i in gpu.mig.instances)
     if has and has != sorted((i.profile, i.start or 0) for i in target.instances):
         return False
@@ -344,12 +344,12 @@ def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
 
 
 def _applied(plan: Plan) -> tuple[Entry, ...]:
-    """Return entries for the GPUs of a plan as they are when it is done."""
+    """Return entries for the GPUs of a plan as they will be afterwards."""
     return _exported([_planned_gpu(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts})
 
 
 def _record(entries: Iterable[Entry]) -> Applied:
-    """Return the record of those entries that can be read again: an export may contain what no layout may."""
+    """Return the record of the entries that can be parsed again, because an export may contain invalid ones."""
     readable: list[Entry] = []
     for entry in entries:
         try:
@@ -367,7 +367,7 @@ def _exported(gpus: Sequence[Gpu], seen: Seen) -> tuple[Entry, ...]:
 
 
 def _planned_gpu(plan: GpuPlan) -> Gpu:
-    """Return the GPU as it is when its plan is done, with the collection's instances alone."""
+    """Return the GPU as it will be after its plan, with only the collection's instances."""
     gpu, target = plan.gpu, plan.target
     instances = tuple(
         GpuInstance(

@@ -54,7 +54,7 @@ REFUSED = [
         "key cannot be fetched",
     ),
     ({"container_toolkit_version": "1.99.0"}, r"There is: 1\.18\.2-1, 1\.18\.1-1, 1\.18\.0-1, 1\.17\.8-1"),
-    ({"container_toolkit_version": "1.18"}, "is no version of the toolkit"),
+    ({"container_toolkit_version": "1.18"}, "is not a version of the toolkit"),
 ]
 
 
