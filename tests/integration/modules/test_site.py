@@ -382,7 +382,11 @@ def test_a_mistake_in_the_monitoring_stops_the_run_also_where_a_loss_is_tolerate
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", "gpu_site_tolerate=1", waves=[1])
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0 and "gpu_monitoring_state" in said
-    assert "Apply the layout" not in said and "Install or remove the monitoring" not in said and "Nothing was changed" in said
+    assert (
+        "Apply the layout" not in said
+        and "Install or remove the monitoring" not in said
+        and "Nothing was changed" in said
+    )
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
