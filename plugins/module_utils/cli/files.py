@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the files that are given to gpu-layout."""
+"""Read the files that are given to gpu-layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import FleetError
 
 
 def read_data(path: str) -> Any:
-    """What a JSON or YAML file holds; `-` is standard input. Raises FleetError naming the file."""
+    """Return the data of a JSON or YAML file. `-` is standard input. Raises FleetError with the file's name."""
     return _parse(path, _text(path), _one_document)
 
 
@@ -35,7 +35,7 @@ def read_configuration(path: str, key: str) -> Any:
 
 
 def _mappings(path: str, place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the mappings that a document may mean, with their places: itself, and those in ConfigMaps."""
+    """Yield the mappings in a document with their places: the document itself, and those in ConfigMaps."""
     if not isinstance(document, dict):
         return
     if document.get("kind") in ("List", "ConfigMapList") and isinstance(document.get("items"), list):
@@ -63,12 +63,12 @@ def _text(path: str) -> str:
 
 
 def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
-    """Return the data of a text: JSON, or what `documents` makes of YAML with the module yaml."""
+    """Return the data of a text: JSON, or the result of `documents` for YAML."""
     try:
         data = json.loads(text)
         return [data] if documents is _all_documents else data
     except ValueError as error:
-        # JSON is YAML too, so the first character says what a broken file was to be.
+        # JSON is also YAML, so the first character decides how an invalid file is reported.
         if text.lstrip()[:1] in ("{", "["):
             raise FleetError(path, "it is not valid JSON: %s" % error, "Mend it there.") from None
     try:
@@ -94,7 +94,7 @@ def _all_documents(yaml: Any, text: str) -> Any:
 
 
 def read_layout(path: str) -> Any:
-    """The value of gpu_layout: the file holds it alone, or under that key."""
+    """Return the value of gpu_layout. The file contains the value itself, or that key."""
     data = read_data(path)
     if isinstance(data, dict) and "gpu_layout" in data:
         return data["gpu_layout"]

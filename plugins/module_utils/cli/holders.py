@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""holders: the subcommand for accounts that may learn who holds the GPUs and may do nothing else as root.
+"""Run the subcommand holders, for accounts that may list GPU holders and do nothing else as root.
 
-It takes no path, name or number, and heeds nothing of its caller: environment, folder, standard input, signals. What it prints is
-a part of what the module gpu_info returns: what the audit reads (plugins/plugin_utils/audit/answers.py), and no more.
+It takes no path, name or number, and ignores its caller's environment, folder, standard input and signals. It prints the part of
+gpu_info's result that the audit reads (plugins/plugin_utils/audit/answers.py).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..nvml.bounded_session import BoundedSession
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
 
-#: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
+#: The role writes it if an account may run this. Only root can open it, so no other user can take this lock.
 READERS = "/etc/openfleet-gpu/readers.json"
-#: A look takes some milliseconds, and half a minute where schedulers' tools and MPS daemons do not answer.
+#: Reading takes some milliseconds, or half a minute if schedulers' tools and MPS daemons do not answer.
 SECONDS = 60.0
 MOST_BYTES = 4 * 1024 * 1024
-#: Of a GPU or an instance; and letters of a name.
+#: Limits: holders of a GPU or an instance, and characters of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
-#: Of a holder.
+#: Fields of a holder.
 _TOLD = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -42,15 +42,15 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 _THIS_HOST = "this host"
-#: The reported service of techniques. MPS daemons are not asked: their clients are among the holders.
+#: The reported service of techniques. MPS daemons are not read, because their clients are among the holders.
 _TENANTS = "vgpu_tenants"
 _POLL_SECONDS = 0.1
 
 
 def holders(options: Namespace) -> int:
-    """Print who holds each GPU and MIG instance."""
+    """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child holds no lock of its own that outlives its look at the driver: it is left behind where it cannot be killed.
+    # The child has no lock of its own, because it is left running if it hangs in the driver and cannot be killed.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -61,25 +61,25 @@ def holders(options: Namespace) -> int:
 
 
 def _leave_the_caller() -> None:
-    """Drop what the caller handed down, so that no tool and no library is steered by it."""
+    """Drop the caller's settings, so that they influence no tool and no library."""
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
     os.umask(0o077)
     os.chdir("/")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # With SIGCHLD ignored a tool that failed would seem to have succeeded.
+    # With SIGCHLD ignored, a failed tool would seem to have succeeded.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
-    """Return the answer, with who serves clients where that is asked for.
+    """Return the answer, with the processes that serve clients if requested.
 
-    Raises FleetError where the host cannot be looked at, or is being changed.
+    Raises FleetError if the host cannot be read or is being changed.
     """
     try:
-        # As short as can be: a run that resets GPUs waits until no process has them open.
+        # Keep this short: a run that resets GPUs waits until no process has them open.
         with _unchanged(directory), BoundedSession() as session:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
@@ -99,12 +99,12 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[str]:
-    """Wait for an earlier look, and give the state directory. Many at once could keep a change of the layout waiting for ever."""
+    """Wait for an earlier run, and return the state directory. Many at once could block a change of the layout without end."""
     with contextlib.ExitStack() as held:
         try:
             file = held.enter_context(Path(READERS).open(encoding="utf-8"))
         except FileNotFoundError:
-            # No account may run this, and root knows what it does.
+            # Without the file, no account may run this, and root needs no limit.
             yield DIRECTORY
             return
         _lock(file)

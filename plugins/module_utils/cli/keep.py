@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""keep: the subcommand by which owners keep idle holders of GPUs, and the service behind its socket.
+"""Run the subcommand keep, with which owners keep idle GPU holders, and the service behind its socket.
 
-The command runs as the user who calls it and decides nothing: the service learns the caller from the kernel.
+The command runs as the calling user and decides nothing: the service gets the caller's identity from the kernel.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..keep.keeps import KeepError, duration
 from ..keep.notices import utc
 from ..printable import printable
 
-#: Seconds until the command gives up, turned away or waiting. One answer takes less, and another user may have two ahead of it.
+#: Seconds until the command gives up. An answer takes less, and another user may have two requests before it.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
-#: Seconds before a request that was turned away is sent again: the first time, and at most.
+#: Seconds before a rejected request is sent again: the first time, and at most.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
 #: struct timeval of SO_SNDTIMEO (socket(7)).
 _TIMEVAL = struct.Struct("ll")
-#: The first descriptor that systemd hands over (sd_listen_fds(3)).
+#: The first descriptor that systemd passes (sd_listen_fds(3)).
 _FIRST_DESCRIPTOR = 3
 
 
 def keep(options: Namespace) -> int:
-    """Ask the service of this host, and print what it said."""
+    """Send a request to the service of this host, and print its answer."""
     told = _ask(options.socket, _request(options))
     error = told.get("error")
     if isinstance(error, dict):
@@ -48,7 +48,7 @@ def keep(options: Namespace) -> int:
 
 
 def serve(options: Namespace) -> int:
-    """Serve the socket that systemd hands over, until there are no requests."""
+    """Serve systemd's socket until there are no requests."""
     from ..keep.request import Settings, answer, parse, to_log
 
     settings = Settings.read(options.settings)
@@ -66,7 +66,7 @@ def serve(options: Namespace) -> int:
 
 
 def _holders(state_directory: str) -> Any:
-    """Who holds the GPUs now. Raises FleetError, also while a run changes them."""
+    """Return the current holders of the GPUs. Raises FleetError, also while a run changes the host."""
     from ..command import run_tool
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
@@ -74,7 +74,7 @@ def _holders(state_directory: str) -> Any:
     from ..transaction import looking
 
     def run(command: list[str], **how: Any) -> Any:
-        # The names of Docker's containers; no scheduler is asked, and none of its allocations can be kept.
+        # Get names of Docker's containers. Schedulers are not asked, because their allocations cannot be kept.
         if command != LIST_DOCKER:
             raise FileNotFoundError(2, "not asked", command[0])
         return run_tool(command, **how)
@@ -88,7 +88,7 @@ def _holders(state_directory: str) -> Any:
 
 
 def _request(options: Namespace) -> Mapping[str, Any]:
-    """Raises KeepError for words that do not go together."""
+    """Return the request. Raises KeepError for invalid combinations of arguments."""
     given = [options.list, options.end is not None, options.name is not None]
     if sum(given) != 1 or (options.name is None) != (options.duration is None):
         cure = "Write: gpu-layout keep NAME 3d, gpu-layout keep --list or gpu-layout keep --end NAME."
@@ -111,7 +111,7 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         error = told.get("error")
         if not isinstance(error, dict) or not error.get("again") or time.monotonic() + delay > deadline:
             return told
-        # Users who were turned away together come back apart.
+        # Spread the retries of users who were rejected together.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _MOST_DELAY)
 
@@ -121,7 +121,7 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, path, deadline)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
-        # A connection that was turned away has its reason to read, though the line was not taken.
+        # A rejected connection has a reason to read, although the request was not accepted.
         with contextlib.suppress(OSError):
             connection.sendall(line)
         said = _read(connection)
@@ -137,8 +137,8 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
 
 
 def _connect(connection: socket.socket, path: str, deadline: float) -> None:
-    """Connect, waiting in the kernel while others have filled the socket's queue. Raises KeepError."""
-    # A socket with a timeout of Python's does not wait: the kernel refuses it at once where the queue is full (unix(7), EAGAIN).
+    """Connect, and wait in the kernel while the socket's queue is full. Raises KeepError."""
+    # A socket with a Python timeout does not wait: the kernel refuses it at once if the queue is full (unix(7), EAGAIN).
     seconds, microseconds = divmod(int(max(0.1, deadline - time.monotonic()) * 1e6), 1000000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, microseconds))
     try:

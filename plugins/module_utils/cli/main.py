@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Arguments, errors and exit status of gpu-layout. Each subcommand's work is in a module that only it imports."""
+"""Define arguments, errors and exit status of gpu-layout. Each subcommand is in a module that only it imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0 done, 1 error, 2 usage (`plan --exit-code`: something would change)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments).parse_args(arguments)
-    # At the end of a boot that is given up, systemd sends SIGTERM: as an exception it brings the old layout back first.
+    # If a boot takes too long, systemd sends SIGTERM. As an exception, it restores the old layout first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
     try:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FleetError as error:
         return _failed(options, error, outline(error))
     except BrokenPipeError:
-        # The reader has seen enough. What is buffered still must not be written at exit.
+        # The reader closed the pipe. Buffered text must not be written at exit.
         sys.stdout = None  # type: ignore[assignment]
         return EXIT_ERROR
     except OSError as error:
@@ -51,7 +51,7 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of these arguments. It has the subcommand that they begin with, or else all: each takes time."""
+    """Return the parser of these arguments, with only their subcommand if they name one, because each takes time."""
     parser = argparse.ArgumentParser(
         prog="gpu-layout",
         description="How the NVIDIA GPUs of this host are shared: look, plan, apply, adopt.",
@@ -184,7 +184,7 @@ def _nothing(_command: argparse.ArgumentParser) -> None:
 
 
 def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
-    # A rule of sudo allows exact words: none of them may be another's beginning.
+    # A sudo rule allows exact words, so abbreviations are not accepted.
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
     command.add_argument("--json", action="store_true", help="print JSON, also for errors")
     command.set_defaults(run=run.split(":"))
@@ -245,7 +245,7 @@ def seconds(text: str) -> float:
     return seconds
 
 
-#: Each subcommand, in the order of the help: what runs it, what it is for, and what adds its arguments.
+#: Subcommands in the order of the help: the function, the help text, and the function that adds arguments.
 _COMMANDS = {
     "show": (".on_gpus:show", "what the GPUs are and who uses them", _show),
     "plan": (".on_gpus:plan", "what apply would do; changes nothing", _plan),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""metrics: the subcommand that tells Prometheus how the host stands to its layout."""
+"""Run the subcommand metrics, which exports the host's drift and GPU holders to Prometheus."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..model import to_data
 from ..techniques.forms import parse_layout
 from .files import read_layout
 
-#: The file's name in the directory that is given.
+#: The name of the file in the given directory.
 FILE = "openfleet_gpu_layout.prom"
 
 
 class LookError(FleetError):
-    """Something could not be looked at. Carries all problems found; where, problem and cure are the first one's."""
+    """Raised if something could not be read, with all problems. Place, problem and fix are those of the first."""
 
     def __init__(self, problems: Iterable[FleetError]) -> None:
         self.problems = tuple(problems)
@@ -38,11 +38,11 @@ class LookError(FleetError):
 
 
 def metrics(options: Namespace) -> int:
-    """Print the samples, or write them to the file of the directory. What could not be told is an error, after that."""
+    """Print the samples, or write them to the directory's file. Then raise an error for values that could not be read."""
     try:
         seen = look(lambda: parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
     except BaseException:
-        # Whatever it was, nothing of before may stand there as if it were of now.
+        # The file must not keep old values as if they were current.
         if options.textfile:
             failed = Snapshot(time.time(), problems=(FleetError("this host", "the look at it did not end"),))
             write(Path(options.textfile), render(families(failed)))
@@ -56,13 +56,13 @@ def metrics(options: Namespace) -> int:
     if seen.problems:
         raise LookError(seen.problems)
     if seen.changing is not None:
-        # No failure, and soon over.
+        # This is no failure, and ends soon.
         print("gpu-layout: %s" % seen.changing, file=sys.stderr)
     return 0
 
 
 def write(directory: Path, text: str) -> None:
-    """A reader finds the old file or the new one, never part of one; where it cannot be written, none at all."""
+    """Replace the file atomically. If it cannot be written, remove it."""
     path = directory / FILE
     try:
         with replacing(path, 0o644) as file:
@@ -76,7 +76,7 @@ def write(directory: Path, text: str) -> None:
 
 
 def _data(seen: Snapshot) -> dict[str, Any]:
-    """The samples, and the differences in words."""
+    """Return the samples, and the differences in words."""
     gpus = {gpu.uuid: gpu.index for gpu in seen.gpus}
     return {
         "changing": None if seen.changing is None else str(seen.changing),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""show, plan, apply, export: the subcommands that ask the driver."""
+"""Run the subcommands that use the driver: show, plan, apply, export."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(options: Namespace) -> int:
         data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
         data["unmanaged"] = [to_data(each) for each in unmanaged]
         for gpu in data["gpus"]:
-            # What a GPU could be is the planner's business, and long.
+            # Possible profiles are long, and only the planner needs them.
             gpu["mig"].pop("profiles", None)
             for instance in gpu["mig"]["instances"]:
                 instance.pop("compute_placements", None)
@@ -67,7 +67,7 @@ def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any,
 
 
 def plan(options: Namespace) -> int:
-    """Print what apply would do."""
+    """Print the plan of apply."""
     from ..change.converge import Request, predict
     from ..techniques.forms import parse_layout
     from ..transaction import Journal
@@ -89,13 +89,13 @@ def plan(options: Namespace) -> int:
 
 
 def _is_cut_off(entry: Any, host: Host) -> bool:
-    """Return whether a run was interrupted that apply clears up after. What is left on lost GPUs waits for these."""
+    """Return whether apply would complete an interrupted run. A remainder for lost GPUs waits for them."""
     targets = () if entry is None else (*entry.before, *entry.after)
     return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
 
 
 def apply(options: Namespace) -> int:
-    """Make the GPUs what the layout says; print the plan that was carried out."""
+    """Apply the layout, and print the applied plan."""
     from ..busy import OnBusy
     from ..change.converge import Request, converge
     from ..change.trial import settle
@@ -148,20 +148,20 @@ def export(options: Namespace) -> int:
 
 
 def _patient(attempt: Callable[[], T], seconds: float) -> T:
-    """The attempt's result; while there is no driver it is made again, for so many seconds."""
+    """Return the attempt's result. Without a driver, retry for this many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return attempt()
         except DriverAbsentError as error:
-            # A Python module that is missing does not come by waiting.
+            # Waiting does not help if a Python module is missing.
             if error.call == "import" or time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)
 
 
 def _say(text: str) -> None:
-    """Progress, apart from what is printed as the result."""
+    """Print progress on standard error."""
     print("gpu-layout: %s" % text, file=sys.stderr, flush=True)
 
 

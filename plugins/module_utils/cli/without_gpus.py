@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""fits and import: the subcommands that answer from the catalogue, on any machine."""
+"""Run the subcommands that need only the catalogue: fits and import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 
 
 def fits(options: Namespace) -> int:
-    """Whether these profiles fit on an empty GPU of the model: status 0 with placements, 1 with the largest part."""
+    """Check whether these profiles fit on an empty GPU of the model: status 0 with placements, 1 with the largest part."""
     models = catalogue.load_models()
     model = _model(options.model, models)
     gpu = assumed_gpus([model.key], models)[0]
@@ -33,7 +33,7 @@ def fits(options: Namespace) -> int:
     try:
         placed = planner.plan_gpu(gpu, target).planned()
     except PlanError as error:
-        # The planner names a GPU of a host; here is none.
+        # Remove the planner's GPU of a host, because there is none.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
             part = DIVIDER.largest_part(gpu, [instance.profile for instance in wanted])
@@ -54,7 +54,7 @@ def fits(options: Namespace) -> int:
 
 
 def import_(options: Namespace) -> int:
-    """Print the configurations of a mig-parted file as layouts, and what of them no layout can express."""
+    """Print the configurations of a mig-parted file as layouts, and the parts that no layout can express."""
     from ..layout.yaml_text import layout_yaml
     from ..techniques.importers import MIG_PARTED
     from .files import read_configuration
@@ -74,7 +74,7 @@ def import_(options: Namespace) -> int:
         print(json.dumps(data, indent=2))
     for name, one in found.items():
         if not options.json:
-            # A file of several documents, each a layout of its own.
+            # The output has several documents, one for each layout.
             print("---\n# %s" % name)
             print("".join("# NOT AS THERE: %s\n" % problem for problem in one.problems), end="")
             print(layout_yaml(one.layout), end="")
@@ -84,7 +84,7 @@ def import_(options: Namespace) -> int:
 
 
 def _model(name: str, models: dict[str, catalogue.Model]) -> catalogue.Model:
-    """By key or by a board's name, in any case, with or without NVIDIA."""
+    """Find a model by key or board name, case-insensitive, with or without NVIDIA."""
     plain = name.lower().replace("nvidia ", "", 1)
     for model in models.values():
         names = [model.key, *(board.name.replace("NVIDIA ", "", 1) for board in model.boards)]
@@ -107,7 +107,7 @@ def _wanted(text: str) -> list[WantedInstance]:
 
 
 def _unconfirmed(model: catalogue.Model, profiles: set[str]) -> dict[str, str]:
-    """Return the unconfirmed values that the answer rests on, each with where it comes from."""
+    """Return the unconfirmed values that the answer depends on, each with its source."""
     found = dict(model.unconfirmed)
     for profile in model.profiles:
         if profile.name in profiles:
