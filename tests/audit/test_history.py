@@ -216,7 +216,7 @@ def test_what_was_impossible_is_said_and_is_in_no_figure(found, audit):
 
 def test_a_gpu_of_two_exporters_is_one_and_it_is_said(found, audit):
     assert len([name for name in found if name == "b gpu 3"]) == 1
-    assert any("more than one exporter, b gpu GPU-b-3 first" in text for text in audit.sources.missing)
+    assert any("for example b gpu GPU-b-3" in text for text in audit.sources.missing)
 
 
 def test_a_counter_that_began_anew_is_counted_on(found):

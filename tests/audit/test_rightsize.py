@@ -212,7 +212,7 @@ def test_what_is_saved(proposal, played):
 def test_what_can_be_reclaimed_is_listed_and_nothing_is_stopped(proposal, played, folder):
     (one,) = proposal["reclaim"]
     assert (one["host"], one["kind"], one["name"], one["spared"]) == ("h100", "unit", "jupyter.service", "")
-    assert "jupyter.service, quiet for" in played
+    assert "jupyter.service, idle for at least" in played
     assert not (folder / "out" / "reclaim.log").exists()
 
 

@@ -289,7 +289,7 @@ REFUSED = [
     ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook does not exist. Install Ansible"),
     (
         {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
-        "/nowhere, /none is not there",
+        "/nowhere, /none does not exist",
     ),
 ]
 

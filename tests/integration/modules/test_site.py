@@ -55,7 +55,7 @@ def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     assert written["totals"]["create"] == 4
     assert written["totals"]["hosts_changed"] == 2
     assert "asked    mig: 2x 3g.40gb" in (report / "report.txt").read_text()
-    assert (report / "report.html").read_text().count("grid-column: ") == 4
+    assert (report / "report.html").read_text().count("grid-row: 1; grid-column: ") == 4
     # It tells of users and their command lines.
     private = {"site": 0o750, "report.txt": 0o640, "report.json": 0o640, "report.html": 0o640}
     assert modes(report.parent) == private
