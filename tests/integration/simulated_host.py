@@ -22,6 +22,8 @@ from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
+#: Modules that keep records: without a folder of their own, a host would find those of the test before it.
+STATEFUL = ("layout", "mig", "mps", "reclaim", "time_slicing", "vgpu_quota")
 MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 
@@ -147,7 +149,7 @@ class SimulatedHost:
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
         """Run a module of the collection as Ansible does, less the connection; returns its result."""
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
-        if name in ("mig", "reclaim"):
+        if name in STATEFUL:
             arguments.setdefault("state_directory", str(self.folder / "state.d"))
         module = f"ansible_collections.openfleet.gpu.plugins.modules.{name}"
         given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments})
