@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 from attackers import ALICE, BOB, PYTHON, process, public_folder
@@ -19,6 +19,7 @@ from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
 from simulated_host import SimulatedHost
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import passed_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import keep as cli_keep
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server as keep_server
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import KeepError
@@ -315,7 +316,7 @@ def test_a_file_that_was_sent_before_the_service_started_is_not_closed(tmp_path,
             made.connect(path)
             made.sendall(b"{}\n")
             assert heard(made) == {"keeps": []}
-        assert not select.select([reading], [], [], 0)[0]
+        assert not readable(reading, time.monotonic())
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

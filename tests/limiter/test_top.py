@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import pty
-import select
 import shutil
 import struct
 import subprocess
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import pytest
 from limiter_lab import DEADLINE, Built, Client, Tenant
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
 
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (
@@ -265,8 +266,8 @@ class Terminal:
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
 
     def read(self) -> bool:
-        """What there is by now, or comes within a second, is in `text`; whether it goes on."""
-        if not select.select([self.descriptor], [], [], 1)[0]:
+        """Add the output of up to a second to `text`. Return whether the program still runs."""
+        if not readable(self.descriptor, time.monotonic() + 1):
             return True
         try:
             more = os.read(self.descriptor, 65536)
