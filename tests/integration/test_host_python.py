@@ -17,14 +17,13 @@ pytestmark = pytest.mark.host_python
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 COLLECTION = "ansible_collections.openfleet.gpu.plugins"
-#: Modules that an action plugin on the controller answers for: no host runs them.
-CONTROLLER = {p.stem for p in (ROOT / "plugins" / "action").glob("*.py")}
 
 
 def host_modules() -> list[str]:
     """Return the import paths of module_utils and of the modules that hosts run."""
     utils = [p for p in (ROOT / "plugins" / "module_utils").rglob("*.py") if p.name != "__init__.py"]
-    modules = [p for p in (ROOT / "plugins" / "modules").glob("*.py") if p.stem not in CONTROLLER]
+    # A module without `main` is documentation: its action runs on the controller.
+    modules = [p for p in (ROOT / "plugins" / "modules").glob("*.py") if "\ndef main(" in p.read_text()]
     return sorted(
         ".".join([COLLECTION, *path.relative_to(ROOT / "plugins").with_suffix("").parts]) for path in [*utils, *modules]
     )
