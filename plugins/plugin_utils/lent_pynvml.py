@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible.plugins.action import ActionBase
-
 from . import nvml_source
+from .host_action import HostAction
 from .nvml_source import NvmlSourceError, Request
 from .plain import plain
 
@@ -17,7 +16,7 @@ from .plain import plain
 MISSING = "pynvml_missing"
 
 
-class LendingAction(ActionBase):
+class LendingAction(HostAction):
     """An action whose module asks NVML, also on a host without pynvml."""
 
     _supports_check_mode = True

@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Mapping
 
-from ansible.plugins.action import ActionBase
-
 from ..module_utils.errors import FleetError
 from ..module_utils.install.sources import digest, pack
 from . import host_results
+from .host_action import HostAction
 
 #: Roles of this collection, whose files are the sources.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -24,7 +23,7 @@ def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
     return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
-class OnDemandAction(ActionBase):
+class OnDemandAction(HostAction):
     """Run the module of the task; a subclass says what its sources are."""
 
     #: Full name of the module.

@@ -1,26 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module of the collection as Ansible would without an action, and let nothing of its result act on a terminal."""
+"""Run a module of the collection as Ansible would without an action, and keep its texts from acting on a terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
-from ansible.plugins.action import ActionBase
+from .host_action import HostAction
 
-from ..module_utils.printable import printable
-
-#: A result that is nested deeper is none of the collection's modules'.
-_DEEPEST = 64
-#: Where Ansible found Python on the host, so that it need not look again.
+#: Where Ansible found Python on the host, so that it need not search again.
 _INTERPRETER = "discovered_interpreter_python"
 
 
-class PrintableAction(ActionBase):
-    """Run the module of the action's name. Texts of the result are as the host sends them, without control characters."""
+class PrintableAction(HostAction):
+    """Run the module of the action's name."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -29,41 +23,11 @@ class PrintableAction(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         wrap_async = bool(self._task.async_val) and not self._connection.has_native_async
-        result.update(harmless(self._execute_module(task_vars=task_vars, wrap_async=wrap_async)))
+        result.update(self._execute_module(task_vars=task_vars, wrap_async=wrap_async))
+        # Other facts would be variables of later tasks.
+        facts = result.pop("ansible_facts", None)
+        if isinstance(facts, dict) and _INTERPRETER in facts:
+            result["ansible_facts"] = {_INTERPRETER: facts[_INTERPRETER]}
         if not wrap_async:
             self._remove_tmp_path(self._connection._shell.tmpdir)
         return result
-
-
-def harmless(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a result with the control characters of its texts written out; tabs and ends of lines stay.
-
-    Of facts only that of ansible-core itself stays: others would be variables of later tasks.
-    """
-    found = {_text(key): _copy(value, _DEEPEST) for key, value in result.items()}
-    facts = found.pop("ansible_facts", None)
-    if isinstance(facts, dict) and _INTERPRETER in facts:
-        found["ansible_facts"] = {_INTERPRETER: facts[_INTERPRETER]}
-    return found
-
-
-def _copy(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, str):
-        return _text(value)
-    if depth and isinstance(value, Mapping):
-        return {_text(key): _copy(each, depth - 1) for key, each in value.items()}
-    if depth and isinstance(value, (list, tuple)):
-        return [_copy(each, depth - 1) for each in value]
-    # From ansible-core 2.19 on warnings and errors are objects, with their text in an event.
-    return _text(getattr(getattr(value, "event", None), "msg", value))
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return text if text.isprintable() else "".join(map(_written, re.split(r"([\n\t])", text)))
-
-
-def _written(part: str) -> str:
-    return part if part in ("\n", "\t") else printable(part)

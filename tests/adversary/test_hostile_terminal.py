@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
-from attackers import ROOT, HostileHost, play, said
+import json
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.printable_action import harmless
+import pytest
+from attackers import HostileHost, play, said
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_action import printable_json
 
 #: Clears the screen, names the window, turns the line round, and ends a line in places where that is none.
 ACTS = "\x1b[2J\x1b]0;owned\x07 \u202egnol \r\u0085\u2028"
@@ -14,6 +18,7 @@ WRITTEN = r"\x1b[2J\x1b]0;owned\x07 \u202egnol \x0d\x85\u2028"
 OLD = [{"msg": "deprecates " + ACTS, "version": "9.0", "collection_name": "openfleet.gpu"}]
 
 
+@pytest.mark.core
 def test_no_result_of_a_module_acts_on_the_terminal(tmp_path):
     answers = {
         "fails": {"failed": True, "msg": "fails " + ACTS, "where": ACTS, "exception": "trace " + ACTS},
@@ -40,11 +45,24 @@ def test_no_result_of_a_module_acts_on_the_terminal(tmp_path):
     assert "ansible_facts" not in printed
 
 
-def test_texts_of_several_lines_and_columns_stay():
-    given = {
-        "msg": "a\n\tb\r",
-        "diff": {"after": "c\n\u2028\n"},
-        "ansible_facts": {"discovered_interpreter_python": "/p", "x": 1},
-    }
-    expected = {"msg": "a\n\tb\\x0d", "diff": {"after": "c\n\\u2028\n"}}
-    assert harmless(given) == {**expected, "ansible_facts": {"discovered_interpreter_python": "/p"}}
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain é \U0001f600",
+        ACTS,
+        "a\n\tb\r",
+        'quote " slash / backslash \\ \\u001b',
+        "\x7f\x9b\ud800",
+        "\\" * 3 + "\x1b",
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_json_of_a_host_decodes_to_printable_text(text, ascii_only):
+    output = json.dumps({text: [text, 1, {"a": text}]}, ensure_ascii=ascii_only)
+    expected = "".join(letter if letter in "\n\t" else printable(letter) for letter in text)
+    assert json.loads(printable_json(output)) == {expected: [expected, 1, {"a": expected}]}
+
+
+def test_other_output_of_a_host_is_printable():
+    assert printable_json("raves \x1b[2J\n") == "raves \\x1b[2J\n"
+    assert printable_json("{ \x1b \\").isprintable()
