@@ -50,13 +50,19 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt requirements-test.txt,$(PYTHON))
+# `pip install --group` (pyproject.toml) needs a newer pip than a new virtual environment has.
+pip := pip==26.3
+extras := --requirement requirements-bundle.txt --requirement requirements-rightsize.txt
+# $(call install,ENVIRONMENT,OPTIONS)
+install = $(1)/bin/pip install -qq --no-compile $(pip) && $(1)/bin/pip install -qq --no-compile $(2)
+requirements := pyproject.toml requirements-bundle.txt requirements-rightsize.txt
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt $(requirements),$(PYTHON))
 # For `make check`, without molecule, browser and importer: installs in a fraction of the time.
 venv_check := .cache/venv-check
-venv_check_stamp := $(venv_check)/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-check.txt,$(PYTHON))
-venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
+venv_check_stamp := $(venv_check)/.made-$(call checksum,$(requirements),$(PYTHON))
+venv_newest_stamp := .venv-newest/.made-$(call checksum,$(requirements),$(NEWEST_PYTHON))
 venv_oldest_core := .cache/venv-oldest-core
-venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,requirements-oldest-core.txt,$(OLDEST_CORE_PYTHON))
+venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,pyproject.toml,$(OLDEST_CORE_PYTHON))
 
 # Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped. sudo is there to
 # be attacked.
@@ -94,28 +100,28 @@ $(venv_stamp):
 
 $(venv_test_stamp): $(venv_stamp)
 	@echo 'venv: test tools into .venv'
-	.venv/bin/pip install -qq --no-compile --requirement requirements-test.txt
+	$(call install,.venv,$(extras) --group test)
 	touch $@
 
 $(venv_check_stamp): | require-python
 	@echo 'venv: $(venv_check) with $(PYTHON)'
 	rm -rf $(venv_check) && mkdir -p .cache
 	$(PYTHON) -m venv $(venv_check)
-	$(venv_check)/bin/pip install -qq --no-compile --requirement requirements-check.txt
+	$(call install,$(venv_check),$(extras) --group check)
 	touch $@
 
 $(venv_newest_stamp):
 	@echo 'venv: .venv-newest with $(NEWEST_PYTHON)'
 	rm -rf .venv-newest && mkdir -p .cache
 	$(NEWEST_PYTHON) -m venv .venv-newest
-	.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
+	$(call install,.venv-newest,$(extras) --group newest)
 	touch $@
 
 $(venv_oldest_core_stamp):
 	@echo 'venv: $(venv_oldest_core) with $(OLDEST_CORE_PYTHON)'
 	rm -rf $(venv_oldest_core) && mkdir -p .cache
 	$(OLDEST_CORE_PYTHON) -m venv $(venv_oldest_core)
-	$(venv_oldest_core)/bin/pip install -qq --no-compile --requirement requirements-oldest-core.txt
+	$(call install,$(venv_oldest_core),--group oldest-core)
 	touch $@
 
 # One at a time (tests/lab/image/build takes a lock). A variant is the base image with more packages for some hosts: Prometheus and
@@ -201,7 +207,6 @@ check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.h
 .PHONY: bundle
 bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
-	.venv/bin/pip install -qq --no-compile --require-hashes --only-binary=:all: --requirement requirements-bundle-locked.txt
 	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements-locked.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
 
 # --- Tests and figures ----------------------------------------------------------------------------------------------
@@ -436,7 +441,7 @@ CORES ?= 2.20
 leg-cores:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out cores 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
 	tests/leg run cores $(apart) bash -ec 'for core in $(CORES); do venv=.cache/venv-core-$$core; \
-	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $$venv/bin/pip install -qq -r requirements-unit.txt "ansible-core~=$$core.0"; }; \
+	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $(call install,$$venv,$(extras) --group unit "ansible-core~=$$core.0"); }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
 
 # Debian 13 on the hosts, after the scenarios of the same names and apart from what molecule keeps of them; and CDI in a cluster, which

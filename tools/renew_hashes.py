@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,19 +35,29 @@ SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 
 @dataclass(frozen=True)
 class Lock:
-    """A file with hashes, and the Pythons that it is for. `source` names what it is resolved from; else it names all itself."""
+    """A file with hashes for Python 3.`minors`.
+
+    It is resolved from a dependency group of pyproject.toml and other files; without these, it lists all packages itself.
+    """
 
     path: str
     minors: range
-    source: str = ""
+    group: str = ""
+    files: tuple[str, ...] = ()
+
+    def pins(self) -> list[tuple[str, str]]:
+        """Return the names and exact versions that the file is resolved from."""
+        texts = [(ROOT / file).read_text() for file in self.files or (() if self.group else (self.path,))]
+        if self.group:
+            texts += tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][self.group]
+        return PIN.findall(without_comments("\n".join(texts)))
 
 
 #: Hosts have Python 3.8 and later, controllers what ansible-core 2.19 and later run on.
 LOCKS = (
     Lock("roles/gpu_layout/files/nvml-requirements.txt", range(8, 15)),
     Lock("roles/dcgm_exporter/files/embedded-requirements.txt", range(8, 15)),
-    Lock("requirements-locked.txt", range(11, 15), "requirements.txt"),
-    Lock("requirements-bundle-locked.txt", range(11, 15), "requirements-bundle.txt"),
+    Lock("requirements-locked.txt", range(11, 15), "controller", ("requirements-bundle.txt",)),
 )
 
 
@@ -127,19 +138,19 @@ def usable(tags: re.Match[str], minors: range) -> int | None:
 
 def renew(lock: Lock, scratch: Path) -> str:
     """The text of the file. Exits where it is not all that it needs."""
-    path, source = ROOT / lock.path, ROOT / (lock.source or lock.path)
+    path = ROOT / lock.path
     versions: dict[str, str] = {}
     plain = scratch / "plain.txt"
-    plain.write_text("".join("%s==%s\n" % pin for pin in PIN.findall(without_comments(source.read_text()))))
+    plain.write_text("".join("%s==%s\n" % pin for pin in lock.pins()))
     pairs = [(minor, architecture) for minor in lock.minors for architecture in ARCHITECTURES]
     for minor, architecture in pairs:
         for name, version in resolve(plain, minor, architecture, scratch).items():
             if versions.setdefault(name, version) != version:
                 sys.exit(
-                    "make hashes: %s needs %s %s and %s for different Pythons" % (source, name, versions[name], version)
+                    "make hashes: %s needs %s %s and %s for different Pythons" % (lock.path, name, versions[name], version)
                 )
     pinned = {normal(name) for name, _version in PIN.findall(plain.read_text())}
-    if not lock.source and set(versions) != pinned:
+    if not lock.group and set(versions) != pinned:
         sys.exit("make hashes: %s lacks %s" % (lock.path, ", ".join(sorted(set(versions) - pinned))))
     lines = []
     for name, version in sorted(versions.items()):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,8 @@ def test_the_example_explains_every_variable_and_shows_its_default():
 
 def test_tests_use_the_very_versions_that_hosts_get():
     hosts = python_pins.read((ROLE / "files" / "embedded-requirements.txt").read_text())
-    assert {"%s==%s" % (pin.name, pin.version) for pin in hosts} <= set(
-        (REPOSITORY / "requirements-unit.txt").read_text().splitlines()
-    )
+    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
+    assert {"%s==%s" % (pin.name, pin.version) for pin in hosts} <= set(groups["unit"])
 
 
 def counters():

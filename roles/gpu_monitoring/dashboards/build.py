@@ -5,7 +5,7 @@
 usage: python roles/gpu_monitoring/dashboards/build.py [--check]
 
 With --check nothing is written: stale files are listed, and the exit status is 1 if there are any. Needs Grafana's
-grafana-foundation-sdk (requirements-test.txt). The role itself needs only the files.
+grafana-foundation-sdk (pyproject.toml). The role itself needs only the files.
 """
 
 from __future__ import annotations
