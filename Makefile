@@ -108,6 +108,8 @@ $(venv_check_stamp): | require-python
 	rm -rf $(venv_check) && mkdir -p .cache
 	$(PYTHON) -m venv $(venv_check)
 	$(call install,$(venv_check),$(extras) --group check)
+	@# Fills the cache of the type checker, so that the first `make check` is as fast as later ones. That one reports errors.
+	-@$(venv_check)/bin/python tools/check_types.py >/dev/null 2>&1
 	touch $@
 
 $(venv_newest_stamp):

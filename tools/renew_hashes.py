@@ -16,10 +16,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -147,7 +148,8 @@ def renew(lock: Lock, scratch: Path) -> str:
         for name, version in resolve(plain, minor, architecture, scratch).items():
             if versions.setdefault(name, version) != version:
                 sys.exit(
-                    "make hashes: %s needs %s %s and %s for different Pythons" % (lock.path, name, versions[name], version)
+                    "make hashes: %s needs %s %s and %s for different Pythons"
+                    % (lock.path, name, versions[name], version)
                 )
     pinned = {normal(name) for name, _version in PIN.findall(plain.read_text())}
     if not lock.group and set(versions) != pinned:

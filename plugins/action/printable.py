@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action of all modules that need no work on the controller (meta/runtime.yml names them)."""
+"""Run a module that needs no work on the controller (see meta/runtime.yml)."""
 
 from __future__ import annotations
 

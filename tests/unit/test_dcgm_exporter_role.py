@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import csv
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import python_pins

@@ -8,10 +8,10 @@ import hashlib
 import importlib.metadata
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 from wheel_files import wheel
 
