@@ -35,8 +35,8 @@ class HostAction(ActionBase):  # type: ignore[misc]  # ansible-core has no types
 def printable_json(output: str) -> str:
     r"""Return JSON text with escaped control characters in its strings.
 
-    Tabs and line ends stay. A control character becomes its escape sequence as text: the JSON `"\u001b"` becomes `"\\x1b"`. Output without an object,
-    such as a traceback, has no strings to keep valid, and gets single backslashes.
+    Tabs and line ends stay. A control character becomes its escape sequence as text: the JSON `"\u001b"` becomes `"\\x1b"`.
+    Output without an object, such as a traceback, has no strings to keep valid, and gets single backslashes.
     """
     if "{" not in output:
         return "".join(letter if letter in "\n\t" else printable(letter) for letter in output)
