@@ -24,18 +24,21 @@ def _cell(text: str) -> str:
 
 
 def tables() -> str:
-    """Return the tables of client versions and of accepted gaps."""
+    """Return the tables of client versions and of accepted gaps, which are grouped by reason."""
     versions: dict[str, list[str]] = {}
     for client in _read("clients"):
         versions.setdefault(client["kind"], []).append(str(client["version"]))
     lines = ["| client | versions |", "|---|---|"]
     lines += [f"| {kind} | {', '.join(numbers)} |" for kind, numbers in versions.items()]
-    lines += ["", "| missing | clients and models | reason |", "|---|---|---|"]
+    # One row for each reason, because many gaps share one. nvidia-smi is the usual client and is not repeated.
+    gaps: dict[str, list[str]] = {}
     for entry in _read("accepted"):
-        where = ", ".join([*entry["clients"], *entry.get("models", [])])
+        clients = [] if entry["clients"] == ["nvidia-smi"] else entry["clients"]
+        where = ", ".join([*clients, *entry.get("models", [])])
         where += " in MIG mode" if entry.get("gpu") == "mig" else ""
-        cells = (entry["title"], where, entry["why"])
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+        gaps.setdefault(entry["why"], []).append(entry["title"] + (f" ({where})" if where else ""))
+    lines += ["", "| missing | reason |", "|---|---|"]
+    lines += [f"| {_cell('; '.join(titles))} | {_cell(reason)} |" for reason, titles in gaps.items()]
     return "\n".join(lines)
 
 

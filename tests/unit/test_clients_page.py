@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -26,5 +27,7 @@ def test_the_page_is_up_to_date(tool):
 def test_every_client_and_entry_has_its_place(tool):
     made = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in made
-    assert "| FRU part number, power object of the InfoROM | nvidia-smi | N/A on boards too |" in made
-    assert "| Remapped rows of a GPU with instances | nvidia-smi, mig in MIG mode | " in made
+    assert re.search(
+        r"^\| .*; FRU part number, power object of the InfoROM; .* \| N/A on boards too \|$", made, re.MULTILINE
+    )
+    assert "| Remapped rows of a GPU with instances (mig in MIG mode) | " in made
