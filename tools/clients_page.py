@@ -24,7 +24,7 @@ def _cell(text: str) -> str:
 
 
 def tables() -> str:
-    """Return the tables of client versions and of accepted gaps, which are grouped by reason."""
+    """Return the tables of client versions and of the gaps that boards do not have, grouped by reason."""
     versions: dict[str, list[str]] = {}
     for client in _read("clients"):
         versions.setdefault(client["kind"], []).append(str(client["version"]))
@@ -33,6 +33,8 @@ def tables() -> str:
     # One row for each reason, because many gaps share one. nvidia-smi is the usual client and is not repeated.
     gaps: dict[str, list[str]] = {}
     for entry in _read("accepted"):
+        if entry.get("boards") == "same":
+            continue
         clients = [] if entry["clients"] == ["nvidia-smi"] else entry["clients"]
         where = ", ".join([*clients, *entry.get("models", [])])
         where += " in MIG mode" if entry.get("gpu") == "mig" else ""
