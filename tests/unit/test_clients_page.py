@@ -31,6 +31,8 @@ def test_every_client_and_gap_is_listed_unless_boards_have_it_too(tool):
     assert "| Voltage | differs, private function; " in tables
     assert "; VBIOS, part numbers and InfoROM versions; Video clocks; " in tables
     entries = yaml.safe_load((ROOT / "tests" / "clients" / "accepted.yml").read_text(encoding="utf-8"))["accepted"]
-    listed = {entry["title"] for entry in entries if re.search(rf"(\| |; ){re.escape(entry['title'])}(;| \(| \|)", tables)}
+    listed = {
+        entry["title"] for entry in entries if re.search(rf"(\| |; ){re.escape(entry['title'])}(;| \(| \|)", tables)
+    }
     assert listed == {entry["title"] for entry in entries if entry.get("boards") != "same"}
     assert {entry.get("boards") for entry in entries} == {None, "same"}
