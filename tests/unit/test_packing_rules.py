@@ -332,7 +332,7 @@ def test_thousands_are_counted_by_pattern():
         ({"workloads": (Workload("w", (WHOLE,), gpus=0),)}, ["workload w", "0 GPUs"]),
         ({"workloads": (Workload("w", (WHOLE,), within="nvlink"),)}, ["workload w", "'nvlink'", "Did you mean link?"]),
         ({"workloads": (Workload("w", (share("vgpu", 1, 101),)),)}, ["workload w", "101 %"]),
-        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "one daemon"]),
+        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "its own daemon"]),
         ({"workloads": (Workload("w", (mig(""),)),)}, ["workload w", "without a profile"]),
         ({"rules": Rules(policy="binpak")}, ["rules", "Did you mean binpack?"]),
         ({"rules": Rules(most_moved=-1)}, ["rules", "most_moved"]),
@@ -340,9 +340,9 @@ def test_thousands_are_counted_by_pattern():
         ({"rules": Rules(headroom_memory_percent=100)}, ["rules", "headroom_memory_percent"]),
         ({"today": today("1 3g.20gb@0 w0")}, ["host0 gpu 1", "3g.20gb@0 (w0)", "no such GPU"]),
         ({"today": today("0 3g.20gb@0 w0", "0 2g.10gb@2 -")}, ["host0 gpu 0", "overlap", "2g.10gb@2 (free)"]),
-        ({"today": today("0 3g.20gb@2 w0")}, ["host0 gpu 0", "start where they cannot"]),
-        ({"today": today("0 4g.20gb@0 w0", "0 4g.20gb@0 w1")}, ["host0 gpu 0", "does not fit"]),
-        ({"today": today("0 1g.5gb@0 w0", "0 1g.5gb@1 w0")}, ["host0 gpu 0", "w0 is listed twice"]),
+        ({"today": today("0 3g.20gb@2 w0")}, ["host0 gpu 0", "impossible starts"]),
+        ({"today": today("0 4g.20gb@0 w0", "0 4g.20gb@0 w1")}, ["host0 gpu 0", "more on it than fits"]),
+        ({"today": today("0 1g.5gb@0 w0", "0 1g.5gb@1 w0")}, ["host0 gpu 0", "lists w0 twice"]),
     ],
 )
 def test_a_problem_that_contradicts_itself(change, says):
@@ -357,10 +357,10 @@ def test_a_problem_that_contradicts_itself(change, says):
 @pytest.mark.parametrize(
     ("workload", "says"),
     [
-        (Workload("w", (mig("3g.40gb"),)), "no GPU of the fleet can hold 3g.40gb; it has A100-40GB"),
-        (Workload("w", (WHOLE,), hosts=frozenset({"else"})), "none of the hosts that it may stand on (else)"),
-        (Workload("w", (WHOLE,), gpus=3), "3 GPUs within one host, and the most there are is 2"),
-        (Workload("w", (WHOLE,), gpus=2, within="numa"), "2 GPUs within one NUMA node, and the most there are is 1"),
+        (Workload("w", (mig("3g.40gb"),)), "no GPU of the fleet (A100-40GB) can hold 3g.40gb"),
+        (Workload("w", (WHOLE,), hosts=frozenset({"else"})), "none of its allowed hosts (else)"),
+        (Workload("w", (WHOLE,), gpus=3), "3 GPUs within one host, which has at most 2"),
+        (Workload("w", (WHOLE,), gpus=2, within="numa"), "2 GPUs within one NUMA node, which has at most 1"),
     ],
 )
 def test_why_a_workload_is_left_out(solver, workload, says):
@@ -373,10 +373,10 @@ def test_a_wrong_answer_is_found_out():
     right = pack(problem, "heuristic")
     first, second = right.standing
     wrong = {
-        "neither placed nor listed": (first,),
+        "neither placed nor left out": (first,),
         "the planner refuses it": (first, dataclasses.replace(second, start=first.start)),
-        "it asks for 1 GPUs": (first, second, dataclasses.replace(second, index=1)),
-        "does not take": (first, dataclasses.replace(second, shape=mig("2g.10gb"))),
+        "instead of 1 GPUs": (first, second, dataclasses.replace(second, index=1)),
+        "not one of its options": (first, dataclasses.replace(second, shape=mig("2g.10gb"))),
         "the current layout has no": (first, dataclasses.replace(second, new=False)),
         "at once": (first, dataclasses.replace(second, shape=WHOLE, start=None)),
         "GPUs are in use": (first, dataclasses.replace(second, index=1)),

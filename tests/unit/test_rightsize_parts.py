@@ -206,7 +206,7 @@ def test_what_is_chosen_holds_the_need_and_keeps_the_isolation(model, isolation,
     asked = need(memory_gib, percent)
     found = decide(Wish(isolation=isolation, latency=latency), asked, model)
     rules = geometry(model)
-    assert rules.knows(found.shape)
+    assert rules.can_hold(found.shape)
     if found.mode == "exclusive":
         assert found.shape == WHOLE
         return

@@ -212,7 +212,7 @@ class _GpuReading:
                 vacant.append(Standing(self.host, self.gpu.index, shape, start))
                 continue
             left = ""
-            if not out and not geometry(self.model).knows(shape):
+            if not out and not geometry(self.model).can_hold(shape):
                 left = "the catalogue does not have the profile %s of a %s" % (instance.profile, self.model)
             elif not self._plain(instance):
                 left = "it is split into compute instances"
