@@ -127,7 +127,7 @@ def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
     assert "gpu_layout_nvml_version" in said and "gpu_layout_nvml_hashes" in said
     (path,) = index.glob("nvidia_ml_py-*")
     site.variables["gpu_layout_nvml_hashes"] = ["sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()]
-    assert "pip would be asked for nvidia-ml-py==1.2.3" in site.make("--check")
+    assert "pip would fetch nvidia-ml-py==1.2.3" in site.make("--check")
     good = path.read_bytes()
     wheel(index, "nvidia_ml_py", "1.2.3", code="import os")
     assert "pip cannot fetch nvidia-ml-py==1.2.3" in site.make(expect=1)

@@ -79,7 +79,7 @@ def test_an_index_without_a_signature_is_refused(rpm_site):
 def test_an_index_signed_by_somebody_else_is_refused(rpm_site):
     (rpm_site.repository / "repodata" / "repomd.xml.asc").unlink()
     sign(rpm_site.repository, rpm_site.vendor, rpm_site.vendor.build.FOREIGN)
-    assert "not signed by a key to be trusted" in rpm_site.make(expect=1)
+    assert "not signed by a trusted key" in rpm_site.make(expect=1)
     nothing_is_kept(rpm_site)
 
 
@@ -87,7 +87,7 @@ def test_an_index_signed_by_somebody_else_is_refused(rpm_site):
     ("name", "problem"),
     [
         ("repodata/repomd.xml", "the signature is wrong"),
-        ("repodata/primary.xml.gz", "the checksum differs"),
+        ("repodata/primary.xml.gz", "not the one in the signed repomd.xml"),
         ("nvidia-driver-libs-580.105.08-1.el9.x86_64.rpm", "SHA-256"),
     ],
 )
