@@ -93,7 +93,10 @@ def _against_the_simulator(reading: dict, files: list, options: argparse.Namespa
 
 
 def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argparse.Namespace) -> dict:
-    """Return the readings of simulated GPUs. Raises OSError and SubprocessError where there is no compiler, or it fails."""
+    """Return the readings of simulated GPUs.
+
+    Raises OSError and SubprocessError where there is no compiler, or it fails.
+    """
     library = Path(options.library or folder)
     run = {"check": True, "capture_output": True, "text": True, "timeout": options.timeout}
     if not options.library:

@@ -34,7 +34,10 @@ SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 
 @dataclass(frozen=True)
 class Lock:
-    """A file with hashes, and the Pythons that it is for. `source` names what it is resolved from; else it names all itself."""
+    """A file with hashes, and the Pythons that it is for.
+
+    `source` names what it is resolved from; else it names all itself.
+    """
 
     path: str
     minors: range

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module of the collection as Ansible would without an action, and let nothing of its result act on a terminal."""
+"""Run a module as Ansible does by default, and remove control characters from its result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.printable import printable
 
-#: A result that is nested deeper is none of the collection's modules'.
+#: Maximum nesting of a result. The collection's modules nest less.
 _DEEPEST = 64
-#: Where Ansible found Python on the host, so that it need not look again.
+#: Fact with the Python that Ansible discovered on the host, so that it does not search again.
 _INTERPRETER = "discovered_interpreter_python"
 
 
 class PrintableAction(ActionBase):
-    """Run the module of the action's name. Texts of the result are as the host sends them, without control characters."""
+    """Run the module with the action's name and return its result with printable texts."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -36,15 +36,17 @@ class PrintableAction(ActionBase):
 
 
 def harmless(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a result with the control characters of its texts written out; tabs and ends of lines stay.
+    """Return a result with control characters in texts replaced by escapes.
 
-    Of facts only that of ansible-core itself stays: others would be variables of later tasks.
+    Tabs and ends of lines stay.
+
+    Of the facts only ansible-core's own is kept, because facts become variables of later tasks.
     """
-    found = {_text(key): _copy(value, _DEEPEST) for key, value in result.items()}
-    facts = found.pop("ansible_facts", None)
+    copy = {_text(key): _copy(value, _DEEPEST) for key, value in result.items()}
+    facts = copy.pop("ansible_facts", None)
     if isinstance(facts, dict) and _INTERPRETER in facts:
-        found["ansible_facts"] = {_INTERPRETER: facts[_INTERPRETER]}
-    return found
+        copy["ansible_facts"] = {_INTERPRETER: facts[_INTERPRETER]}
+    return copy
 
 
 def _copy(value: Any, depth: int) -> Any:
@@ -53,10 +55,10 @@ def _copy(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return _text(value)
     if depth and isinstance(value, Mapping):
-        return {_text(key): _copy(each, depth - 1) for key, each in value.items()}
+        return {_text(key): _copy(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, (list, tuple)):
-        return [_copy(each, depth - 1) for each in value]
-    # From ansible-core 2.19 on warnings and errors are objects, with their text in an event.
+        return [_copy(item, depth - 1) for item in value]
+    # Since ansible-core 2.19 warnings and errors are objects with their text in an event.
     return _text(getattr(getattr(value, "event", None), "msg", value))
 
 

@@ -300,7 +300,7 @@ def test_what_is_no_plan_ends_no_run_that_saves_the_plans_of_others(tmp_path, fa
     own = {"gpu_layout_plan_out": str(tmp_path / "plan.json"), "gpu_site_tolerate": 1}
     told = " ".join(said(site(tmp_path, bad, good, settings=own)).split())
     assert list(json.loads((tmp_path / "plan.json").read_text())["hosts"]) == ["bad1"]
-    reason = failed.get("msg", 'plan_data: the host says "y\\x1b[2J", which is not a plan')
+    reason = failed.get("msg", 'plan_data: the host sent "y\\x1b[2J", which is not a plan')
     assert "bad0: " + reason in told.replace("\\\\", "\\").replace('\\"', '"'), told
     assert "is undefined" not in told and "'bad1'" not in told
 
@@ -380,7 +380,7 @@ def test_one_hostile_host_costs_the_audit_no_other_host(tmp_path):
     report = json.loads((tmp_path / "report/audit.json").read_text())
     assert {"good", "crowd", "words"} <= set(report["sources"]["hosts_answered"])
     missing = " ".join(report["sources"]["missing"])
-    assert 'path: gpus[0].uuid: the host says "GPU-../../{{ lookup' in missing
+    assert 'path: gpus[0].uuid: the host sent "GPU-../../{{ lookup' in missing
     assert all(line.isprintable() for line in report["sources"]["missing"])
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "report").iterdir()}
     assert max(sizes.values()) < 500_000, sizes

@@ -114,7 +114,7 @@ def test_the_shipped_version_has_the_shipped_hashes():
 
 def test_another_version_needs_its_hashes():
     said = source(version="12.1")["problem"]
-    assert said.startswith("gpu_layout_nvml_version: it is 12.1, and gpu_layout_nvml_hashes is empty")
+    assert said.startswith("gpu_layout_nvml_version: it is 12.1, but the collection has only hashes of ")
     assert "Set gpu_layout_nvml_hashes to" in said and "pip hash" in said
     found = source(version="12.1", hashes=[OTHER])
     assert found["problem"] == "" and found["requirements"] == "nvidia-ml-py==12.1 \\\n    --hash=%s\n" % OTHER
@@ -123,19 +123,19 @@ def test_another_version_needs_its_hashes():
 @pytest.mark.parametrize("text", ["0" * 64, "sha256:abc", "md5:" + "0" * 32, OTHER + "\n    --hash=sha256:x", ""])
 def test_a_hash_that_is_none_is_refused(text):
     said = source(hashes=[text])["problem"]
-    assert "gpu_layout_nvml_hashes: %r is no hash" % text in said and "pip hash FILE" in said
+    assert "gpu_layout_nvml_hashes: %r is not a hash" % text in said and "pip hash FILE" in said
 
 
 def test_a_wheel_is_known_by_its_hash_and_not_by_its_name(tmp_path):
     digest = wheel(tmp_path, "nvidia-ml-py", nvml_source.shipped().wheels.version, module="pynvml")
     (path,) = tmp_path.iterdir()
     said = source(source="wheel", wheel=str(path))["problem"]
-    assert said.startswith("gpu_layout_nvml_wheel: %s has the SHA-256 %s" % (path, digest))
+    assert said.startswith("gpu_layout_nvml_wheel: the SHA-256 of %s is %s" % (path, digest))
     assert "add sha256:%s to gpu_layout_nvml_hashes" % digest in said
     found = source(source="wheel", wheel=str(path), hashes=[OTHER, "sha256:" + digest])
     assert found == {"problem": "", "path": str(path), "sha256": "", "requirements": ""}
-    assert "no such file" in source(source="wheel", wheel=str(tmp_path / "none"))["problem"]
-    assert "no such file" in source(source="wheel")["problem"]
+    assert "the controller has no file" in source(source="wheel", wheel=str(tmp_path / "none"))["problem"]
+    assert "the controller has no file" in source(source="wheel")["problem"]
 
 
 def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
@@ -148,7 +148,7 @@ def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "pynvml")
     digest = hashlib.sha256(b"import os\n").hexdigest()
     said = source(source="controller")["problem"]
-    assert "%s has the SHA-256 %s" % (tmp_path / "pynvml.py", digest) in said
+    assert "the SHA-256 of %s is %s" % (tmp_path / "pynvml.py", digest) in said
     assert "pip install --require-hashes --only-binary=:all: --requirement %s" % NVML in said
     assert source(source="controller", hashes=["sha256:" + digest])["path"] == str(tmp_path / "pynvml.py")
     # The package of that name, which is another one.

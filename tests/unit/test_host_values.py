@@ -81,7 +81,7 @@ def test_no_name_and_no_count_is_anything_but_that(kind, value):
     with pytest.raises(HostValueError) as error:
         checked("gpu-1", "gpus[0].uuid", kind, value)
     message = str(error.value)
-    assert message.startswith("gpu-1: gpus[0].uuid: the host says ")
+    assert message.startswith("gpu-1: gpus[0].uuid: the host sent ")
     assert len(message) < 400 and message.isprintable()
 
 
@@ -233,7 +233,7 @@ def test_a_tenant_of_a_helper_has_no_share_and_one_that_cannot_be_looked_at_noth
     sent = honest()
     del sent["vgpu_tenants"][0]["sm_percent"]
     assert host_results.gpu_info("gpu-1", sent)["vgpu_tenants"][0]["name"] == "a"
-    problem = "gpu-1: vgpu_tenants[0].sm_percent: the host says "
+    problem = "gpu-1: vgpu_tenants[0].sm_percent: the host sent "
     _read, (line,) = host_results.gpu_info_of_all({"gpu-1": sent}, tenants_whole=True)
     assert line.startswith(problem)
     sent["vgpu_tenants"] = [dict.fromkeys(sent["vgpu_tenants"][0], None)]
@@ -265,7 +265,7 @@ def test_a_host_of_more_gpus_than_any_is_refused(most):
     sent = honest()
     sent["gpus"] = sent["gpus"][:1] * most
     with pytest.raises(
-        HostValueError, match=r'gpu-1: gpus: the host says "a list of %d", which is not one of at most 64' % most
+        HostValueError, match=r'gpu-1: gpus: the host sent "a list of %d", which is not one of at most 64' % most
     ):
         host_results.gpu_info("gpu-1", sent)
 
@@ -285,10 +285,10 @@ def test_one_hostile_host_of_many_is_refused_alone():
     ("result", "reason"),
     [
         ({"unreachable": True, "msg": "No route to host"}, "a: it could not be reached: No route to host"),
-        ({"failed": True, "msg": "pynvml is\nmissing"}, "a: the look at it failed: pynvml is\\x0amissing"),
+        ({"failed": True, "msg": "pynvml is\nmissing"}, "a: reading its GPUs failed: pynvml is\\x0amissing"),
         (
             {"gpus": [], "driver_present": False, "driver_absent_reason": "libnvidia-ml.so.1 is not there"},
-            "a: it was not looked at: libnvidia-ml.so.1 is not there",
+            "a: its GPUs were not read: libnvidia-ml.so.1 is not there",
         ),
     ],
 )
@@ -303,13 +303,13 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
         # As ansible-core has it where sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
-            'No start of json char found. The host said: "/bin/sh: 1: sudo: not found". Check there that Python runs and that '
-            "the account may become root.",
+            'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '
+            "that Python runs and that the account can become root.",
         ),
         (
             {"module_stderr": "Traceback\n  File x\nImportError: No module named 'json'\n"},
-            "No start of json char found. The host said: \"ImportError: No module named 'json'\". Check there that Python runs "
-            "and that the account may become root.",
+            "No start of json char found. The host printed: \"ImportError: No module named 'json'\". Check on the host "
+            "that Python runs and that the account can become root.",
         ),
         ({"module_stderr": "No start of json char found"}, "No start of json char found"),
         (
@@ -358,7 +358,7 @@ def test_of_a_result_that_is_none_the_report_says_why():
     report = fleet_report({"bad": result(uuid="GPU-0; rm -rf /")})
     (row,) = report["hosts"]
     assert row["gpus"] == []
-    assert row["note"].startswith('gpus[0].uuid: the host says "GPU-0; rm -rf /", which is not the UUID of a GPU')
+    assert row["note"].startswith('gpus[0].uuid: the host sent "GPU-0; rm -rf /", which is not the UUID of a GPU')
 
 
 def test_a_plan_is_kept_as_it_is_and_bounded():
@@ -397,7 +397,7 @@ def test_the_filter_says_what_is_wrong():
     found = host_value("x86_64/../../x", "architecture", "gpu-1")
     assert "value" not in found
     assert found["problem"].startswith(
-        'gpu-1: its result: the host says "x86_64/../../x", which is not x86_64 or aarch64.'
+        'gpu-1: its result: the host sent "x86_64/../../x", which is not x86_64 or aarch64.'
     )
     with pytest.raises(Exception, match="there is no kind 'path'"):
         host_value("x", "path")

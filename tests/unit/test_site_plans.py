@@ -81,7 +81,7 @@ def test_many_in_the_way_make_no_page():
 @pytest.mark.parametrize("busy", ["all", [{"what": "gpu 0"}], [["gpu 0", "pid 7"]]])
 def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
     found = plans({"bad": dict(result((0, "disable MIG mode")), busy=busy)})
-    assert "bad: busy" in found["bad"][0] and "the host says" in found["bad"][0]
+    assert "bad: busy" in found["bad"][0] and "the host sent" in found["bad"][0]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan()
     worse = dict(bad, plan_lines=[{"index": 0, "uuid": "{{ 1 }}", "text": "enable MIG mode"}])
     found = plans({"bad": bad, "worse": worse, "good": result((0, "enable MIG mode"))})
     assert "\x1b" not in str(found)
-    assert "worse: plan_lines[0].uuid: the host says" in found["worse"][0]
+    assert "worse: plan_lines[0].uuid: the host sent" in found["worse"][0]
     assert found["good"] == ["gpu 0 (GPU-5c89d3fa): enable MIG mode"]
 
 

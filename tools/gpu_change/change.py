@@ -77,7 +77,10 @@ class Request:
 
 
 def checks(request: Request) -> list[Check]:
-    """Make all changes and return their checks. Raises what ended the run early, once the GPU is as it was found."""
+    """Make all changes and return their checks.
+
+    Raises what ended the run early, once the GPU is as it was found.
+    """
     if os.geteuid() != 0:
         return list(none(request.gpu, "needs root"))
     try:
@@ -131,7 +134,10 @@ class _Change:
             raise
 
     def _all(self, gpu: Gpu, found: Found, wanted: Target | None, why_not: str) -> list[Check]:
-        """Make the changes one after the other. An error ends them, and is one of the checks."""
+        """Make the changes one after the other.
+
+        An error ends them, and is one of the checks.
+        """
         result: list[Check] = []
         try:
             result += self._mig(gpu, found, wanted) if wanted else [not_run(MIG, gpu.index, "all", why_not)]
@@ -243,7 +249,10 @@ class _Change:
     def _there_and_back(
         self, area: str, gpu: Gpu, found: Found, other: Target, read: Callable[[Gpu], str | None]
     ) -> list[Check]:
-        """Set the value of another target, and then what was found. Return the checks that each is read back."""
+        """Set the value of another target, and then what was found.
+
+        Return the checks that each is read back.
+        """
 
         def seen(target: Target) -> Callable[[Gpu], list[Check]]:
             wanted = target.settings.get(SETTING) if area == TIME_SLICE else target.compute_mode
@@ -257,7 +266,10 @@ class _Change:
     def _applied(
         self, area: str, what: str, gpu: Gpu, found: Found, target: Target, seen: Callable[[Gpu], list[Check]]
     ) -> list[Check]:
-        """Apply a target as a run of gpu_layout does. Return whether that was done, and what was seen afterwards."""
+        """Apply a target as a run of gpu_layout does.
+
+        Return whether that was done, and what was seen afterwards.
+        """
         host = self._look()
         now = _of(host, target.gpu_uuid)
         found.refuse_foreign(now)
@@ -301,7 +313,10 @@ class _Change:
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
     def _look(self, gpu: str | None = None) -> Host:
-        """Observe the host, or read one GPU of it again, with all holders. Services are holders too: none is stopped."""
+        """Observe the host, or read one GPU of it again, with all holders.
+
+        Services are holders too: none is stopped.
+        """
         return observe(self._session, only=gpu)
 
     def _tell(self, text: str) -> None:

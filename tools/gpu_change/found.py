@@ -37,7 +37,10 @@ class Found:
 
 
 class Record:
-    """The record of one host, beside the journal of the change that is under way. Both are removed at the end."""
+    """The record of one host, beside the journal of the change that is under way.
+
+    Both are removed at the end.
+    """
 
     def __init__(self, directory: str) -> None:
         self._folder = Path(directory) / "check-gpu"
@@ -55,7 +58,10 @@ class Record:
         durable.write(self.path, {"schema": SCHEMA, "found": target.to_data(), "made": [list(each) for each in made]})
 
     def read(self) -> Found | None:
-        """Return what a run that was cut off left, or None. Raises ApplyError for a file that cannot be read."""
+        """Return what a run that was cut off left, or None.
+
+        Raises ApplyError for a file that cannot be read.
+        """
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return None

@@ -12,7 +12,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asked the run to end. Not an Exception, so that nothing takes it for a failed step."""
+    """A signal asked the run to end.
+
+    Not an Exception, so that nothing takes it for a failed step.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -37,7 +37,9 @@ def tried(work: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Card:
-    """The GPU to load. `index` is NVML's; `device` is what program.py is told; `image` is for a tenant in a container.
+    """The GPU to load.
+
+    `index` is NVML's; `device` is what program.py is told; `image` is for a tenant in a container.
 
     `without` are kinds of memory that are not allocated.
     """
@@ -59,7 +61,10 @@ class Card:
 
 
 class Program:
-    """A process with an environment, program.py by default. Its command is `run`, the device, the arguments."""
+    """A process with an environment, program.py by default.
+
+    Its command is `run`, the device, the arguments.
+    """
 
     def __init__(
         self,
@@ -87,7 +92,10 @@ class Program:
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """End its standard input and return its last line, {} where it has none. Raises NotMeasuredError."""
+        """End its standard input and return its last line, {} where it has none.
+
+        Raises NotMeasuredError.
+        """
         try:
             output, _ = self.process.communicate("\n", timeout=self._timeout_seconds)
         except subprocess.TimeoutExpired as error:

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work on one GPU with a framework of Python, as long as told. Prints JSON objects, one a line.
+"""Work on one GPU with a framework of Python, as long as told.
+
+Prints JSON objects, one a line.
 
     framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   how many steps of each work are done in SECONDS
     framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or MOST_BYTES are held

@@ -159,7 +159,10 @@ def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator
 
 
 def _share(percent: int, said: Mapping[str, float], bare: Mapping[str, float], busy: bool) -> tuple[bool, str, str]:
-    """Return whether a share is held, what was expected and what was found. `busy`: the work leaves the GPU no rest."""
+    """Return whether a share is held, what was expected and what was found.
+
+    `busy`: the work leaves the GPU no rest.
+    """
     steps, low, high = 100 * said["rate"] / bare["rate"], percent - TOLERANCE_POINTS, percent + TOLERANCE_POINTS
     if not busy:
         low = percent - SHORT_POINTS

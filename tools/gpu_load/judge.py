@@ -33,7 +33,10 @@ LEAST_OF_LENGTH = 0.5
 
 
 def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seconds: float) -> Iterator[Check]:
-    """Yield a check for each measurement. `kernel_seconds` is how long the measured kernels take if nothing holds them back."""
+    """Yield a check for each measurement.
+
+    `kernel_seconds` is how long the measured kernels take if nothing holds them back.
+    """
     for area, title in AREAS.items():
         found = measured[area]
         if isinstance(found, str):
@@ -107,7 +110,10 @@ def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterat
 
 
 def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None) -> Iterator[Check]:
-    """Judge how gpu_info and gpu-layout holders show the process. NVML lists it, so that it is more than an open node."""
+    """Judge how gpu_info and gpu-layout holders show the process.
+
+    NVML lists it, so that it is more than an open node.
+    """
     if isinstance(found, str):
         yield not_run(LOAD, index, "holders", found)
         return

@@ -113,7 +113,10 @@ def _state(index: int) -> dict[str, Any]:
 
 
 def holders_of(index: int, pid: int) -> dict[str, Any]:
-    """What gpu_info says of a process on a GPU: its kinds as a holder, and its memory. For root also gpu-layout holders."""
+    """What gpu_info says of a process on a GPU: its kinds as a holder, and its memory.
+
+    For root also gpu-layout holders.
+    """
     with BoundedSession() as session:
         host = session.observe()
     found = [gpu for gpu in gpus(host, find_holders(host)) if gpu["index"] == index]
@@ -214,7 +217,10 @@ def _in_container(card: Card, library: Path) -> dict[str, Any]:
 
 
 def _engine(card: Card) -> str:
-    """Return the engine that has the image. Raises NotMeasuredError where something is missing."""
+    """Return the engine that has the image.
+
+    Raises NotMeasuredError where something is missing.
+    """
     if card.image is None:
         raise NotMeasuredError("no image was named: --image names one with python3")
     engines = [name for name in ENGINES if shutil.which(name)]

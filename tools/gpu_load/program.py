@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work on one GPU through the CUDA driver API, without a CUDA toolkit. Prints a JSON object when ready and one at the end.
+"""Work on one GPU through the CUDA driver API, without a CUDA toolkit.
+
+Prints a JSON object when ready and one at the end.
 
     program.py DEVICE identify                 its UUID
     program.py DEVICE busy                     launch kernels until standard input ends

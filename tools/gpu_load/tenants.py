@@ -22,7 +22,10 @@ QUOTA_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant of one GPU. Tenants of one `root` share the GPU's turns; each has a `seat` of its own there."""
+    """A tenant of one GPU.
+
+    Tenants of one `root` share the GPU's turns; each has a `seat` of its own there.
+    """
 
     name: str
     sm_percent: int = 100
@@ -33,7 +36,10 @@ class Tenant:
 
 
 def build(card: Card) -> Path:
-    """Return the limiter's library, built with the machine's compiler. Raises NotMeasuredError."""
+    """Return the limiter's library, built with the machine's compiler.
+
+    Raises NotMeasuredError.
+    """
     for tool in ("make", "cc"):
         if not shutil.which(tool):
             raise NotMeasuredError("the limiter cannot be built: %s is not installed" % tool)

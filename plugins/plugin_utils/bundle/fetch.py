@@ -84,7 +84,10 @@ class Fetcher:
         raise BundleError(url, "the download failed: %s" % problem, cure)
 
     def file(self, item: Item, target: Path) -> None:
-        """Fetch or copy a file of the bundle. Raises BundleError if that fails or its SHA-256 is wrong."""
+        """Fetch or copy a file of the bundle.
+
+        Raises BundleError if that fails or its SHA-256 is wrong.
+        """
         target.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(parents=True, exist_ok=True)
         part = self.partial / item.sha256
@@ -165,7 +168,10 @@ def readable(count: int) -> str:
 
 
 def _length(answer: Any) -> int | None:
-    """Return the Content-Length of an answer, None without one. Raises HTTPException if it is not a number."""
+    """Return the Content-Length of an answer, None without one.
+
+    Raises HTTPException if it is not a number.
+    """
     given = (answer.headers.get("Content-Length") or "").strip()
     if given and not (given.isascii() and given.isdecimal() and len(given) < 20):
         raise http.client.HTTPException("its Content-Length is not a number")

@@ -71,7 +71,10 @@ def python_platform() -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A request to pip: lines of a requirements file, with or without hashes. `name` is for messages."""
+    """A request to pip: lines of a requirements file, with or without hashes.
+
+    `name` is for messages.
+    """
 
     name: str
     requirements: str
@@ -91,7 +94,9 @@ class Question:
 
 
 def wheels(question: Question, folder: Path, what: str) -> list[Item]:
-    """Fetch wheels and their dependencies into an empty folder with pip. Raises BundleError if pip fails.
+    """Fetch wheels and their dependencies into an empty folder with pip.
+
+    Raises BundleError if pip fails.
 
     Only wheels, so that nothing has to be built on the air-gapped side. pip verifies the hashes. Without hashes it trusts its
     index.

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a bundle: read all indexes, then fetch, then write its texts. Can be run again at any time."""
+"""Make a bundle: read all indexes, then fetch, then write its texts.
+
+Can be run again at any time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass
 class Order:
-    """A request for a bundle. `hosts` are the roles' variables by host, including defaults."""
+    """A request for a bundle.
+
+    `hosts` are the roles' variables by host, including defaults.
+    """
 
     directory: Path
     hosts: Mapping[str, Mapping[str, Any]]
@@ -58,7 +64,10 @@ class Outcome:
 
 
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Make or update a bundle. Raises BundleError, and then the previous bundle stays complete."""
+    """Make or update a bundle.
+
+    Raises BundleError, and then the previous bundle stays complete.
+    """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         if order.check:
@@ -112,7 +121,10 @@ class _Making:
         return self.outcome
 
     def _named(self, path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-        """Return a file that the inventory names by path or address. Raises BundleError if it is missing or wrong."""
+        """Return a file that the inventory names by path or address.
+
+        Raises BundleError if it is missing or wrong.
+        """
         if "://" not in path:
             return local.named(path, allowed, what, hosts)
         previous = self.bundle / "files" / path.rpartition("/")[2]

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read one repository: its key, its signed index, and the packages to mirror. Writes nothing to the bundle.
+"""Read one repository: its key, its signed index, and the packages to mirror.
+
+Writes nothing to the bundle.
 
 The index is kept as the vendor signed it, also with packages that are not mirrored, so that hosts can verify the signature.
 """
@@ -25,7 +27,10 @@ from .resolve import Index, resolve
 
 @dataclass
 class Mirror:
-    """The content to mirror of one repository. `index` is in the order of writing, signed files last."""
+    """The content to mirror of one repository.
+
+    `index` is in the order of writing, signed files last.
+    """
 
     source: Source
     key_fingerprints: tuple[str, ...] = ()
@@ -77,7 +82,10 @@ def _package(source: Source, candidate: Candidate) -> Item:
 
 
 def _inside(source: Source, path: str) -> str:
-    """Return the path in the bundle of a file of the repository. Raises BundleError if it is outside of it."""
+    """Return the path in the bundle of a file of the repository.
+
+    Raises BundleError if it is outside of it.
+    """
     path = posixpath.normpath(path)
     if path.startswith(("..", "/")):
         raise BundleError(source.url, "its index names a file outside of it: %s" % path, "Use another repository.")
@@ -132,7 +140,10 @@ def _apt_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
 def _packages(
     mirror: Mirror, listed: Mapping[str, tuple[str, int]], bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]
 ) -> bytes:
-    """Fetch the index and return its text. All signed forms are mirrored, because apt chooses one of them."""
+    """Fetch the index and return its text.
+
+    All signed forms are mirrored, because apt chooses one of them.
+    """
     source = mirror.source
     forms: dict[str, bytes] = {}
     text = b""
@@ -203,7 +214,10 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
 
 
 def _record(mirror: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
-    """Fetch and verify one file of the index. Returns nothing for a missing file that dnf does not need."""
+    """Fetch and verify one file of the index.
+
+    Returns nothing for a missing file that dnf does not need.
+    """
     source, (what, path, kind, checksum) = mirror.source, record
     url = "%s/%s" % (source.url, path)
     here = bundle / _inside(source, path)

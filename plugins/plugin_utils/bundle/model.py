@@ -19,7 +19,10 @@ class BundleError(FleetError):
 
 @dataclass(frozen=True)
 class Platform:
-    """Properties of a host that the inventory has to state. The architecture is that of `uname -m`."""
+    """Properties of a host that the inventory has to state.
+
+    The architecture is that of `uname -m`.
+    """
 
     distribution: str
     architecture: str = "x86_64"
@@ -33,7 +36,10 @@ class Platform:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository to mirror. `role` is the prefix of its variables. `folder` and `key_path` are paths in the bundle."""
+    """A repository to mirror.
+
+    `role` is the prefix of its variables. `folder` and `key_path` are paths in the bundle.
+    """
 
     role: str
     manager: str
@@ -63,7 +69,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Relation:
-    """A dependency or a provided name. `operator` is one of <<, <=, =, >=, >>, or empty for any version."""
+    """A dependency or a provided name.
+
+    `operator` is one of <<, <=, =, >=, >>, or empty for any version.
+    """
 
     name: str
     operator: str = ""
@@ -75,7 +84,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A package of a repository. `path` is relative to the repository. `raw` is private to its index."""
+    """A package of a repository.
+
+    `path` is relative to the repository. `raw` is private to its index.
+    """
 
     name: str
     version: str
@@ -88,7 +100,9 @@ class Candidate:
 
 @dataclass
 class Item:
-    """A file of the bundle, from an address, a local file or given content. `hosts` are the hosts that need it.
+    """A file of the bundle, from an address, a local file or given content.
+
+    `hosts` are the hosts that need it.
 
     `source` replaces the address or the local file as its origin in the manifest.
     """
@@ -116,7 +130,10 @@ def without_password(url: str) -> str:
 
 @dataclass
 class Wants:
-    """Everything that the hosts need. `named` has hosts by (package of the distribution, platform)."""
+    """Everything that the hosts need.
+
+    `named` has hosts by (package of the distribution, platform).
+    """
 
     repositories: dict[Source, dict[Ask, set[str]]] = field(default_factory=dict)
     #: Hosts by (path on the controller, allowed SHA-256s, description) of files that the inventory names.

@@ -24,7 +24,10 @@ def manifest(
     python: Mapping[str, Any],
     old: Iterable[str],
 ) -> str:
-    """Return the manifest. It has no date and no machine's name, so that equal bundles have equal manifests."""
+    """Return the manifest.
+
+    It has no date and no machine's name, so that equal bundles have equal manifests.
+    """
     elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
     for mirror in mirrors:
         for what, hosts in mirror.elsewhere.items():

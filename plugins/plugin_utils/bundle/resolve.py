@@ -49,7 +49,10 @@ class Index(ABC):
 
     @abstractmethod
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Return a number below, equal to or above 0. Unless `exact`, a part that one version lacks is ignored."""
+        """Return a number below, equal to or above 0.
+
+        Unless `exact`, a part that one version lacks is ignored.
+        """
 
 
 def choose(ask: Ask, index: Index) -> str:
@@ -103,7 +106,10 @@ class _Search:
         self.queue: list[Candidate] = []
 
     def take_locked(self, name: str) -> None:
-        """Take a package of the chosen version. Raises BundleError if the repository has none."""
+        """Take a package of the chosen version.
+
+        Raises BundleError if the repository has none.
+        """
         chosen = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
         if not chosen:
             raise BundleError(

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read an RPM repository: its signed repomd.xml and the packages of its index. Fetches nothing."""
+"""Read an RPM repository: its signed repomd.xml and the packages of its index.
+
+Fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ class Record(NamedTuple):
 
 
 def records(path: Path, where: str) -> list[Record]:
-    """Return the files of the index that dnf may request. Raises BundleError if repomd.xml is not usable."""
+    """Return the files of the index that dnf may request.
+
+    Raises BundleError if repomd.xml is not usable.
+    """
     cr = library()
     try:
         files = [
@@ -108,7 +114,10 @@ class RpmIndex(Index):
         self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Return the requirements. Conditional ones are included, because only a host can evaluate the condition."""
+        """Return the requirements.
+
+        Conditional ones are included, because only a host can evaluate the condition.
+        """
         assert isinstance(candidate.raw, tuple)
         for relation in candidate.raw:
             if relation.name.startswith("rpmlib("):
@@ -155,7 +164,10 @@ def conditional(text: str) -> list[Relation]:
 
 
 def compare(one: str, other: str, exact: bool = True) -> int:
-    """Compare two of [epoch:]version[-release]. Unless `exact`, a missing release matches any."""
+    """Compare two of [epoch:]version[-release].
+
+    Unless `exact`, a missing release matches any.
+    """
     (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
     order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)
     if order or (not exact and not (release and release2)):

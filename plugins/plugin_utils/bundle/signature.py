@@ -21,7 +21,10 @@ _VERDICTS = ("GOODSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "BADSIG", "ERRSIG")
 
 
 def check_key(content: bytes, source: Source, where: str) -> bytes:
-    """Return the key in gpgv's format. Raises BundleError unless all its fingerprints are trusted."""
+    """Return the key in gpgv's format.
+
+    Raises BundleError unless all its fingerprints are trusted.
+    """
     try:
         actual = fingerprints(content)
     except KeyFormatError as error:
@@ -39,12 +42,18 @@ def check_key(content: bytes, source: Source, where: str) -> bytes:
 
 
 def clearsigned(content: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    """Return the signed text of a clear-signed file. Raises BundleError if the signature is not valid and trusted."""
+    """Return the signed text of a clear-signed file.
+
+    Raises BundleError if the signature is not valid and trusted.
+    """
     return _verify({"signed": content}, key, trusted, where)
 
 
 def detached(content: bytes, signature: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    """Return the content. Raises BundleError if its detached signature is not valid and trusted."""
+    """Return the content.
+
+    Raises BundleError if its detached signature is not valid and trusted.
+    """
     _verify({"signature": signature, "content": content}, key, trusted, where)
     return content
 

@@ -75,7 +75,9 @@ def collect(
     parts: Iterable[str] = PARTS,
     shipped: nvml_source.Shipped | None = None,
 ) -> Wants:
-    """Return what the hosts need. `hosts` are the roles' variables by host, including defaults.
+    """Return what the hosts need.
+
+    `hosts` are the roles' variables by host, including defaults.
 
     Raises BundleError if variables are missing or contradict each other.
     """

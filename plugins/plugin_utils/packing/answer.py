@@ -93,7 +93,10 @@ def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> i
 
 
 def squared(load: int) -> int:
-    """Return the square of a load in percent. The sum over the fleet is smallest for even loads."""
+    """Return the square of a load in percent.
+
+    The sum over the fleet is smallest for even loads.
+    """
     return (load // 10) ** 2
 
 

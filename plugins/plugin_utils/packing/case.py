@@ -128,7 +128,10 @@ class Case:
         return {name: tuple(homes) for name, homes in current.items() if self._can_stay(self.workloads[name], homes)}
 
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
-        """Return whether its current places meet its demand. If not, it is recreated anyway, which is no move."""
+        """Return whether its current places meet its demand.
+
+        If not, it is recreated anyway, which is no move.
+        """
         gpus = [self.gpus[standing.key] for standing in homes]
         return (
             len(homes) == workload.gpus

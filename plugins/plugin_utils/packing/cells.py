@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group equal GPUs into cells and equal workloads into kinds for the exact search. Pure.
+"""Group equal GPUs into cells and equal workloads into kinds for the exact search.
+
+Pure.
 
 The content of a GPU is one of few patterns: the maximal multisets of shapes that fit. The search counts GPUs by pattern instead
 of placing each: 6,000 empty GPUs of a model are one cell with a dozen patterns.
@@ -30,7 +32,9 @@ MOST_DECISIONS = 20_000
 
 @dataclass
 class Cell:
-    """Equal GPUs. `owners`: for each current item, the kind or the bound workload that can keep it.
+    """Equal GPUs.
+
+    `owners`: for each current item, the kind or the bound workload that can keep it.
 
     `choices`: patterns and their placements. `pins`: shapes that bound workloads take on each of these GPUs.
     """
@@ -61,7 +65,10 @@ class Cell:
 
 
 class Cells:
-    """A case as cells and kinds. `kinds`: unbound workloads by kind, current ones first."""
+    """A case as cells and kinds.
+
+    `kinds`: unbound workloads by kind, current ones first.
+    """
 
     def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
         self.case = case
@@ -198,7 +205,10 @@ class Cells:
 
 
 def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
-    """Return the choices nearest to the current content, with few large parts first. All contain the required parts."""
+    """Return the choices nearest to the current content, with few large parts first.
+
+    All contain the required parts.
+    """
     need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
     able = [pattern for pattern in patterns if not need - Counter(pattern)]
     able.sort(key=lambda pattern: (-sum((Counter(pattern) & here).values()), len(pattern)))

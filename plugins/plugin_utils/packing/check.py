@@ -50,7 +50,10 @@ class Planner:
         return dataclasses.replace(empty, index=gpu.index, mig=mig)
 
     def destroyed(self, gpu: FleetGpu, today: Sequence[Standing], then: Sequence[Standing], pinned: bool = True) -> int:
-        """Return how many GPU instances the planner destroys. Raises PlanError if it refuses the layout."""
+        """Return how many GPU instances the planner destroys.
+
+        Raises PlanError if it refuses the layout.
+        """
         wanted = tuple(
             gpu_plan.WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
         )

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find an optimal packing with CP-SAT, which counts GPUs by pattern. The same problem has the same result.
+"""Find an optimal packing with CP-SAT, which counts GPUs by pattern.
+
+The same problem has the same result.
 
 The goals are those of `Score`, in its order. Each is optimized without worsening the ones before.
 OR-Tools is optional: `MISSING` is the reason if it cannot be imported.
@@ -30,7 +32,9 @@ MOST_SIMPLIFIED = 3000
 
 
 class Solution(NamedTuple):
-    """A solution. `value` maps a variable to its value, `proven` each aim to whether it is optimal.
+    """A solution.
+
+    `value` maps a variable to its value, `proven` each aim to whether it is optimal.
 
     `bound` is the lower bound of GPUs, cost or spread, None if unknown.
     """

@@ -198,5 +198,8 @@ class Geometry:
 
 @lru_cache(maxsize=None)
 def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
-    """Return the rules of a model. Raises CatalogueError if the catalogue does not have it."""
+    """Return the rules of a model.
+
+    Raises CatalogueError if the catalogue does not have it.
+    """
     return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)

@@ -21,7 +21,10 @@ Contents = Dict["tuple[str, int]", List[Part]]
 
 
 class Bins:
-    """GPUs and their content while it is planned. Equal GPUs (model, cost, content) are examined once."""
+    """GPUs and their content while it is planned.
+
+    Equal GPUs (model, cost, content) are examined once.
+    """
 
     def __init__(self, case: Case, frugal: bool = False) -> None:
         self.case = case

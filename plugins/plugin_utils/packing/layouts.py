@@ -14,7 +14,9 @@ from .model import Packing, Problem, Standing
 
 
 def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]]]:
-    """Return `gpu_layout` by host, as values for YAML. GPUs with equal layouts share an entry.
+    """Return `gpu_layout` by host, as values for YAML.
+
+    GPUs with equal layouts share an entry.
 
     A freed GPU becomes exclusive, which removes its instances. An empty GPU that stays empty has no entry, and is not changed.
     The planner chooses placements and keeps current instances.
@@ -44,7 +46,10 @@ def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]
 
 
 def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """Return, by GPU with tenants, all GPUs of its entry. GPUs that a tenant spans share one."""
+    """Return, by GPU with tenants, all GPUs of its entry.
+
+    GPUs that a tenant spans share one.
+    """
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}
     for standing in packing.standing:
@@ -96,7 +101,10 @@ def _part(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
 
 
 def _mps(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    """Return the daemon of a GPU. Its limits are those of its largest client; geometry.py checked that they fit."""
+    """Return the daemon of a GPU.
+
+    Its limits are those of its largest client; geometry.py checked that they fit.
+    """
     memory, percent = max(s.shape.memory_mib for s in standing), max(1, *(s.shape.sm_percent for s in standing))
     daemon: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}
     if memory:

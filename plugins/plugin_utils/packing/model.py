@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Problems and results of packing, as frozen values. Memory is in MiB, compute in percent of a GPU's SMs."""
+"""Problems and results of packing, as frozen values.
+
+Memory is in MiB, compute in percent of a GPU's SMs.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,9 @@ class FleetGpu:
 
 @dataclass(frozen=True)
 class Workload:
-    """A demand for one of `options` on each of `gpus` GPUs. Only the heuristic prefers earlier options.
+    """A demand for one of `options` on each of `gpus` GPUs.
+
+    Only the heuristic prefers earlier options.
 
     `within`: one of DOMAINS, its GPUs share it. `near`: workloads with the same word run on one host. `apart`: workloads with
     the same word run on different hosts, or on different GPUs if `apart_on` is gpu. `hosts`: the only hosts allowed.
@@ -161,7 +166,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """The costs of a result, most important first. `spread` is 0 with binpack, `cost` is 0 if the aim is GPUs."""
+    """The costs of a result, most important first.
+
+    `spread` is 0 with binpack, `cost` is 0 if the aim is GPUs.
+    """
 
     unplaced: int
     spread: int
@@ -176,7 +184,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Packing:
-    """A result. `unplaced`: reasons by workload. `moved`: workloads that lose their current place.
+    """A result.
+
+    `unplaced`: reasons by workload. `moved`: workloads that lose their current place.
 
     `by`: cp-sat or heuristic. `proven`: no result is better in GPUs (or cost, or spread) and more important goals.
     `proven_churn`: nor in moves and destroyed instances. `bound`: lower bound of GPUs (or cost), None if unknown.

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Solve a problem by the exact search, or by the heuristic without OR-Tools. The entry point."""
+"""Solve a problem by the exact search, or by the heuristic without OR-Tools.
+
+The entry point.
+"""
 
 from __future__ import annotations
 

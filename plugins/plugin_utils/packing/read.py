@@ -18,7 +18,10 @@ from .model import Shape, Standing
 
 @dataclass
 class _Place:
-    """A place on a GPU. `current` is its current content. `stays` means that its workload keeps using it."""
+    """A place on a GPU.
+
+    `current` is its current content. `stays` means that its workload keeps using it.
+    """
 
     key: tuple[str, int]
     shape: Shape

@@ -96,7 +96,10 @@ def _exclusive(why: str) -> Decision:
 
 
 def _smallest(need: Need, rules: Geometry, whole: bool = False) -> Shape | None:
-    """Return the smallest instance that fits, of profiles without extra engines. With `whole`, it may be the whole GPU."""
+    """Return the smallest instance that fits, of profiles without extra engines.
+
+    With `whole`, it may be the whole GPU.
+    """
     slices = rules.capacity.compute_slices
     found = [
         mig(name)

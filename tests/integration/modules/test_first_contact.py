@@ -93,5 +93,5 @@ def test_export_adopts_what_is_there_and_overwrites_nothing(fleet, tmp_path):
     said = " ".join((second.stdout + second.stderr).split())
     assert second.returncode != 0
     assert "one: the inventory has this layout already" in said
-    assert f"two: {written['two']} holds another gpu_layout than the host" in said
+    assert f"two: {written['two']} has another gpu_layout than the host" in said
     assert written["two"].read_text() == "gpu_layout: []\n"

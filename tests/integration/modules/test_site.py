@@ -418,7 +418,7 @@ def test_a_host_without_a_layout_is_named(fleet):
     run = fleet.play({"one": None, "two": None, "three": None})
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
-    write = "rite `gpu_layout: []` to leave the host's GPUs as they are"
+    write = "rite `gpu_layout: []` to keep the host's GPUs as they are"
     assert f"one: gpu_layout: the value is empty (null). W{write}" in said
     assert f"two: gpu_layout: the host has no gpu_layout. W{write}" in said
     assert (
