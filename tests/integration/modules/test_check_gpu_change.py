@@ -126,7 +126,7 @@ def test_all_is_changed_looked_at_and_restored(changes):
     by_name = {(check["area"], check["what"]): check for check in made}
     places = ", ".join("1g.10gb@%d" % start for start in range(7))
     assert by_name["change: MIG", "7 instances of 1g.10gb"]["found"] == places
-    assert by_name["change: MIG", "MIG devices with a UUID of their own"]["found"] == "7"
+    assert by_name["change: MIG", "MIG devices with different UUIDs"]["found"] == "7"
     # Each instance of a reading in MIG mode, by the facts of gpu_info and every function of NVML.
     assert by_name["change: MIG, NVML", "nvmlDeviceGetMigMode"]["found"].lower() in ("yes, yes", "1, 1")
     assert by_name["change: MIG, model file", "profiles.1g.10gb.profile_id"]["outcome"] == "held"
@@ -243,7 +243,7 @@ def test_settings_that_a_reset_would_end_keep_mig_mode_off(changes):
     limit = {"call": "nvmlDeviceGetPowerManagementLimit", "value": 150000}
     default = {"call": "nvmlDeviceGetPowerManagementDefaultLimit", "value": 165000}
     (mig,) = of(changes.run(0, {0: [limit, default]}), "change: MIG")
-    assert mig["outcome"] == "not run" and "its power limit is 150000, and 165000 by default" in mig["reason"]
+    assert mig["outcome"] == "not run" and "its power limit is 150000 instead of the default 165000" in mig["reason"]
 
 
 def test_a_driver_that_hides_profiles_is_said(changes):
@@ -253,7 +253,7 @@ def test_a_driver_that_hides_profiles_is_said(changes):
     assert mig["outcome"] == "not run" and "550 or later" in mig["reason"]
 
 
-@pytest.mark.parametrize("file, reason", [("journal.json", "was cut off"), ("check-gpu/found.json", "is damaged")])
+@pytest.mark.parametrize("file, reason", [("journal.json", "was interrupted"), ("check-gpu/found.json", "is damaged")])
 def test_files_of_other_runs_are_not_guessed_at(changes, file, reason):
     changes.create({"model": "H100-80GB"})
     before = changes.state()
@@ -278,7 +278,7 @@ def test_another_run_that_changes_the_host_is_named(changes):
 
 def test_there_is_no_such_gpu(changes):
     changes.create({"model": "H100-80GB"})
-    assert refused(changes.run(7), "there is no GPU 7")
+    assert refused(changes.run(7), "the host has no GPU 7")
 
 
 # --- failures, kills and signals ----------------------------------------------------------------------------------------
@@ -322,8 +322,8 @@ def test_the_run_after_a_kill_restores_what_was_found(changes, call, nth, action
     assert changes.record.exists()
     # A GPU that is not there: the run restores, and changes nothing of its own.
     restored, *others = changes.run(7)
-    assert (restored["what"], restored["outcome"]) == ("state before a run that was cut off", "held"), restored
-    assert refused(others, "there is no GPU 7")
+    assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "held"), restored
+    assert refused(others, "the host has no GPU 7")
     assert changes.state() == before
     assert not changes.record.exists()
 
@@ -338,7 +338,7 @@ def test_a_run_killed_at_the_time_slice_is_restored_and_the_next_goes_on(changes
     checks = changes.run()
     assert outcomes(checks) == {"held", "not run"}
     assert [check["what"] for check in of(checks, "change: restored")] == [
-        "state before a run that was cut off", "state found",
+        "state before an interrupted run", "original state",
     ]  # fmt: skip
     assert changes.state() == before
 
