@@ -86,7 +86,7 @@ def look(folder, *gpus, run=never):
 
 @as_root
 @pytest.mark.parametrize("name", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
-def test_a_user_s_own_mps_daemon_is_not_asked(folder, name):
+def test_mps_daemon_of_a_user_is_not_queried(folder, name):
     with holding(user=ALICE, program=named(folder, name), CUDA_MPS_PIPE_DIRECTORY=str(folder)):
         assert look(folder) == []
 

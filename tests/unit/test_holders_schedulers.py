@@ -241,8 +241,8 @@ ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
         "\x1b[2J\u2028\u202e{{ x }}",
     ],
 )
-def test_a_job_s_name_is_taken_for_nothing_else(jobs, name):
-    """Its user chooses it. What follows what a job was given is his to choose too: paths and comments."""
+def test_job_name_cannot_pose_as_other_fields(jobs, name):
+    """Its user writes another job, another user and other allocations into the name."""
     record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
     found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
     assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [

@@ -96,7 +96,7 @@ def test_a_reboot_that_restores_nothing_is_drift_until_the_layout_is_back(laid_o
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
 
 
-def test_a_process_is_counted_where_it_runs(laid_out):
+def test_process_counts_on_its_gpu_or_instance(laid_out):
     work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo ready; exec sleep 600"
     command = ["gpusim", "run", "--gpu", "2", "--", "sh", "-c", work]
     with laid_out.simulated.popen(command, stdout=subprocess.PIPE, text=True) as running:
