@@ -17,12 +17,12 @@ OF_THE_CONTROLLER = {"audit", "bundle", "check_variables", "reclaim_tell", "righ
 MODULES = sorted({path.stem for path in (ROOT / "plugins" / "modules").glob("*.py")} - OF_THE_CONTROLLER)
 
 
-def test_every_module_has_an_action_that_reads_its_result():
-    """A module without one has its errors and warnings printed as the host wrote them."""
+def test_every_module_has_an_action_that_reads_its_result_first():
+    """Without an action, errors and warnings would be printed as the host sent them."""
     assert set(MODULES) <= {path.stem for path in (ROOT / "plugins" / "action").glob("*.py")}
 
 
-def test_no_result_of_a_module_acts_on_the_terminal(tmp_path):
+def test_module_results_cannot_control_the_terminal(tmp_path):
     answers = {
         "fails": {"failed": True, "msg": "fails " + ACTS, "where": ACTS, "exception": "trace " + ACTS},
         "warns": {

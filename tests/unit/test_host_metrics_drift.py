@@ -98,7 +98,7 @@ def holding(host, *instances):
 
 
 @pytest.mark.parametrize("entry", [HALVES, SERVED, TENANTS], ids=["mig", "mps", "vgpu"])
-def test_what_was_applied_has_not_drifted(entry):
+def test_applied_layout_has_no_drift(entry):
     assert differences(*made(entry, SHARED)) == ({0: (), 1: (), 2: ()}, [])
 
 

@@ -49,7 +49,7 @@ def run(host, built, tmp_path):
     return run
 
 
-def test_a_tenant_gets_its_quota_and_what_no_stub_shows_is_not_run(run):
+def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     found = run()
     limiter = {check["what"]: check for check in found["vGPU limiter"]}
     got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes allocated by a tenant")]
@@ -66,12 +66,12 @@ def test_a_tenant_gets_its_quota_and_what_no_stub_shows_is_not_run(run):
     assert [check["reason"] for check in found["MPS"]] == ["nvidia-cuda-mps-control is not installed"]
 
 
-def test_without_cuda_nothing_is_measured_and_the_reason_is_named(run):
+def test_without_cuda_nothing_is_measured_with_a_reason(run):
     found = run(cuda=False)
     assert all("libcuda.so.1" in check["reason"] for check in found["load"] + found["vGPU limiter"])
 
 
-def test_a_gpu_that_is_not_there(run):
+def test_unknown_gpu_is_not_run(run):
     assert {check["reason"] for check in run("--gpu", "7")["load"]} == {"the host has no GPU 7"}
 
 
@@ -93,7 +93,7 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
     assert shares == {"share of 20 percent": "held", "share of 80 percent": "held"}
 
 
-def test_the_holders_of_a_simulated_gpu_are_those_of_nvml(host):
+def test_holders_of_a_simulated_gpu_are_those_of_nvml(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     command = [str(host.bin / "gpusim"), "run", "--gpu", "1", "--memory", "400MiB", "--", "sleep", "300"]
     script = "import json, sys; sys.path[:0] = %r; import measure; print(json.dumps(measure.holders_of(1, int(sys.argv[1]))))"
@@ -208,7 +208,7 @@ def test_a_tenant_in_a_container_gets_its_quota(engine, built):
         ("elsewhere", ("podman",), "podman has no image elsewhere"),
     ],
 )
-def test_a_container_that_cannot_be_had_is_not_run(engine, built, monkeypatch, image, engines, reason):
+def test_unavailable_container_is_not_run(engine, built, monkeypatch, image, engines, reason):
     monkeypatch.setattr(measure, "ENGINES", engines)
     with pytest.raises(measure.NotMeasuredError, match=reason):
         measure._in_container(dataclasses.replace(engine, image=image), built.library)
@@ -275,7 +275,7 @@ def judged(found):
     return {check.what: check.outcome for check in judge.checks(0, found, False, 1.5)}
 
 
-def test_a_card_that_does_what_it_should():
+def test_correct_card_passes():
     outcomes = judged(measured())
     # Of a card without GPM.
     assert [what for what, outcome in outcomes.items() if outcome != "held"] == [
@@ -312,7 +312,7 @@ def test_signals_that_do_not_follow_the_load_differ(state, name, value):
         ),
     ],
 )
-def test_a_limiter_that_does_not_hold_differs(limiter, what):
+def test_failing_limiter_differs(limiter, what):
     assert [name for name, outcome in judged(measured(**limiter)).items() if outcome == "differs"] == [what]
 
 
@@ -340,7 +340,7 @@ def test_holders_that_miss_the_process_differ(change):
         (("pair", "fixed", "rates"), [33.0, 48.0], "torch: transformer of two tenants of 30 and 70 percent, fixed"),
     ],
 )
-def test_a_framework_that_is_not_held_differs(where, value, what):
+def test_unlimited_framework_differs(where, value, what):
     found = measured()
     of = found["frameworks"]["torch"]
     for key in where[:-1]:
@@ -349,7 +349,7 @@ def test_a_framework_that_is_not_held_differs(where, value, what):
     assert [name for name, outcome in judged(found).items() if outcome == "differs"] == [what]
 
 
-def test_a_framework_that_is_not_installed_is_not_run(tmp_path):
+def test_missing_framework_is_not_run(tmp_path):
     card = measure.Card(0, "#0", tmp_path, 600, lambda text: None)
     card.__dict__["uuid"] = "GPU-1"
     found = measured()
@@ -358,7 +358,7 @@ def test_a_framework_that_is_not_installed_is_not_run(tmp_path):
     assert (check.what, check.outcome, check.reason) == ("jax", "not run", "Python has no module jax")
 
 
-def test_holders_that_could_not_be_asked_are_not_run():
+def test_unreadable_holders_are_not_run():
     found = measured()
     found["load"]["holders"]["command"] = None
     assert judged(found)["gpu-layout holders: the process"] == "not run"
@@ -376,7 +376,7 @@ def test_memory_beyond_the_quota_differs(change):
 
 
 @pytest.mark.parametrize("change", [{"utilization": 3}, {"power_watts": 60.0}, {"sm_mhz": 210}, {"processes": {8: 1}}])
-def test_a_load_that_nvml_does_not_see_differs(change):
+def test_load_unseen_by_nvml_differs(change):
     found = measured()
     found["load"]["busy"].update(change)
     assert list(judged(found).values()).count("differs") == 1
@@ -393,14 +393,14 @@ def test_a_load_that_nvml_does_not_see_differs(change):
         ({"compute": [7, 8, 9], "mps": None}, "not run"),
     ],
 )
-def test_whether_nvml_tells_a_client_of_mps_from_others(listed, outcome):
+def test_nvml_must_distinguish_mps_clients(listed, outcome):
     found = measured()
     found["mps"]["nvml"] = listed
     assert judged(found)["NVML distinguishes the client from a program without MPS"] == outcome
 
 
 @pytest.mark.parametrize("clients", [[], ["8"]])
-def test_a_daemon_that_does_not_list_its_client_differs(clients):
+def test_daemon_without_its_client_differs(clients):
     found = measured()
     found["mps"]["clients"] = clients
     assert judged(found)["the daemon lists the client"] == "differs"

@@ -93,7 +93,7 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "check"), QUESTIONS)
-def test_a_read_that_hangs_ends_the_module_and_names_call_and_gpu(host, name, arguments, check):
+def test_hanging_read_ends_the_module_with_call_and_gpu(host, name, arguments, check):
     host.create(H100)
     uuid = uuid_of(host, 2)
     hang(host, "nvmlDeviceGetMemoryInfo", nth=3)
@@ -112,7 +112,7 @@ def test_a_read_that_hangs_ends_the_module_and_names_call_and_gpu(host, name, ar
     ("function", "call"),
     [("nvmlInitWithFlags", "nvmlInit"), ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")],
 )
-def test_a_call_that_names_no_gpu_is_reported_for_the_host(host, function, call):
+def test_call_without_gpu_is_reported_for_the_host(host, function, call):
     host.create(H100)
     hang(host, function)
     done = module(host, "layout", True, layout=LAYOUT)
@@ -130,7 +130,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("call", "nth", "layout"), CHANGES, ids=[call for call, _nth, _layout in CHANGES])
-def test_a_hang_during_a_change_keeps_the_journal_and_the_next_run_recovers(host, call, nth, layout):
+def test_hang_during_a_change_keeps_the_journal_for_the_next_run(host, call, nth, layout):
     host.create(H100)
     gpu = layout[0]["gpus"][0]
     uuid = uuid_of(host, gpu)
@@ -147,7 +147,7 @@ def test_a_hang_during_a_change_keeps_the_journal_and_the_next_run_recovers(host
     assert not module(host, "layout", layout=layout)["changed"]
 
 
-def test_a_recovery_that_hangs_keeps_the_journal(host):
+def test_hanging_recovery_keeps_the_journal(host):
     host.create(H100)
     hang(host, "nvmlDeviceCreateGpuInstanceWithPlacement", 2)
     assert module(host, "layout", layout=LAYOUT)["failed"]

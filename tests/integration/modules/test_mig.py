@@ -194,7 +194,7 @@ def test_a_mode_that_waits_for_a_reset_gets_one(host):
     ],
 )
 @pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
+def test_failed_step_rolls_back(host, call, nth):
     host.create(H100)
     old = [mig(0, "3g.40gb", "2g.20gb", "1g.10gb"), {"gpus": [1], "sharing": "shared"}]
     new = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
