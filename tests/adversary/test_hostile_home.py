@@ -135,8 +135,11 @@ def test_full_home_is_reported(homes):
     assert (homes.alice / NAME).read_text() == "before\n"
 
 
-def test_who_stops_the_writer_is_not_waited_for(homes):
-    """The child has the user's id, so the user may stop it; it is killed when its time is over."""
+def test_stopped_writer_is_not_awaited(homes):
+    """The child has the user's id, so the user can stop it.
+
+    It is killed at its timeout.
+    """
     stopper = (
         "while :; do for p in /proc/[0-9]*; do grep -qs reclaim.import.tell $p/cmdline && kill -STOP ${p#/proc/}; "
         "done; done"
@@ -155,7 +158,7 @@ def test_who_stops_the_writer_is_not_waited_for(homes):
 
 @pytest.mark.skipif(shutil.which("wall") is None, reason="wall is not installed")
 def test_wall_reaches_a_terminal(homes):
-    """By the real program, and a terminal on which somebody is logged in by the list of logins."""
+    """With the real program, and a terminal that is in the list of logins."""
     controller, terminal = pty.openpty()
     line = os.ttyname(terminal).removeprefix("/dev/").encode()
     # utmp(5): a process of a user who has logged in.

@@ -161,7 +161,7 @@ def test_the_report_adds_up():
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
 
-def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say():
+def test_dry_run_counts_changes_of_hosts_without_a_driver():
     new = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS, ["H100-80GB"])}
     unknown = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS)}
     report = fleet_report({"new": new, "unknown": unknown}, planned=True)

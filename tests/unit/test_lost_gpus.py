@@ -41,7 +41,7 @@ def named(layout, host):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(host, policy):
+def test_lost_gpu_without_an_entry_is_a_warning(host, policy):
     layout = parse_layout([entry([0]), entry([UUID % 1, "0000:13:00.0"])])
     found = answering(layout, host, policy)
     assert found.layout == layout

@@ -27,8 +27,8 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
-def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, seed, monkeypatch):
-    """A sample; `make bench BENCH=mig` sweeps every call of many transitions."""
+def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
+    """A sample. `make bench BENCH=mig` tests every call of many transitions."""
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     (transition,) = random_transitions(seed, 1)
     most = 120 if THOROUGH else 60
