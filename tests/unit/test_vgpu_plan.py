@@ -390,7 +390,7 @@ def test_a_name_before_the_earlier_one_ends_as_well():
 
 
 @pytest.mark.parametrize(("was", "ends"), [({"was": "b"}, ""), ({}, ", end the name b")])
-def test_a_rename_is_taken_back(was, ends):
+def test_rename_is_rolled_back(was, ends):
     part = entry([0], tenant("a", **was))
     assert lines(part, seen=renamed("b")) == ["vgpu a: rename tenant b to a%s on gpu 0" % ends]
     back = there(part, seen=renamed("b"))
