@@ -17,13 +17,13 @@ def tool():
     return runpy.run_path(str(ROOT / "tools" / "clients_page.py"))
 
 
-def test_the_page_is_up_to_date(tool):
+def test_page_is_up_to_date(tool):
     assert tool["page"]() == (ROOT / "docs" / "simulator-clients.md").read_text(encoding="utf-8"), (
         "run tools/clients_page.py"
     )
 
 
-def test_every_client_and_entry_has_its_place(tool):
+def test_every_client_and_entry_is_on_the_page(tool):
     made = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in made
     assert "| FRU part number, power object of the InfoROM | nvidia-smi | N/A on boards too |" in made

@@ -59,7 +59,7 @@ def test_a_driver_takes_precedence_over_what_is_expected():
     assert found["resources"] == {"nvidia.com/mig-3g.40gb": 1}
 
 
-def test_gpus_on_the_bus_stand_in_for_expected_ones():
+def test_gpus_on_the_bus_replace_expected_ones():
     absent = {"driver_present": False, "gpus": []}
     found = kubernetes_mapping(MIG, "nvidia_device_plugin", state=absent, pci_gpus=[{"device_id": "20b2"}] * 2)
     assert found["checked"]
