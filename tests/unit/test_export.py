@@ -115,14 +115,14 @@ def test_a_daemon_in_an_instance_belongs_to_it():
     ]
 
 
-def test_a_time_slice_is_time_slicing_and_with_a_process_mode_nothing():
+def test_time_slice_is_time_slicing_unless_a_process_mode_is_set():
     one, two = (dataclasses.replace(gpu, settings={"time_slice": Setting("long")}) for gpu in gpus(2))
     found = exported([one, exclusive(two)])
     assert data(found) == [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}]
     assert "compute mode (exclusive_process, time slice long)" in found.left_out[0]
 
 
-def test_a_daemon_on_a_gpu_that_anybody_may_use_is_told():
+def test_daemon_on_an_open_gpu_is_reported():
     gpu = gpus()[0]
     found = exported([gpu], daemons=[MpsDaemon("a", (MpsPlace(gpu.uuid),), 4, 25)])
     assert found.layout.entries == ()
@@ -144,7 +144,7 @@ def tenant(name, *gpus, percent=30, **more):
         (("dmem", "preload"), "auto"),
     ],
 )
-def test_the_provider_is_one_under_which_tenants_stay_as_they_are(providers, told):
+def test_provider_keeps_tenants_unchanged(providers, told):
     (gpu,) = gpus(1)
     there = [tenant(name, gpu, provider=provider) for name, provider in zip("ab", providers)]
     (entry,) = exported([gpu], tenants=there).layout.entries

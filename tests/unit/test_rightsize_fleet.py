@@ -374,8 +374,8 @@ def bare(name, uuid, **more):
     return holder(name, uuid, kind="device_handle", pid=99, **more)
 
 
-def test_a_bare_handle_spares_nobody():
-    """Where users run programs in one service, any of them may open another GPU, again and again, and does nothing there."""
+def test_bare_handle_does_not_spare_a_unit():
+    """Another user's process in the service has a GPU's node open for a minute, without a context on it."""
     young = NOW - 60
     first = gpu("a", 0, H100, "hub.service")
     first["holders"] += [bare("hub.service", "GPU-a-0", started_seconds=young), bare(None, "GPU-a-0")]

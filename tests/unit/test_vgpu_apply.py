@@ -136,7 +136,7 @@ def maker(tmp_path, monkeypatch):
     return make
 
 
-def test_all_of_it(make):
+def test_full_change_is_applied(make):
     host, root = make()
     stays = {path: text for path, text in files(root).items() if "/stays" in path}
     work = change(host, AFTER)

@@ -189,7 +189,7 @@ def test_a_container_finds_the_front_before_the_driver_where_the_host_has_both()
 
 
 @pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
-def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
+def test_specification_has_the_oldest_version_with_such_names(name, version):
     assert cdi(dataclasses.replace(ONE, name=name))["cdiVersion"] == version
 
 
