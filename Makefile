@@ -402,7 +402,7 @@ leg-commands:
 # dry run of a fleet.
 core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py tests/adversary/test_hostile_terminal.py \
     $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site) \
-    $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_a_dry_run_shows_the_steps_and_changes_nothing)
+    $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_dry_run_shows_the_steps_and_changes_nothing)
 
 # Everything in the thorough run.
 leg-newest:

@@ -23,11 +23,11 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from choose_tests import choose
 
-#: Test files that run in one check. The rest is named and left to `make test-fast`.
+#: Maximum test files of one check. The rest is listed and left to `make test-fast`.
 TEST_FILES = 8
-#: Sweeps over faults or over all sources. They take more than five seconds and run only if they have changed.
+#: Sweeps over faults or all sources. They take more than five seconds and run only if they changed.
 SLOW = ("test_one_of_each", "test_vgpu_apply")
-#: Up to so many test files, a second process takes longer to start than it saves.
+#: Up to this number of test files, a second process takes longer to start than it saves.
 ONE_PROCESS = 3
 
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     names = listed(options.files) if options.files else changed(options.base)
     if not names:
-        print("check: no file is named or changed")
+        print("check: no changed files")
         return 0
     commands = linters([name for name in names if (ROOT / name).is_file()])
     if not options.no_tests:
@@ -91,7 +91,7 @@ def changed(base: str) -> list[str]:
 
 
 def listed(files: Iterable[str]) -> list[str]:
-    """Return the files that git knows or would add below these files and folders."""
+    """Return the tracked and untracked files in these files and folders."""
     return sorted({*git("ls-files", "--cached", "--others", "--exclude-standard", "--", *files)})
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check this machine's GPUs against NVIDIA's tools and the model files, and write a report: docs/hardware.md."""
+"""Check this machine's GPUs against NVIDIA's tools and model files. docs/hardware.md."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.checks impo
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import Check, not_run
 
 DIFFERENT, UNREAD = 1, 3
-#: Printed; the report has all.
+#: Maximum printed lines. The report has all.
 _MOST_LINES = 20
-#: What is looked at again while a GPU has instances that --change made.
+#: Areas that are checked again while a GPU has the instances of --change.
 _WITH_INSTANCES = ("NVML", "NVML agrees", "nvidia-smi", "capabilities", "devices", "model file")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command and return its exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.only_read:
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _against_the_simulator(reading: dict, files: list, options: argparse.Namespace) -> list:
-    """Return the checks against simulated GPUs of the same models, which a process of their own reads."""
+    """Return the checks against simulated GPUs, which another process reads."""
     keys, reason = simulated.models_of(reading, files)
     if not reason and options.library == "none":
         reason = "--library none was given"
@@ -85,19 +85,22 @@ def _against_the_simulator(reading: dict, files: list, options: argparse.Namespa
         try:
             other = _read_simulated(keys, reading, Path(folder), options)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
+            output = getattr(error, "stderr", None) or str(error)
             return simulated.checks(
-                reading, None, "the simulated library cannot be read: %s" % " ".join(said.split())[-300:]
+                reading, None, "the simulated library cannot be read: %s" % " ".join(output.split())[-300:]
             )
     return simulated.checks(reading, other, "")
 
 
 def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argparse.Namespace) -> dict:
-    """Return the readings of simulated GPUs. Raises OSError and SubprocessError where there is no compiler, or it fails."""
+    """Return the readings of simulated GPUs.
+
+    Raises OSError or SubprocessError without a compiler or if a command fails.
+    """
     library = Path(options.library or folder)
     run = {"check": True, "capture_output": True, "text": True, "timeout": options.timeout}
     if not options.library:
-        _progress("the simulated library (it is built for this)")
+        _progress("the simulated library, which is built first")
         subprocess.run(["make", "-s", "-C", str(SIMULATOR / "src"), "BUILD=%s" % folder], **run)
     environment = dict(
         os.environ,
@@ -115,7 +118,7 @@ def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argpa
 
 
 def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict | None]:
-    """Return the checks of one GPU that runs kernels, as a tenant too, and the figures behind them."""
+    """Return the checks of one GPU under load, and their figures."""
     import judge
     import measure
 
@@ -125,7 +128,7 @@ def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict 
         return list(judge.none(options.gpu, reason)), None
     uuid = Readings(reading["nvml"]["gpus"][index]["calls"]).value("nvmlDeviceGetUUID")
     with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
-        # CUDA has no GPU of a simulated NVML's UUIDs.
+        # CUDA does not know the UUIDs of a simulated NVML.
         device = "#%d" % index if simulated_nvml else uuid
         card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image, tuple(options.without))
         measured = measure.measure(card)
@@ -133,7 +136,7 @@ def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict 
 
 
 def _changed(reading: dict, files: list, options: argparse.Namespace) -> list:
-    """Return the checks of one GPU that is changed and restored."""
+    """Change and restore one GPU, and return the checks."""
     import change
 
     calls = {gpu["index"]: gpu["calls"] for gpu in reading["nvml"]["gpus"]}
@@ -145,14 +148,14 @@ def _changed(reading: dict, files: list, options: argparse.Namespace) -> list:
 
 
 def _with_instances(index: int, files: list, options: argparse.Namespace) -> list:
-    """Return the checks of a GPU that has instances just now, which a process of its own reads."""
+    """Return the checks of a GPU with instances, which another process reads."""
     command = [sys.executable, str(Path(__file__).resolve()), "--only-read", "--timeout", str(options.timeout)]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = judge(json.loads(done.stdout), files)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return [not_run("change: MIG", index, "reading it with instances", " ".join(said.split())[-300:])]
+        output = getattr(error, "stderr", None) or str(error)
+        return [not_run("change: MIG", index, "reading it with instances", " ".join(output.split())[-300:])]
     return [_of_change(check) for check in found if check.gpu == index and check.area in _WITH_INSTANCES]
 
 
@@ -161,14 +164,14 @@ def _of_change(check: Check) -> Check:
 
 
 def _free_gpu(reading: dict, wanted: int | None) -> tuple[int | None, str]:
-    """Return the index of a GPU that no process uses, and otherwise the reason why there is none."""
+    """Return the index of an unused GPU and "", or None and the reasons."""
     reasons = []
     for gpu in reading["nvml"]["gpus"]:
-        index, of = gpu["index"], Readings(gpu["calls"])
+        index, calls = gpu["index"], Readings(gpu["calls"])
         if wanted not in (None, index):
             continue
-        mode = of.value("nvmlDeviceGetMigMode")
-        if any(of.value("nvmlDeviceGet%sRunningProcesses" % kind, "count") for kind in ("Compute", "Graphics")):
+        mode = calls.value("nvmlDeviceGetMigMode")
+        if any(calls.value("nvmlDeviceGet%sRunningProcesses" % kind, "count") for kind in ("Compute", "Graphics")):
             reasons.append("GPU %d is in use" % index)
         elif mode and mode[0]:
             reasons.append("GPU %d is in MIG mode" % index)
@@ -176,11 +179,11 @@ def _free_gpu(reading: dict, wanted: int | None) -> tuple[int | None, str]:
             reasons.append("GPU %d: %s" % (index, gpu["problem"]))
         else:
             return index, ""
-    return None, "; ".join(reasons) or "there is no GPU %s" % wanted
+    return None, "; ".join(reasons) or "the host has no GPU %s" % wanted
 
 
 def _tell_of_a_record(options: argparse.Namespace) -> None:
-    """Say that a run with --change was cut off, where this one did not restore the GPU."""
+    """Print a warning if an interrupted run with --change left a GPU changed."""
     record = Record(options.state_directory)
     if record.unfinished():
         _tell("a GPU was changed and is not restored (%s): run it with --change, as root" % record.path)
@@ -204,7 +207,7 @@ def _write_page(path: Path, made: dict) -> None:
         from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import page
     except ImportError as error:
         print(
-            "check-gpu: %s was not written: Python has no module %s (make check-gpu brings it)" % (path, error.name),
+            "check-gpu: %s was not written: Python has no module %s (make check-gpu installs it)" % (path, error.name),
             file=sys.stderr,
         )
         return
@@ -214,40 +217,40 @@ def _write_page(path: Path, made: dict) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="check-gpu",
-        description="Read this machine's GPUs through NVML, nvidia-smi and the kernel's files, and hold them against each other "
-        "and against the collection's model files. No setting is changed without --change. Root is needed for what NVML shows "
-        "root alone.",
-        epilog="Writes gpu-check.json and gpu-check.html. Exit status: 0 nothing differs, 1 something differs, 2 wrong usage, "
-        "3 nothing could be read. What could not be checked is 'not run', with the reason. docs/hardware.md tells more.",
+        description="Read this machine's GPUs through NVML, nvidia-smi and kernel files, and compare the readings with each "
+        "other and with the collection's model files. Nothing is changed without --change. Run as root to read values that NVML "
+        "hides from other users.",
+        epilog="Writes gpu-check.json and gpu-check.html. Exit status: 0 no differences, 1 differences, 2 wrong usage, 3 the "
+        "GPUs could not be read. Checks that could not run are listed as 'not run' with the reason. See docs/hardware.md.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="DIR", help="where the report goes (default: here)"
+        "--directory", type=Path, default=Path(), metavar="DIR", help="folder of the report (default: the current one)"
     )
     parser.add_argument(
         "--identify",
         action="store_true",
-        help="leave serial numbers and UUIDs in the report; without it words stand for them",
+        help="keep serial numbers and UUIDs in the report instead of replacing them",
     )
     parser.add_argument(
-        "--models", type=Path, default=model_file.MODELS, metavar="DIR", help="the model files to compare with"
+        "--models", type=Path, default=model_file.MODELS, metavar="DIR", help="folder of the model files"
     )
     parser.add_argument(
         "--library",
         metavar="DIR",
-        help="where the simulated library is, to compare the driver's answers with; none: do not compare (default: built by cc "
-        "and make for this run)",
+        help="folder of the simulated library, whose answers are compared with the driver's, or none to skip this (default: "
+        "build it with cc and make)",
     )
     parser.add_argument(
         "--load",
         action="store_true",
-        help="also run kernels for some minutes on one GPU that no process uses, alone and as a tenant of the vGPU limiter, "
-        "and beside a private MPS daemon; needs cc and make for the limiter",
+        help="also run kernels for some minutes on one unused GPU: alone, as a tenant of the vGPU limiter, and with a private "
+        "MPS daemon; the limiter needs cc and make",
     )
     parser.add_argument(
         "--image",
         metavar="NAME",
-        help="an image of podman or docker that has python3, for a tenant in a container with --load; nothing is downloaded",
+        help="a local image of podman or docker with python3, for a tenant in a container with --load",
     )
     parser.add_argument(
         "--without",
@@ -255,22 +258,22 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=KINDS,
         metavar="KIND",
-        help="a kind of memory that --load leaves out, such as managed; may be given more than once",
+        help="a kind of memory that --load does not allocate, such as managed; can be repeated",
     )
     parser.add_argument(
         "--change",
         action="store_true",
-        help="also change one GPU that no process uses, and restore it: MIG mode and instances, compute mode, time slice; "
-        "needs root. After a run that was cut off it restores that GPU first",
+        help="also change one unused GPU and restore it: MIG mode and instances, compute mode, time slice; needs root. After an "
+        "interrupted run, it restores that GPU first",
     )
     parser.add_argument(
         "--state-directory",
         default=DIRECTORY,
         metavar="DIR",
-        help="where --change takes the lock of the host and keeps what it found (default: %(default)s)",
+        help="folder where --change locks the host and records the original state (default: %(default)s)",
     )
     parser.add_argument(
-        "--gpu", type=int, metavar="INDEX", help="the GPU for --load and --change (default: the first that is free)"
+        "--gpu", type=int, metavar="INDEX", help="the GPU for --load and --change (default: the first unused one)"
     )
     parser.add_argument("--only-read", action="store_true", help="print the readings as JSON, and write no report")
     parser.add_argument(
@@ -278,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="give up a driver that does not answer (default: %(default)g)",
+        help="time limit for an unresponsive driver (default: %(default)g)",
     )
     return parser
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     new, passing = sorted(errors.keys() - recorded), sorted(recorded - errors.keys())
     for name in new:
         print("\n".join(errors[name]))
-        print(f"{name}: it has to pass mypy's strict mode.")
+        print(f"{name}: it must pass mypy's strict mode.")
     for name in passing:
         print(f"{name}: it passes. Run `make types-record` and commit {RECORD.relative_to(ROOT)}.")
     return int(bool(new or passing))

@@ -11,7 +11,7 @@ from typing import Iterable, Mapping
 
 PLUGINS = "ansible_collections.openfleet.gpu."
 UNIT = "tests/unit"
-#: Tests of all pages.
+#: Tests that check all pages.
 OF_PAGES = ("test_documents", "test_docs_blocks")
 
 
@@ -25,7 +25,7 @@ def choose(root: Path, names: Iterable[str]) -> list[str]:
     points: dict[str, float] = {}
     for name in names:
         for path in _tests_of(root, name, tests, reached):
-            # A test that imports little else says most about the file.
+            # A test that imports few other modules is the most specific.
             close = 1 / (1 + len(reached[path])) + shares_words(path.stem, name)
             test = str(path.relative_to(root))
             points[test] = points.get(test, 0) + close
@@ -85,7 +85,7 @@ def imported(source: str) -> set[str]:
 
 
 def _with_helpers(path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
-    """Return what the test imports, with what the helpers beside it import."""
+    """Return the modules that the test and its helpers in the same folder import."""
     found: set[str] = set()
     waiting = [path]
     while waiting:

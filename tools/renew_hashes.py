@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the hashes of the Python packages that are installed as root: `make hashes`, after a version was changed.
+"""Write the hashes of Python packages that are installed as root: `make hashes`.
 
-Each file of LOCKS names exact versions. For each of them pip fetches every wheel that a supported host may choose: of CPython's
-supported versions, on manylinux for x86_64 and aarch64. Then pip resolves the file for each Python and architecture in
-hash-checking mode, so that a dependency without a hash ends the run. pip's own settings say which index that is.
+Run it after changing a version. Each file of LOCKS has exact versions. pip fetches every wheel that a supported host may choose:
+for the supported versions of CPython, on manylinux for x86_64 and aarch64. Then pip resolves the file for each Python and
+architecture in hash-checking mode, so a dependency without a hash ends the run. pip uses the index of its own settings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
-#: For resolving: any glibc that a supported distribution has.
+#: Platforms of the glibc versions of supported distributions.
 PLATFORMS = ("manylinux2014", "manylinux_2_28", "manylinux_2_34")
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9._!+-]+)")
 #: NAME-VERSION(-BUILD)-PYTHONS-ABIS-PLATFORMS.whl:
 #: https://packaging.python.org/en/latest/specifications/binary-distribution-format/#file-name-convention
 WHEEL = re.compile(r"[\w.]+-[\w.!+]+(?:-\d\w*)?-(?P<pythons>[\w.]+)-(?P<abis>[\w.]+)-(?P<platforms>[\w.]+)\.whl")
-#: The one file of a package that is copied by itself, and where its hash goes.
+#: The file of a package that is also installed alone, and the file with its hash.
 SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 
 
@@ -54,7 +54,7 @@ class Lock:
         return PIN.findall(without_comments("\n".join(texts)))
 
 
-#: Hosts have Python 3.8 and later, controllers what ansible-core 2.19 and later run on.
+#: Hosts have Python 3.8 or newer, controllers a Python that ansible-core 2.19 or newer supports.
 LOCKS = (
     Lock("roles/gpu_layout/files/nvml-requirements.txt", range(8, 15)),
     Lock("roles/dcgm_exporter/files/embedded-requirements.txt", range(8, 15)),
@@ -67,7 +67,7 @@ def pip(*arguments: str) -> str:
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        # Its addresses may have passwords in them.
+        # Its addresses may contain passwords.
         sys.exit("make hashes: pip failed:\n" + re.sub(r"//[^/\s]*@", "//***@", done.stdout + done.stderr))
     return done.stdout
 
@@ -78,7 +78,7 @@ def target(minor: int, platforms: list[str]) -> list[str]:
 
 
 def resolve(requirements: Path, minor: int, architecture: str, scratch: Path, *more: str) -> dict[str, str]:
-    """The versions by name that pip would install."""
+    """Return the versions that pip would install, by name."""
     report, platforms = scratch / "report.json", ["%s_%s" % (name, architecture) for name in reversed(PLATFORMS)]
     pip("install", "--quiet", "--dry-run", "--ignore-installed", "--target=%s" % (scratch / "nowhere"), *more,
         "--report=%s" % report, *target(minor, platforms), "--requirement=%s" % requirements)  # fmt: skip
@@ -91,9 +91,9 @@ def normal(name: str) -> str:
 
 
 def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, str]:
-    """SHA-256 by file name of all wheels that a supported host may choose."""
+    """Fetch all wheels that a supported host may choose, and return their SHA-256 by file name."""
     stem = "%s-%s-" % (re.sub(r"[-_.]+", "[-_.]+", re.escape(normal(name)).replace(r"\-", "-")), re.escape(version))
-    # For whichever host: it lists the files of the index, and why it skips most.
+    # This run lists all files of the index, also those that pip skips on this machine.
     listed = pip(
         "download", "-vv", "--no-deps", "--only-binary=:all:", "--dest=%s" % folder, "%s==%s" % (name, version)
     )
@@ -103,7 +103,7 @@ def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, st
         if not tags or minor is None or (folder / file).exists():
             continue
         platforms = [each for each in tags["platforms"].split(".") if wanted(each)]
-        # One tag of each kind is enough for pip to choose this very file.
+        # With one tag of each kind, pip chooses exactly this file.
         abi = tags["abis"].split(".")[-1]
         pip("download", "--quiet", "--no-deps", "--dest=%s" % folder, "--abi=%s" % abi,
             *target(minor, platforms[:1]), "%s==%s" % (name, version))  # fmt: skip
@@ -113,7 +113,7 @@ def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, st
         if tags and usable(tags, minors) is not None:
             found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     if not found:
-        sys.exit("make hashes: there is no wheel of %s %s for a supported host" % (name, version))
+        sys.exit("make hashes: %s %s has no wheel for a supported host" % (name, version))
     return found
 
 
@@ -122,7 +122,7 @@ def wanted(platform: str) -> bool:
 
 
 def usable(tags: re.Match[str], minors: range) -> int | None:
-    """A supported Python that may choose the wheel; None if there is none."""
+    """Return the minor version of a supported Python that may choose the wheel, or None."""
     if not any(map(wanted, tags["platforms"].split("."))):
         return None
     for python in tags["pythons"].split("."):
@@ -131,14 +131,14 @@ def usable(tags: re.Match[str], minors: range) -> int | None:
         minor = int(python[3:]) if re.fullmatch(r"cp3\d+", python) else None
         if minor is not None and "abi3" in tags["abis"].split(".") and minor < minors.stop:
             return max(minor, minors[0])
-        # Not the free-threaded builds, as cp313t.
+        # Free-threaded builds such as cp313t are not supported.
         if minor in minors and python in tags["abis"].split("."):
             return minor
     return None
 
 
 def renew(lock: Lock, scratch: Path) -> str:
-    """The text of the file. Exits where it is not all that it needs."""
+    """Return the new text of the file. Exits if the file lacks a dependency."""
     path = ROOT / lock.path
     versions: dict[str, str] = {}
     plain = scratch / "plain.txt"
@@ -174,13 +174,13 @@ def without_comments(text: str) -> str:
 
 
 def header(path: Path) -> str:
-    """The comments on top, which are written by hand."""
+    """Return the comments at the start of the file, which are written by hand."""
     lines = path.read_text().splitlines(keepends=True)
     return "".join(lines[: next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))])
 
 
 def single(folder: Path) -> None:
-    """Note the hash of a file that the role copies by itself."""
+    """Write the hash of the file that the role installs alone."""
     for wheel in folder.glob("nvidia_ml_py-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             digest = hashlib.sha256(archive.read(SINGLE[0])).hexdigest()
@@ -189,7 +189,7 @@ def single(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help="only these")
+    parser.add_argument("files", nargs="*", help="only these files")
     chosen = parser.parse_args().files
     for lock in LOCKS:
         if not chosen or lock.path in chosen:

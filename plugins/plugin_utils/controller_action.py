@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Base of the actions that reach no host: their options are those that the module's documentation has."""
+"""Base of actions that contact no host.
+
+Their options are read from the module's documentation.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ _OF_SPEC = ("type", "elements", "choices", "default", "required")
 
 
 class ControllerAction(ActionBase):
-    """Works on the controller alone, so that it can run where no host can be reached. An error becomes a failed result."""
+    """An action that runs only on the controller. An error becomes a failed result."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
     _supports_check_mode = True
 
-    #: The documentation of the module of this name.
+    #: DOCUMENTATION of the module with the action's name.
     documentation: str
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -35,17 +38,20 @@ class ControllerAction(ActionBase):
         return result
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the action returns for these arguments; `variables` are the task's. Raises FleetError."""
+        """Return the result of the action.
+
+        `variables` are the task's. Raises FleetError if it fails.
+        """
         raise NotImplementedError
 
     def choices(self) -> dict[str, Sequence[str]]:
-        """Return the choices of options that code lists."""
+        """Return choices of options that are defined in code, not in the documentation."""
         return {}
 
     def _arguments(self) -> dict[str, Any]:
         """Return the task's arguments with their defaults.
 
-        Raises AnsibleActionFail for an argument that the documentation does not have, or has of another type.
+        Raises AnsibleActionFail for an unknown argument or one of the wrong type.
         """
         options = yaml.safe_load(self.documentation)["options"]
         spec = {name: {key: option[key] for key in _OF_SPEC if key in option} for name, option in options.items()}

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group errors of hosts that differ only in the identity of the host and its GPUs. Pure."""
+"""Group errors of hosts that differ only in the identity of the host and its GPUs.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ _NAMED = 5
 _MOST_TEXT = 2000
 _MOST_ERRORS = 20
 
-# The forms in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address
-# elsewhere is a value of the inventory, where a difference matters.
+# Forms in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
+# another form is from the inventory, where a difference matters.
 _UUID = r"GPU-[0-9A-Za-z-]+"
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _IDENTITY = r"(?:%s|%s)" % (_UUID, _ADDRESS)
@@ -26,7 +29,10 @@ _OWN_GPU = re.compile(
 
 @dataclass
 class EqualErrors:
-    """One error and its hosts. `example` is the text of the first host; `varies` if another host's text differs from it."""
+    """An error and its hosts.
+
+    `example` is the text of the first host. `varies` if texts of other hosts differ from it.
+    """
 
     example: str
     hosts: list[str] = field(default_factory=list)
@@ -38,10 +44,12 @@ class EqualErrors:
 
 
 def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
-    """Group pairs of host and error text, in the order of their first hosts. Each line of a text counts as an error.
+    """Group pairs of host and error text, in the order of their first hosts.
 
-    Two errors are equal if they are the same text after the host's own name and the UUIDs and PCI addresses of its own GPUs are
-    replaced. A text may begin with the name of its host.
+    Each line of a text counts as an error.
+
+    Two errors are equal if their texts are the same without the names of their hosts and the UUIDs and PCI addresses of the
+    hosts' GPUs. A text may begin with the name of its host.
     """
     groups: dict[str, EqualErrors] = {}
     for host, message in errors:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file of the inventory that adopts a host: host_vars/HOST/gpu_layout.yml.
+"""Write the layout of an adopted host into the inventory: host_vars/HOST/gpu_layout.yml.
 
-Ansible trusts it and a host says what is in it, so that only what the parser of `gpu_layout` took is written.
+Ansible trusts this file, but its content is from the host. So only a layout that the parser of `gpu_layout` accepts is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _MOST_SENTENCES = 100
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What the file is to hold, and what it holds; `former` is None where there is none."""
+    """The new and the former text of the file.
+
+    `former` is None if the file does not exist.
+    """
 
     host: str
     path: Path
@@ -39,14 +42,17 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Written:
-    """What was done, or would be in a dry run."""
+    """What was done, or would be done in a dry run."""
 
     changed: bool
     text: str
 
 
 def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the layout that a host sent, in its canonical form, and what it left out, fit to be shown. Raises FleetError."""
+    """Return the canonical form of a layout that a host sent, and printable sentences about what it left out.
+
+    Raises FleetError if the layout is invalid or selects GPUs by a glob.
+    """
     try:
         parsed = parse_layout(plain(result["gpu_layout"]))
     except LayoutError as error:
@@ -63,14 +69,17 @@ def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
         )
     sentences = result.get("left_out")
     return layout_to_data(parsed), [
-        text(each) for each in (sentences if isinstance(sentences, list) else [])[:_MOST_SENTENCES]
+        text(sentence) for sentence in (sentences if isinstance(sentences, list) else [])[:_MOST_SENTENCES]
     ]
 
 
 def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list[str]) -> FilePlan:
-    """Return what is to be written for the host. Raises FleetError for a name that is no name of a directory, and OSError."""
+    """Return the file to write for the host.
+
+    Raises FleetError if a directory cannot have the host's name, and OSError if the former file cannot be read.
+    """
     if "/" in host or "\0" in host or host.startswith("."):
-        raise FleetError(host, "no directory can have the name of this host", "Write its gpu_layout by hand.")
+        raise FleetError(host, "a directory cannot have the name of this host", "Write its gpu_layout by hand.")
     path = Path(directory).expanduser().absolute() / "host_vars" / host / "gpu_layout.yml"
     former = path.read_text(encoding="utf-8") if path.exists() else None
     notes = "".join("\n# Left out: %s" % _one_line(sentence) for sentence in left_out)
@@ -78,19 +87,19 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
     if not _holds(new, layout):
         raise FleetError(
             host,
-            "its gpu_layout cannot be written as YAML that reads the same",
+            "its gpu_layout would change when written as YAML and read again",
             "Find out who changed what this host runs as root, and write its gpu_layout by hand.",
         )
     return FilePlan(host, path, layout, left_out, new, former)
 
 
 def _one_line(sentence: str) -> str:
-    """Return a host's sentence as it may stand in a comment: printable ASCII, so that no parser sees the end of a line in it."""
+    """Return a host's sentence as printable ASCII, so that no parser sees the end of a comment in it."""
     return text(sentence).encode("ascii", "backslashreplace").decode()
 
 
 def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
-    """Return whether a parser finds the layout in the text, and nothing else, and the line that begins it only once."""
+    """Return whether the text is comments, one start of a document, and YAML that reads as this layout only."""
     head, begin, _body = new.partition("\n---\n")
     try:
         return (
@@ -103,20 +112,22 @@ def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
 
 
 def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
-    """Write the file where it is needed. `known` is the gpu_layout that the inventory has for the host, or None.
+    """Write the file unless the inventory has this layout.
 
-    Raises FleetError where the file or the inventory has another layout and `overwrite` is not given.
+    `known` is the host's gpu_layout in the inventory, or None.
+
+    Raises FleetError if the file or the inventory has another layout and `overwrite` is not set.
     """
-    there = _layout_of(plan)
-    if there == plan.layout or (plan.former is None and _canonical(known) == plan.layout):
+    former = _layout_of(plan)
+    if former == plan.layout or (plan.former is None and _canonical(known) == plan.layout):
         return Written(False, "%s: the inventory has this layout already" % plan.host)
     if not overwrite and (plan.former is not None or known is not None):
-        what = "%s holds" % plan.path if plan.former is not None else "the inventory has"
+        what = str(plan.path) if plan.former is not None else "the inventory"
         raise FleetError(
             plan.host,
-            "%s another gpu_layout than the host" % what,
-            "See the difference with -e gpu_export_overwrite=true --check --diff, and run that without --check to replace it; or "
-            "keep it, and let site.yml change the host.",
+            "%s has another gpu_layout than the host" % what,
+            "To see the difference, run with -e gpu_export_overwrite=true --check --diff. "
+            "To replace it, run that without --check. To keep it and change the host, run site.yml.",
         )
     if not dry:
         plan.path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +142,11 @@ def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
 
 
 def _layout_of(plan: FilePlan) -> list[dict[str, Any]] | None:
-    """The layout that the file holds, in its canonical form; None where it is none or there is no file."""
+    """Return the canonical layout of the former file, None without a file or if it has other content."""
     try:
         data = yaml.safe_load(plan.former or "")
     except yaml.YAMLError:
-        # With a vaulted value, or one that is no YAML: another content in any case.
+        # With a vaulted value or invalid YAML, the content differs in any case.
         return None
     return _canonical(data.get("gpu_layout")) if isinstance(data, dict) and set(data) == {"gpu_layout"} else None
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the modules' results as hosts send them: only what the controller uses, each value checked (host_values). Pure."""
+"""Read results of modules from hosts.
+
+Keeps only keys that the controller uses, and checks their values. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ..module_utils.errors import FleetError
 from ..module_utils.model import LostGpu
 from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, shown, text
 
-#: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
+#: Limits above what any host has: 16 GPUs on two HGX baseboards with 7 instances each.
 _GPUS, _PARTS = 64, 64
 
 _PLACEMENT = {"start!": "small", "size!": "small"}
@@ -88,8 +91,8 @@ _TENANT = {
     "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
     "problem": "text",
 }
-#: Told of every tenant that has a GPU.
-_OF_SEATED = ("name", "memory_bytes", "sm_percent")
+#: Keys that each tenant on a GPU must have.
+_REQUIRED_OF_TENANT = ("name", "memory_bytes", "sm_percent")
 _GPU_INFO = {
     **dict.fromkeys(("driver_version", "nvml_version", "cuda_version"), "version"),
     "simulated": "flag",
@@ -125,11 +128,11 @@ _CHANGED_GPU = {
     ],
 }
 _BUSY = [{"what!": "text", "who!": ["text"], "pods": ["pod_uid"]}]
-#: A GPU's line, and one for each of its daemons and tenants.
+#: Limit for the lines of a plan: one for each GPU, daemon and tenant.
 _LINES = 2048
-#: Of instances, and of GPUs.
+#: Counts of instances and of changed GPUs.
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
-#: Made by the controller, from what the host has on its PCI bus.
+#: A plan that the controller made from the GPUs on the host's PCI bus.
 _FORECAST = {
     "checked": "flag",
     "plan": ["text", _LINES],
@@ -145,17 +148,17 @@ _LAYOUT = {
     "unmanaged": [{"index!": "small", "uuid!": "gpu_uuid", "action!": "text", "text!": "text"}, _GPUS],
 }
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
-#: Lines of a message: one for each problem of a layout.
+#: Limit for the lines of a message: one for each problem of a layout.
 _MOST_MESSAGE_LINES = 200
-#: What Ansible adds where a module did not run to its end, and how much of it is kept.
-# Ansible's words for a module that printed no result, in ansible-core before and from 2.19 on.
+# Ansible's messages for a module that printed no result, in ansible-core before 2.19 and since.
 _NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
 _DIED = (
     "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "
     "run again. A run completes or undoes an interrupted change."
 )
+#: Keys that Ansible adds if a module did not finish, and the limit for their characters.
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
-#: Keys that openfleet.gpu.layout returns; its documentation names them. With those that Ansible adds to a task in the background.
+#: Documented return keys of openfleet.gpu.layout, and those that Ansible adds to background tasks.
 _LAYOUT_KEYS = (
     *(
         "plan",
@@ -187,7 +190,7 @@ _LAYOUT_KEYS = (
     *("started", "finished", "ansible_job_id", "results_file"),
 )
 _LAYOUT_ENTRIES = 100_000
-#: Keys of one file's difference, as Ansible shows it.
+#: Keys of the diff of one file in Ansible.
 _DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
@@ -200,18 +203,20 @@ _PLAN = {
 
 
 def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = False) -> dict[str, Any]:
-    """Return what openfleet.gpu.gpu_info returned there. Raises HostValueError.
+    """Return the checked result of openfleet.gpu.gpu_info on a host.
 
-    With `tenants_whole` each tenant on a GPU has its name and quota: gpu_info tells them, gpu-layout holders not all.
-    Of a GPU with more holders than are read, one of kind unknown stands for the others: nothing is proposed for it.
+    Raises HostValueError for an invalid value.
+
+    With `tenants_whole`, each tenant on a GPU must have its name and quota. gpu_info returns them, `gpu-layout holders` does not.
+    Holders beyond the limit are replaced by one of kind unknown, so that nothing is proposed for their GPU.
     """
     read = Reader(host).read("", result, _GPU_INFO)
     if tenants_whole:
         _check_tenants(host, read)
     for row, sent in zip(read["gpus"], result["gpus"]):
         parts = zip((row.get("mig") or {}).get("instances") or (), (sent.get("mig") or {}).get("instances") or ())
-        for one, given in ((row, sent), *parts):
-            _name_the_rest(one, given, row["uuid"])
+        for part, sent_part in ((row, sent), *parts):
+            _add_unread_holders(part, sent_part, row["uuid"])
     return read
 
 
@@ -222,7 +227,7 @@ def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
 
 
 def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each GPU that does not work, of checked results of gpu_info by host."""
+    """Return a sentence for each GPU that does not work, from checked results of gpu_info by host."""
     return [
         "%s: %s" % (host, lost_gpu(row))
         for host, result in sorted(results.items())
@@ -233,9 +238,9 @@ def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def gpu_info_of_all(
     results: Mapping[str, Any], *, tenants_whole: bool = False
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (by host the results of those that answered, in words why others did not).
+    """Return (results by host, sentences about hosts without a result).
 
-    A host that was not asked is in neither. `tenants_whole` as in gpu_info.
+    A host that was not queried is in neither. For `tenants_whole` see gpu_info.
     """
     read: dict[str, dict[str, Any]] = {}
     unanswered = []
@@ -254,105 +259,117 @@ def gpu_info_of_all(
 
 
 def _no_answer(result: Mapping[str, Any]) -> str:
-    """Return why a result says nothing of the host's GPUs; empty where it does, or where it was not asked for."""
+    """Return why a result has no GPUs, empty if it has some or the host was not queried."""
     if result.get("unreachable") is True:
         return "it could not be reached: %s" % text(result.get("msg") or "")
     if result.get("failed") is True and "gpus" not in result:
-        return "the look at it failed: %s" % text(result.get("msg") or "")
+        return "reading its GPUs failed: %s" % text(result.get("msg") or "")
     if result.get("driver_present") is False:
-        return "it was not looked at: %s" % text(result.get("driver_absent_reason") or "it has no NVIDIA driver")
+        return "its GPUs were not read: %s" % text(result.get("driver_absent_reason") or "it has no NVIDIA driver")
     return ""
 
 
 def _check_tenants(host: str, read: Mapping[str, Any]) -> None:
-    """Check what a seat on a GPU is worth nothing without. Raises HostValueError.
+    """Raise HostValueError if a tenant on a GPU lacks its name or quota.
 
-    An entry without a GPU may have nothing but the problem: the tenants could not be looked at.
+    An entry without a GPU may have only a problem: the tenants could not be read.
     """
     for number, row in enumerate(read.get("vgpu_tenants") or ()):
-        for name in _OF_SEATED if row.get("gpus") else ():
+        for name in _REQUIRED_OF_TENANT if row.get("gpus") else ():
             if row.get(name) is None:
-                raise HostValueError(host, "vgpu_tenants[%d].%s" % (number, name), None, "said of a tenant on a GPU")
+                raise HostValueError(host, "vgpu_tenants[%d].%s" % (number, name), None, "a value of a tenant on a GPU")
 
 
-def _name_the_rest(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:
+def _add_unread_holders(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:
     left_out = len(sent.get("holders") or ()) - len(read.get("holders") or ())
     if left_out > 0:
-        who = "%d more, which are not listed (at most %d of a GPU are)" % (left_out, MOST_ENTRIES)
+        who = "%d more, which are not listed (at most %d of a GPU)" % (left_out, MOST_ENTRIES)
         read["holders"].append({"gpu_uuid": uuid, "gpu_instance_id": None, "kind": "unknown", "who": who})
 
 
 def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what openfleet.gpu.layout returned there of GPUs, counts and who is in the way. Raises HostValueError."""
+    """Return GPUs, counts and blocking workloads from a result of openfleet.gpu.layout.
+
+    Raises HostValueError for an invalid value.
+    """
     return Reader(host).read("", result, _LAYOUT)
 
 
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what openfleet.gpu.layout planned there in check mode: lines, and who is in the way. Raises HostValueError."""
+    """Return lines and blocking workloads from a result of openfleet.gpu.layout in check mode.
+
+    Raises HostValueError for an invalid value.
+    """
     return Reader(host).read("", result, _PLAN)
 
 
 def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the failure that a module's result says it is, with nothing else in it; None where it says none."""
+    """Return the keys of a failed result that describe the failure, None if the module succeeded."""
     if not (result.get("failed") or result.get("unreachable")):
         return None
-    found: dict[str, Any] = {"failed": True, "msg": _message(result)}
+    failed: dict[str, Any] = {"failed": True, "msg": _message(result)}
     if result.get("unreachable"):
-        found["unreachable"] = True
+        failed["unreachable"] = True
     if result.get("host_fault") is True:
-        found["host_fault"] = True
-    found.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
+        failed["host_fault"] = True
+    failed.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
     if result.get("nvml"):
-        # It only tells playbooks more of the failure.
+        # Details for playbooks. An invalid value is dropped.
         with contextlib.suppress(HostValueError):
-            found["nvml"] = Reader("").read("nvml", result["nvml"], _NVML)
-    return found
+            failed["nvml"] = Reader("").read("nvml", result["nvml"], _NVML)
+    return failed
 
 
 def incomplete(host: str, key: str) -> dict[str, Any]:
-    """Return the failure of a module that says it succeeded, and whose result lacks what it is asked for."""
+    """Return a failure for a successful result without the requested key."""
     problem = "the result of the host has no %s, as if another module had run" % key
     error = FleetError(host, problem, "Find out who changed what this host runs as root.")
     return {"failed": True, "msg": str(error)}
 
 
 def done(result: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of a result on what was done."""
+    """Return the sentences of a result about what was done."""
     given = result.get("done")
-    return [text(each) for each in (given if isinstance(given, list) else [])[:MOST_ENTRIES]]
+    return [text(sentence) for sentence in (given if isinstance(given, list) else [])[:MOST_ENTRIES]]
 
 
 def installation(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a module that installs documents of its result, or its failure: texts printable and cut, and no other key."""
+    """Return the documented keys of an installing module's result, or its failure.
+
+    Texts are printable and shortened.
+    """
     failed = failure(result)
     if failed is not None:
         return failed
-    found: dict[str, Any] = {"changed": result.get("changed") is True, "done": done(result)}
+    read: dict[str, Any] = {"changed": result.get("changed") is True, "done": done(result)}
     if isinstance(result.get("diff"), list):
-        given = [each for each in result["diff"][:MOST_ENTRIES] if isinstance(each, Mapping)]
-        found["diff"] = [{key: _lines(each[key]) for key in _DIFF if key in each} for each in given]
+        files = [file for file in result["diff"][:MOST_ENTRIES] if isinstance(file, Mapping)]
+        read["diff"] = [{key: _lines(file[key]) for key in _DIFF if key in file} for file in files]
     if "archive" in result:
-        found["archive"] = text(result["archive"])
+        read["archive"] = text(result["archive"])
     if isinstance(result.get("missing"), list):
-        found["missing"] = [text(each) for each in result["missing"][:MOST_ENTRIES]]
-    return {**found, **_warnings(result)}
+        read["missing"] = [text(name) for name in result["missing"][:MOST_ENTRIES]]
+    return {**read, **_warnings(result)}
 
 
 def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what openfleet.gpu.layout documents of a result: texts printable and cut, and no other key."""
-    found = {key: bounded(result[key], _LAYOUT_ENTRIES) for key in _LAYOUT_KEYS if key in result}
-    found.update(_warnings(result))
+    """Return the documented keys of a result of openfleet.gpu.layout.
+
+    Texts are printable and shortened.
+    """
+    read = {key: bounded(result[key], _LAYOUT_ENTRIES) for key in _LAYOUT_KEYS if key in result}
+    read.update(_warnings(result))
     if isinstance(result.get("diff"), Mapping):
-        found["diff"] = {text(key): _lines(each) for key, each in result["diff"].items()}
+        read["diff"] = {text(key): _lines(value) for key, value in result["diff"].items()}
     if "msg" in result:
-        found["msg"] = _message(result)
+        read["msg"] = _message(result)
     failed = failure(result) or {}
     plan_data = result.get("plan_data")
     if plan_data is not None and not isinstance(plan_data, Mapping):
-        del found["plan_data"]
-        # One task saves the plans of all hosts.
+        del read["plan_data"]
+        # One task saves the plans of all hosts, so only this host must fail.
         failed = failed or _no_plan(plan_data)
-    return {**found, "changed": result.get("changed") is True, **failed}
+    return {**read, "changed": result.get("changed") is True, **failed}
 
 
 def _no_plan(value: Any) -> dict[str, Any]:
@@ -361,36 +378,39 @@ def _no_plan(value: Any) -> dict[str, Any]:
 
 
 def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warnings of a result as texts; from ansible-core 2.19 on each is an object with its text in an event."""
+    """Return the warnings of a result as texts.
+
+    Since ansible-core 2.19 each is an object with its text in an event.
+    """
     given = result.get("warnings")
     if not isinstance(given, list):
         return {}
-    texts = [each if isinstance(each, str) else getattr(getattr(each, "event", None), "msg", each) for each in given]
-    return {"warnings": [text(each) for each in texts[:MOST_ENTRIES]]}
+    texts = [item if isinstance(item, str) else getattr(getattr(item, "event", None), "msg", item) for item in given]
+    return {"warnings": [text(warning) for warning in texts[:MOST_ENTRIES]]}
 
 
 def _message(result: Mapping[str, Any]) -> str:
-    message = _lines(result.get("msg") or "the module failed and does not say why").rstrip("\n")
-    said = _said_instead(result)
-    if not said and _NO_RESULT.search(message):
+    message = _lines(result.get("msg") or "the module failed without a reason").rstrip("\n")
+    output = _last_output(result)
+    if not output and _NO_RESULT.search(message):
         return _DIED
-    if not said or said in message:
+    if not output or output in message:
         return message
     first = " ".join(message.split()).rstrip(".")
-    cure = "Check there that Python runs and that the account may become root."
-    return "%s. The host said: %s. %s" % (first, shown(said), cure)
+    cure = "Check on the host that Python runs and that the account can become root."
+    return "%s. The host printed: %s. %s" % (first, shown(output), cure)
 
 
-def _said_instead(result: Mapping[str, Any]) -> str:
-    """Return the last line that a host printed in place of a module's result, as where it has no sudo; empty where none."""
+def _last_output(result: Mapping[str, Any]) -> str:
+    """Return the last line that a host printed instead of a module's result, for example an error of sudo, or "" """
     lines = [line.strip() for key in _OUTPUTS for line in str(result.get(key) or "")[:_MOST_OUTPUT].splitlines()]
-    # OpenSSH's own, at the end of each command on a terminal.
-    said = [line for line in lines if line and not re.match(r"Shared connection to \S+ closed", line)]
-    return said[-1] if said else ""
+    # OpenSSH prints this at the end of each command on a terminal.
+    printed = [line for line in lines if line and not re.match(r"Shared connection to \S+ closed", line)]
+    return printed[-1] if printed else ""
 
 
 def _lines(value: Any) -> str:
-    """Return a text of several lines with each line printable and cut."""
+    """Return a text with each of its lines printable and shortened."""
     if not isinstance(value, str):
         return text(value)
     lines = value[: MOST_TEXT * _MOST_MESSAGE_LINES].split("\n")

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check values that a managed host sends before the controller uses them. Pure.
 
-A host that was taken over sends what it likes in place of a module's result. Names are checked by pattern, numbers by bounds.
-Text is made printable, and texts and lists are cut, so that one host can neither act on the controller nor fill its memory.
-docs/security-host-values.md lists where each value goes.
+A compromised host can send anything instead of a module's result. Names must match patterns, and numbers bounds. Texts are made
+printable, and long texts and lists are shortened, so that a host can neither control the controller nor fill its memory.
+docs/security-host-values.md lists how each value is used.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from ..module_utils.errors import FleetError
 from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
-# Offered here too: texts of hosts and of API servers pass the same check.
+# Re-exported, because texts of hosts and of API servers pass the same check.
 __all__ = ["MOST_TEXT", "text"]
 
-#: Characters of a value in a message.
+#: Maximum characters of a value in a message.
 _SHOWN = 80
-#: Entries of a list of holders or processes, and of all such lists of a host together.
+#: Maximum entries of a list of holders or processes, and of all such lists of a host.
 MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
-#: Larger than any count of bytes that a host has; and for what is counted by hand, as GPUs and slices.
+#: Limits for counts of bytes, and for small counts such as GPUs and slices.
 _LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
 
-#: Names by pattern, and what each is in words.
+#: Pattern and description of each kind of name.
 _PATTERNS = {
     "architecture": (r"x86_64|aarch64", "x86_64 or aarch64"),
     # NVML's form, and that of MIG devices before driver 470: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
@@ -53,7 +53,7 @@ _PATTERNS = {
     "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "the name or id of a container"),
     # A UUID, or a hash of a static pod's manifest (kubernetes/kubernetes, pkg/kubelet/config).
     "pod_uid": (r"[0-9a-f][0-9a-f-]{15,63}", "the UID of a pod"),
-    # Of MPS daemons, tenants and kinds of holders: docs/gpu_layout.md.
+    # MPS daemons, tenants and kinds of holders: docs/gpu_layout.md.
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a name of letters, digits, _, . and -"),
 }
 _NUMBERS = {
@@ -65,25 +65,31 @@ KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text", "line")
 
 
 class HostValueError(FleetError):
-    """A host sent a value that cannot be what it should be. `where` names the host and the value's place in the result."""
+    """A host sent an invalid value.
+
+    `where` names the host and the value's place in the result.
+    """
 
     def __init__(self, host: str, place: str, value: Any, words: str) -> None:
         super().__init__(
             "%s: %s" % (host, place),
-            "the host says %s, which is not %s" % (shown(value), words),
+            "the host sent %s, which is not %s" % (shown(value), words),
             "Find out who changed what this host runs as root.",
         )
 
 
 def checked(host: str, place: str, kind: str, value: Any) -> Any:
-    """Return the value as a plain object of this kind (one of KINDS); raise HostValueError where it is none."""
+    """Return the value as a plain object of this kind (one of KINDS).
+
+    Raises HostValueError for another value.
+    """
     if kind == "text":
         return text(value)
     if kind == "line":
         return one_line(value)
     if kind in _PATTERNS:
         pattern, words = _PATTERNS[kind]
-        # No pattern allows more, and to look through megabytes takes time.
+        # No pattern allows longer values, and searching megabytes takes time.
         if isinstance(value, str) and len(value) <= 256 and re.fullmatch(pattern, value, re.ASCII):
             return "".join(value)
     elif kind == "flag":
@@ -92,7 +98,7 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
             return value
     else:
         wanted, least, most, words = _NUMBERS[kind]
-        # NaN lies in no range.
+        # NaN is in no range.
         if isinstance(value, wanted) and not isinstance(value, bool) and least <= value <= most:
             return value
     raise HostValueError(host, place, value, words)
@@ -108,28 +114,31 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def without_host(host: str, message: str) -> str:
-    """Return the message without the name of its host in front, for where the name stands already."""
+    """Return the message without its host's name at the start."""
     return message[len(host) + 2 :] if message.startswith(host + ": ") else message
 
 
 def shown(value: Any) -> str:
-    """Return the value as an error message shows it: quoted, printable and short."""
+    """Return the value for an error message: quoted, printable and short."""
     return '"%s"' % text(value, _SHOWN)
 
 
 class Reader:
     """Read one result of a host by a shape.
 
-    A shape is a kind (with ``?`` behind it one that may be null), a mapping of shapes by key, ``[shape]`` for a list that may be
-    cut, or ``[shape, most]`` for one that may not be longer. A key that ends in ``!`` must be there and not null; others may be
-    missing or null. What no shape names is left out.
+    A shape is a kind (with ``?`` at its end it may be null), a mapping of shapes by key, ``[shape]`` for a list that may be
+    shortened, or ``[shape, most]`` for a list with a strict limit. A key that ends in ``!`` is required and not null. Others may
+    be missing or null. Keys without a shape are dropped.
     """
 
     def __init__(self, host: str, entries: int = MOST_ENTRIES_OF_HOST) -> None:
         self.host, self._entries_left = host, entries
 
     def read(self, place: str, value: Any, shape: Any) -> Any:
-        """Return a plain copy of the value. Raises HostValueError, naming the place within the result."""
+        """Return a plain copy of the value.
+
+        Raises HostValueError with the place in the result.
+        """
         if isinstance(shape, str):
             return (
                 None if value is None and shape.endswith("?") else checked(self.host, place, shape.rstrip("?"), value)
@@ -146,24 +155,24 @@ class Reader:
         if most is None:
             most = min(MOST_ENTRIES, self._entries_left)
             self._entries_left -= min(most, len(value))
-        return [self.read("%s[%d]" % (place, number), each, shape) for number, each in enumerate(value[:most])]
+        return [self.read("%s[%d]" % (place, number), item, shape) for number, item in enumerate(value[:most])]
 
     def _mapping(self, place: str, value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise HostValueError(self.host, place, value, "a mapping")
-        found = {}
+        checked_values = {}
         for key, inner in shape.items():
             name = key.rstrip("!")
             given = value.get(name)
             if given is not None or key != name:
-                found[name] = self.read("%s.%s" % (place, name) if place else name, given, inner)
+                checked_values[name] = self.read("%s.%s" % (place, name) if place else name, given, inner)
             elif name in value:
-                found[name] = None
-        return found
+                checked_values[name] = None
+        return checked_values
 
 
 def bounded(value: Any, entries: int = MOST_ENTRIES_OF_HOST) -> Any:
-    """Return a plain copy of any result that is fit to be kept: texts printable and cut, and at most so many entries in all."""
+    """Return a plain copy of any value, with printable, shortened texts and a limited total number of entries."""
     return _Bounded(entries).copy(value, 16)
 
 
@@ -178,11 +187,11 @@ class _Bounded:
             return value if -_LARGEST <= value <= _LARGEST else text(value)
         if depth and isinstance(value, Mapping):
             pairs = list(value.items())[: self._take(len(value))]
-            return {text(key): self.copy(each, depth - 1) for key, each in pairs}
+            return {text(key): self.copy(item, depth - 1) for key, item in pairs}
         if depth and isinstance(value, (list, tuple)):
             taken = self._take(len(value))
             more = ["and %d more" % (len(value) - taken)] if taken < len(value) else []
-            return [*(self.copy(each, depth - 1) for each in value[:taken]), *more]
+            return [*(self.copy(item, depth - 1) for item in value[:taken]), *more]
         return text(value)
 
     def _take(self, wanted: int) -> int:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs a module that asks NVML on a host that may not have pynvml yet, with the controller's for as long as the module runs."""
+"""Run a module that uses NVML on a host without pynvml, by sending the controller's pynvml for this run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .host_action import HostAction
 from .nvml_source import NvmlSourceError, Request
 from .plain import plain
 
-#: What a module returns where it lacks pynvml, and a driver is there.
+#: Key that a module returns if the host has a driver but no pynvml.
 MISSING = "pynvml_missing"
 
 
 class LendingAction(HostAction):
-    """An action whose module asks NVML, also on a host without pynvml."""
+    """An action whose module uses NVML, also on a host without pynvml."""
 
     _supports_check_mode = True
 
     def run_lending(self, module: str, args: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of the module; `variables` are the task's."""
+        """Run the module and return its result. `variables` are the task's."""
 
         def execute(given: dict[str, Any]) -> dict[str, Any]:
             return self.execute(module, given, variables)
@@ -31,7 +31,7 @@ class LendingAction(HostAction):
         return run(execute, args, hashes if isinstance(hashes, list) else [])
 
     def execute(self, module: str, args: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Run the module on the host; return its result."""
+        """Run the module on the host with these arguments and return its result."""
         wrap_async = self._supports_async and bool(self._task.async_val)
         return self._execute_module(module_name=module, module_args=args, task_vars=variables, wrap_async=wrap_async)
 
@@ -39,9 +39,11 @@ class LendingAction(HostAction):
 def run(
     execute: Callable[[dict[str, Any]], dict[str, Any]], args: Mapping[str, Any], hashes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the module's result. `execute` runs it with arguments, `hashes` are those of gpu_layout_nvml_hashes.
+    """Return the module's result.
 
-    Where the host has a driver and neither the host nor the controller has a pynvml that may be used, the result is a failure.
+    `execute` runs it with arguments, `hashes` are those of gpu_layout_nvml_hashes.
+
+    Returns a failure if the host has a driver, but neither host nor controller has a trusted pynvml.
     """
     result = execute(dict(args))
     if not result.pop(MISSING, False):

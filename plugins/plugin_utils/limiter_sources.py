@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the vGPU limiter is installed from, by the names that module_utils/install/vgpu_limiter.py reads."""
+"""Collect the files of the vGPU limiter to install, by the names in module_utils/install/vgpu_limiter.py."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..module_utils.install.vgpu_limiter import BUILT
 from .on_demand import ROLES, texts
 
 FILES = ROLES / "vgpu_limiter" / "files"
-#: What the library is built from, below files/src: without what a build there has left.
+#: Files in files/src from which the library is built, without results of a build.
 SOURCES = ("Makefile", "*.c", "*/*.[ch]")
 
 
 def sources(built_files: Mapping[str, str]) -> dict[str, str]:
-    """Return texts by name: the files that were built, or else the source, and what is installed as it is."""
+    """Return texts by name: the built files or else the sources, and the files that are installed unchanged."""
     made_of = dict(built_files)
     if not made_of:
         for pattern in SOURCES:
@@ -29,8 +29,11 @@ def sources(built_files: Mapping[str, str]) -> dict[str, str]:
 
 
 def built(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return files that were built elsewhere, in Base64. Raises FleetError if one is not the one that was meant."""
-    found: dict[str, str] = {}
+    """Return prebuilt files in Base64, by name.
+
+    Raises FleetError if one cannot be read, has another SHA-256 than `vgpu_limiter_files`, or is missing.
+    """
+    contents: dict[str, str] = {}
     for file in files:
         path, wanted = Path(file["path"]).expanduser().resolve(), file.get("sha256")
         try:
@@ -41,13 +44,11 @@ def built(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         if wanted and wanted.lower() != checksum:
             raise FleetError(
                 "vgpu_limiter_files: %s" % path,
-                "the SHA-256 of the file is %s, and vgpu_limiter_files says %s" % (checksum, wanted),
-                "Find out which of the two is right.",
+                "its SHA-256 is %s, but vgpu_limiter_files has %s" % (checksum, wanted),
+                "Fetch the file again, or correct vgpu_limiter_files.",
             )
-        found["built/" + Path(file["path"]).name] = base64.b64encode(content).decode()
-    missing = [name for name in BUILT if "built/" + name not in found]
-    if found and missing:
-        raise FleetError(
-            "vgpu_limiter_files", "there is no %s" % " and no ".join(missing), "Name all files of a build."
-        )
-    return found
+        contents["built/" + Path(file["path"]).name] = base64.b64encode(content).decode()
+    missing = [name for name in BUILT if "built/" + name not in contents]
+    if contents and missing:
+        raise FleetError("vgpu_limiter_files", "it lacks %s" % " and ".join(missing), "List all files of the build.")
+    return contents

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which files of the package nvidia-ml-py hosts may get: by hashes that the collection ships, or that the inventory names.
+"""Verify files of the package nvidia-ml-py for hosts, by hashes of the collection or the inventory.
 
-It runs as root on every host, so that neither an index nor a file on the controller is taken by its name alone.
+The package runs as root on every host, so no index and no file on the controller is trusted by its name alone.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .python_pins import Pin
 
 NAME = "nvidia-ml-py"
 _FILES = Path(__file__).resolve().parents[2] / "roles" / "gpu_layout" / "files"
-#: The package and the hashes of its wheels; and the hash of the one file in it, as sha256sum writes it.
+#: Files with the package and the hashes of its wheels, and with the hash of pynvml.py in the format of sha256sum.
 REQUIREMENTS, FILE_HASH = _FILES / "nvml-requirements.txt", _FILES / "pynvml.sha256"
 
 
 class NvmlSourceError(FleetError):
-    """Nothing is known that says whether the file is the right one."""
+    """No known hash confirms the file."""
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What the collection vouches for: the wheels of a version, and pynvml.py in them."""
+    """Hashes of the collection: the wheels of a version, and pynvml.py in them."""
 
     wheels: Pin
     file: str
@@ -47,14 +47,17 @@ class Request:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Request:
-        """From the variables by their names. Raises NvmlSourceError for a hash that is none."""
+        """Build a request from the variables by name.
+
+        Raises NvmlSourceError for an invalid hash.
+        """
         given = [str(text) for text in values.get("gpu_layout_nvml_hashes") or ()]
         for text in given:
             if not python_pins.hash_of(text):
                 raise NvmlSourceError(
                     "gpu_layout_nvml_hashes",
-                    "%r is no hash" % text,
-                    "Write sha256: and 64 hexadecimal digits, as `pip hash FILE` prints them after --hash=.",
+                    "%r is not a hash" % text,
+                    "Write sha256: and 64 hexadecimal digits. `pip hash FILE` prints them after --hash=.",
                 )
         return cls(
             str(values["gpu_layout_nvml_source"]),
@@ -66,75 +69,85 @@ class Request:
 
 @dataclass(frozen=True)
 class ControllerFile:
-    """pynvml.py of the Python that runs Ansible, whose hash is known."""
+    """The verified pynvml.py of the Python that runs Ansible."""
 
     path: Path
     sha256: str
 
 
 def shipped() -> Shipped:
+    """Read the hashes of the collection."""
     (wheels,) = python_pins.read(REQUIREMENTS.read_text(encoding="utf-8"))
     return Shipped(wheels, FILE_HASH.read_text(encoding="utf-8").split()[0])
 
 
 def pin(request: Request, known: Shipped) -> Pin:
-    """What pip installs from an index. Raises NvmlSourceError where no hash is known."""
+    """Return the version and hashes for pip.
+
+    Raises NvmlSourceError if no hash is known.
+    """
     if request.hashes:
         return Pin(NAME, request.version, request.hashes)
     if request.version != known.wheels.version:
         raise NvmlSourceError(
             "gpu_layout_nvml_version",
-            "it is %s, and gpu_layout_nvml_hashes is empty; the collection has the hashes of %s alone"
+            "it is %s, but the collection has only hashes of %s and gpu_layout_nvml_hashes is empty"
             % (request.version, known.wheels.version),
             "Set gpu_layout_nvml_hashes to the hashes of its wheels (pip download --no-deps %s==%s, then pip hash *.whl), or "
-            "leave gpu_layout_nvml_version out." % (NAME, request.version),
+            "remove gpu_layout_nvml_version." % (NAME, request.version),
         )
     return known.wheels
 
 
 def wheel_hashes(request: Request, known: Shipped) -> tuple[str, ...]:
-    """Of the wheels that gpu_layout_nvml_wheel may name."""
+    """Return the hashes that the file of gpu_layout_nvml_wheel may have."""
     return (*known.wheels.sha256, *request.hashes)
 
 
 def controller_file(request: Request, known: Shipped) -> ControllerFile:
-    """pynvml.py of the Python that runs Ansible. Raises NvmlSourceError where there is none, or another one."""
-    found = importlib.util.find_spec("pynvml")
-    if found is None or not found.origin or Path(found.origin).name != "pynvml.py":
+    """Find pynvml.py of the Python that runs Ansible.
+
+    Raises NvmlSourceError if it is missing or has an unknown hash.
+    """
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or not spec.origin or Path(spec.origin).name != "pynvml.py":
         raise NvmlSourceError(
             "gpu_layout_nvml_source",
-            "it is controller, and the Python that runs Ansible has no pynvml.py of the package %s" % NAME,
-            "Install it there (%s), or choose another gpu_layout_nvml_source." % _install(),
+            "it is controller, but the Python that runs Ansible has no pynvml.py of the package %s" % NAME,
+            "Install it on the controller (%s), or choose another gpu_layout_nvml_source." % _install(),
         )
-    path = Path(found.origin)
+    path = Path(spec.origin)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest not in (known.file, *request.hashes):
         raise NvmlSourceError(
             "gpu_layout_nvml_source",
-            "it is controller, and %s has the SHA-256 %s, which is not that of %s %s, nor in gpu_layout_nvml_hashes"
+            "it is controller, but the SHA-256 of %s is %s, neither that of %s %s nor in gpu_layout_nvml_hashes"
             % (path, digest, NAME, known.wheels.version),
-            "Install that version (%s); or, if this file is the right one, add sha256:%s to gpu_layout_nvml_hashes."
+            "Install that version (%s). Or, if you trust this file, add sha256:%s to gpu_layout_nvml_hashes."
             % (_install(), digest),
         )
     return ControllerFile(path, digest)
 
 
 def wheel_file(request: Request, known: Shipped) -> Path:
-    """The wheel that the inventory names. Raises NvmlSourceError where there is none, or another one."""
+    """Return the path of the inventory's wheel.
+
+    Raises NvmlSourceError if it is missing or has an unknown hash.
+    """
     path = Path(request.wheel).expanduser().absolute()
     if not request.wheel or not path.is_file():
         raise NvmlSourceError(
             "gpu_layout_nvml_wheel",
-            "there is no such file on the controller: %r" % request.wheel,
-            "Name a wheel of %s." % NAME,
+            "the controller has no file %r" % request.wheel,
+            "Set it to the path of a wheel of %s." % NAME,
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest not in wheel_hashes(request, known):
         raise NvmlSourceError(
             "gpu_layout_nvml_wheel",
-            "%s has the SHA-256 %s, which is not that of %s %s, nor in gpu_layout_nvml_hashes"
+            "the SHA-256 of %s is %s, neither that of %s %s nor in gpu_layout_nvml_hashes"
             % (path, digest, NAME, known.wheels.version),
-            "Take the wheel of that version; or, if this one is right, add sha256:%s to gpu_layout_nvml_hashes."
+            "Use the wheel of that version. Or, if you trust this one, add sha256:%s to gpu_layout_nvml_hashes."
             % digest,
         )
     return path

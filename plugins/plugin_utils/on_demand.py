@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Actions of modules with sources: a host gets the digest, and the sources if it asks for them."""
+"""Actions of modules that install sources: send the digest first, and the sources only if the host requests them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..module_utils.install.sources import digest, pack
 from . import host_results
 from .host_action import HostAction
 
-#: Roles of this collection, whose files are the sources.
+#: Folder of this collection's roles, which contain the sources.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
-    """Return the texts of the files of a folder, by their path in it behind the prefix."""
+    """Return the texts of files in a folder, by prefix and path in the folder."""
     files = (file for file in folder.glob(pattern) if file.is_file())
     return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 class OnDemandAction(HostAction):
-    """Run the module of the task; a subclass says what its sources are."""
+    """Run a module with sources, which a subclass provides."""
 
     #: Full name of the module.
     MODULE = ""
@@ -32,15 +32,18 @@ class OnDemandAction(HostAction):
     _supports_check_mode = True
 
     def sources(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the sources for these arguments, texts by name. Raises FleetError."""
+        """Return the sources for these arguments as texts by name.
+
+        Raises FleetError if they are missing or wrong.
+        """
         raise NotImplementedError
 
     def digest(self, sources: Mapping[str, str]) -> str:
-        """Return what the host compares the sources by."""
+        """Return the digest by which the host recognizes the sources."""
         return digest(sources)
 
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the module's result where the host has its code; None where it has to be sent, as by default."""
+        """Return the result by the host's installed code, None if the module has to be sent (the default)."""
         return None
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -50,11 +53,11 @@ class OnDemandAction(HostAction):
         except FleetError as error:
             return dict(result, failed=True, msg=str(error))
         arguments = dict(self._task.args, sources_digest=self.digest(sources))
-        found = self.ask(arguments, task_vars or {})
-        if found is None:
-            found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
-        if found.pop("sources_needed", False):
+        answer = self.ask(arguments, task_vars or {})
+        if answer is None:
+            answer = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
+        if answer.pop("sources_needed", False):
             arguments["sources"] = pack(sources)
-            found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
-        result.update(host_results.installation(found))
+            answer = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
+        result.update(host_results.installation(answer))
         return result

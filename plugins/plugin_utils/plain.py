@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Ansible hands to an action, as Python's own types."""
+"""Convert Ansible's values to Python's types."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Mapping
 
 
 def plain(value: Any) -> Any:
-    """Ansible's own strings, lists and dictionaries as Python's."""
+    """Convert Ansible's strings, lists and dictionaries to Python's, recursively."""
     if isinstance(value, Mapping):
-        return {plain(key): plain(found) for key, found in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(found) for found in value]
+        return [plain(item) for item in value]
     if isinstance(value, str):
         return "".join(value)
     return value

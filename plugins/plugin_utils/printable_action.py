@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module of the collection as Ansible would without an action, and keep its texts from acting on a terminal."""
+"""Run a module as Ansible does by default, with printable texts in its result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from .host_action import HostAction
 
-#: Where Ansible found Python on the host, so that it need not search again.
+#: Fact with the Python that Ansible discovered on the host, so that it does not search again.
 _INTERPRETER = "discovered_interpreter_python"
 
 
 class PrintableAction(HostAction):
-    """Run the module of the action's name."""
+    """Run the module with the action's name, and drop facts of the host."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True

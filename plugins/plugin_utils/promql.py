@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Quote values for PromQL. Names of hosts, GPUs and tenants come from exporters, and a host may report any text as one.
+"""Quote values for PromQL.
+
+Exporters send the names of hosts, GPUs and tenants, which can be any text.
 
 Strings: https://prometheus.io/docs/prometheus/latest/querying/basics/#string-literals
 Expressions of RE2: https://github.com/google/re2/wiki/Syntax
@@ -12,30 +14,30 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
-#: What means something to RE2; every other character stands for itself.
+#: Characters with a special meaning in RE2.
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
-#: Characters that a string has as an escape only. A newline ends a string in double quotes; the others are not readable in logs.
+#: Characters to escape in strings. A newline ends a string in double quotes, the others are unreadable in logs.
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f-\x9f\u2028\u2029]')
-#: Half of a character: UTF-8, and so a query, has none.
+#: Half of a surrogate pair, which UTF-8 cannot encode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def quote(text: str) -> str:
-    """Return the string literal that stands for the text."""
+    """Return the text as a string literal."""
     return '"%s"' % _ESCAPED.sub(_escape, _SURROGATE.sub("\ufffd", text))
 
 
 def literal(text: str) -> str:
-    """Return the regular expression that matches the text and nothing else. It is no string literal yet."""
+    """Return the regular expression that matches only the text. It is not quoted yet."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """Return the string literal that makes ``label=~`` match each of the texts and nothing else."""
+    """Return the string literal with which ``label=~`` matches only these texts."""
     return quote("|".join(map(literal, texts)))
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found.group()
-    # Of four digits: \xNN is a byte, and part of a character above 0x7f.
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
+    # Always four digits: \xNN is a byte, which above 0x7f is only a part of a character.
     return "\\" + character if character in '\\"' else "\\u%04x" % ord(character)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and write requirements with hashes, as pip has them: https://pip.pypa.io/en/stable/topics/secure-installs/"""
+"""Read and write requirements with hashes for pip. https://pip.pypa.io/en/stable/topics/secure-installs/"""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WHEEL = re.compile(r"(?P<name>[\w.]+)-(?P<version>[\w.!+]+)-.*\.whl")
 
 @dataclass(frozen=True)
 class Pin:
-    """An exact version of a package, and the SHA-256 of each of its files that may be installed."""
+    """An exact version of a package, and the SHA-256 of each allowed file."""
 
     name: str
     version: str
     sha256: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The lines of a requirements file, with an end of line."""
+        """Return the lines of a requirements file, with a newline at the end."""
         return (
             " \\\n".join(
                 ["%s==%s" % (self.name, self.version), *("    --hash=sha256:%s" % digest for digest in self.sha256)]
@@ -35,21 +35,21 @@ class Pin:
 
 
 def read(text: str) -> list[Pin]:
-    """The exact versions that a requirements file names."""
+    """Return the exact versions in a requirements file."""
     return [Pin(name, version, tuple(_HASH.findall(hashes))) for name, version, hashes in _PIN.findall(text)]
 
 
 def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
-    """The versions of wheels, given by (file name, SHA-256)."""
-    found: dict[tuple[str, str], set[str]] = {}
+    """Return the versions of wheels from pairs (file name, SHA-256)."""
+    hashes: dict[tuple[str, str], set[str]] = {}
     for name, digest in files:
         wheel = _WHEEL.fullmatch(name)
         if wheel:
-            found.setdefault((wheel["name"].replace("_", "-").lower(), wheel["version"]), set()).add(digest)
-    return [Pin(name, version, tuple(sorted(digests))) for (name, version), digests in sorted(found.items())]
+            hashes.setdefault((wheel["name"].replace("_", "-").lower(), wheel["version"]), set()).add(digest)
+    return [Pin(name, version, tuple(sorted(digests))) for (name, version), digests in sorted(hashes.items())]
 
 
 def hash_of(text: str) -> str:
-    """The digits of ``sha256:DIGITS``; empty where it is not one."""
-    found = _HASH.fullmatch(text)
-    return found.group(1) if found else ""
+    """Return the digits of ``sha256:DIGITS``, empty if the text has another form."""
+    match = _HASH.fullmatch(text)
+    return match.group(1) if match else ""

@@ -94,13 +94,13 @@ def texts_of(value) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_texts_of_pods_are_printable_and_short_where_they_are_read(api):
+def test_texts_of_pods_are_printable_and_short(api):
     api.body = json.dumps({"items": [hostile_pod()]}).encode()
     (pod,) = api.pods()
     assert texts_of(pod) and all(is_fit(text, 317) for text in texts_of(pod))
 
 
-def test_an_owner_s_name_forges_no_line_of_a_report(api):
+def test_owner_name_cannot_forge_report_lines(api):
     api.body = json.dumps({"items": [hostile_pod()]}).encode()
     state = {"gpus": [{"uuid": "GPU-1", "holders": [{"kind": "kubelet", "who": "x", "job": UID}]}]}
     found, missing = audit_pods.look_up({"h": state}, {"h": audit_pods.Place("n1", api.kubeconfig)})
@@ -111,7 +111,7 @@ def test_an_owner_s_name_forges_no_line_of_a_report(api):
     assert is_fit(str(audit_pods.pod_of(hostile_pod())), 1000)
 
 
-def test_an_owner_of_50_megabytes_is_cut(api):
+def test_owner_of_50_megabytes_is_shortened(api):
     pod = hostile_pod()
     pod["metadata"]["ownerReferences"][0]["name"] = "x" * (50 << 20)
     api.body = json.dumps({"items": [pod]}).encode()
@@ -120,7 +120,7 @@ def test_an_owner_of_50_megabytes_is_cut(api):
 
 
 @pytest.mark.parametrize("status", [200, 403, 500])
-def test_an_endless_answer_is_refused(api, monkeypatch, status):
+def test_endless_answer_is_refused(api, monkeypatch, status):
     """The package kubernetes reads the text of an error without a limit."""
     monkeypatch.setattr(kubernetes_client, "_MOST_BYTES", 1 << 20)
     api.status = status
@@ -136,8 +136,8 @@ def test_an_endless_answer_is_refused(api, monkeypatch, status):
 
 
 @pytest.mark.parametrize("status", [200, 403])
-def test_an_answer_that_trickles_is_given_up(api, monkeypatch, status):
-    """Each byte comes within the time limit of a read."""
+def test_trickling_answer_times_out(api, monkeypatch, status):
+    """Each byte arrives within the time limit of a read."""
     monkeypatch.setattr(kubernetes_client, "_ANSWER_SECONDS", 1.0)
     api.status, ends = status, threading.Event()
 
@@ -162,14 +162,14 @@ def test_an_answer_that_trickles_is_given_up(api, monkeypatch, status):
     [b"", b"[]", b"null", b"[" * 100_000, b'{"items": null}', b'{"items": {"a": 1}}', b'{"items": [1]}', b'{"items": [{}]}',
      b'{"items": [{"metadata": {"name": "a"}}]}', b"\xff\xfe"],
 )  # fmt: skip
-def test_an_answer_of_another_form_is_an_error_with_its_place(api, body):
+def test_malformed_answer_is_an_error_with_its_place(api, body):
     api.body = body
     with pytest.raises(ClusterError, match="Kubernetes node n1: the API server answers with something other than pods"):
         api.pods()
 
 
 @pytest.mark.parametrize("message", [FORGED, ["x"], {"a": FORGED}, "x" * (50 << 20), 1 << 70])
-def test_a_message_of_the_api_server_is_one_short_line(api, message):
+def test_api_server_message_is_one_short_line(api, message):
     api.status, api.body = 403, json.dumps({"message": message}).encode()
     with pytest.raises(ClusterError, match="its pods cannot be listed") as raised:
         api.pods()
@@ -187,7 +187,7 @@ def core(api):
 
 
 @pytest.mark.parametrize("name", ["..", "../../secrets/x", "a?watch=true", "A", "", "x" * 400, "a\nb"])
-def test_an_owner_s_name_leads_a_request_nowhere_else(api, name):
+def test_owner_name_cannot_redirect_a_request(api, name):
     assert kubernetes_client.daemonsets_of(core(api), [daemonset_pod(name)]) == []
     assert api.paths == []
 
@@ -204,7 +204,7 @@ def test_only_a_missing_daemonset_is_missing(api):
         kubernetes_client.daemonsets_of(core(api), [daemonset_pod("agent")])
 
 
-def test_what_a_disruption_budget_says_is_one_short_line(api):
+def test_disruption_budget_message_is_one_short_line(api):
     api.status, api.body = 429, json.dumps({"message": FORGED}).encode()
     cluster = kubernetes_eviction.Cluster(api.kubeconfig, None)
     pod = kubernetes_eviction.pods_to_evict("n1", [daemonset_pod("x")], None, kubernetes_eviction.Options(force=True))[
@@ -249,7 +249,7 @@ def drain(tmp_path, cluster, **variables):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 @pytest.mark.parametrize("chosen", [{}, {"gpu_drain__uids": ["agent", "miner"]}], ids=["all pods", "some pods"])
-def test_a_made_up_daemonset_keeps_no_pod_on_a_node_that_is_drained(tmp_path, cluster, chosen):
+def test_forged_daemonset_does_not_block_eviction(tmp_path, cluster, chosen):
     cluster.add_pod("agent", owner="DaemonSet")
     cluster.add_pod("miner", owner="DaemonSet")
     cluster.pods["miner"]["pod"]["metadata"]["ownerReferences"][0]["uid"] = "made-up"
@@ -264,8 +264,8 @@ def test_a_made_up_daemonset_keeps_no_pod_on_a_node_that_is_drained(tmp_path, cl
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-def test_a_made_up_daemonset_is_not_awaited_where_labels_are_paused(tmp_path, cluster):
-    """A tenant that names a paused label in its node selector would hold up the drain until its time is over."""
+def test_forged_daemonset_is_not_awaited_for_paused_labels(tmp_path, cluster):
+    """A tenant's node selector with a paused label must not delay the drain until its timeout."""
     cluster.add_pod("goes")
     cluster.add_pod("miner", owner="DaemonSet")
     metadata = cluster.pods["miner"]["pod"]["metadata"]

@@ -51,7 +51,7 @@ def folder():
 
 @each
 @pytest.mark.parametrize("trap", ["link", "hard link", "link to nothing"])
-def test_a_link_in_the_way_is_not_followed(folder, name, trap):
+def test_link_at_the_path_is_not_followed(folder, name, trap):
     write, final, unfinished = WRITERS[name]
     victim = folder / "shadow"
     (folder / "in").mkdir()
@@ -69,7 +69,7 @@ def test_a_link_in_the_way_is_not_followed(folder, name, trap):
 
 
 @each
-def test_a_pipe_in_the_way_holds_up_nobody(folder, name):
+def test_pipe_at_the_path_does_not_block(folder, name):
     write, final, unfinished = WRITERS[name]
     os.mkfifo(folder / unfinished)
     write(folder / final, "written")
@@ -77,7 +77,7 @@ def test_a_pipe_in_the_way_holds_up_nobody(folder, name):
 
 
 @each
-def test_a_folder_in_the_way_is_an_error_and_stays(folder, name):
+def test_folder_at_the_path_is_an_error_and_stays(folder, name):
     write, final, unfinished = WRITERS[name]
     (folder / unfinished).mkdir()
     (folder / unfinished / "kept").touch()
@@ -87,7 +87,7 @@ def test_a_folder_in_the_way_is_an_error_and_stays(folder, name):
 
 
 @each
-def test_a_link_in_the_place_of_the_file_is_replaced(folder, name):
+def test_link_instead_of_the_file_is_replaced(folder, name):
     if name == "cdi":
         pytest.skip("an administrator may keep a specification elsewhere: such a link stays one")
     write, final, _unfinished = WRITERS[name]
@@ -98,8 +98,8 @@ def test_a_link_in_the_place_of_the_file_is_replaced(folder, name):
     assert victim.read_text() == "root:x:\n" and (folder / final).read_text() == "written"
 
 
-def test_an_installation_replaces_a_link_to_what_it_would_write(folder):
-    """Whoever owns what the link leads to could change it later."""
+def test_installation_replaces_a_link_to_equal_content(folder):
+    """The owner of the link's target could change it later."""
     (folder / "theirs").write_text("written")
     (folder / "theirs").chmod(0o644)
     (folder / "ours").symlink_to(folder / "theirs")
@@ -108,8 +108,8 @@ def test_an_installation_replaces_a_link_to_what_it_would_write(folder):
     assert not target.write("ours", b"written") and len(target.done) == 1
 
 
-def test_nothing_that_root_writes_is_open_to_others_for_a_moment(folder, monkeypatch):
-    """A reader that opens the file as soon as it is there would keep it open."""
+def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
+    """A reader that opens the file at once could keep it open."""
     made = []
     real = os.open
 
@@ -124,8 +124,11 @@ def test_nothing_that_root_writes_is_open_to_others_for_a_moment(folder, monkeyp
 
 
 @pytest.mark.parametrize("trap", ["link", "folder", "pipe"])
-def test_what_a_tenant_puts_in_place_of_his_region_leads_nowhere(folder, trap):
-    """Regions are made again, open to the tenant's processes; what a link leads to would be open to all."""
+def test_link_instead_of_a_region_is_not_followed(folder, trap):
+    """Regions are recreated with access for the tenant's processes.
+
+    A link would give all of them access to its target.
+    """
     victim, region = folder / "shadow", folder / "region.1"
     victim.write_text("root:x:\n")
     victim.chmod(0o600)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts proc
 folder = pytest.fixture(fuse_folder)
 
 
-def test_a_root_that_does_not_answer_holds_up_no_look_and_keeps_no_lock(folder):
-    """And holds nothing: by the kernel's word no process there has a GPU open."""
+def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
+    """It also holds nothing: the kernel shows that no process there has a GPU open."""
     with silent(folder, "root") as made, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert is_foreign("/proc/%d" % made.pid) and account_of("/proc/%d" % made.pid) == ALICE
         for _again in range(3):
@@ -34,7 +34,7 @@ def test_a_root_that_does_not_answer_holds_up_no_look_and_keeps_no_lock(folder):
             assert child_process.stuck() == {ALICE: 1}
 
 
-def test_words_that_do_not_answer_hold_up_no_look_and_keep_no_lock(folder):
+def test_unresponsive_arguments_block_no_scan_and_no_lock(folder):
     """They are in a file of that file system, mapped where the kernel reads the arguments."""
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "words", "sh", "-c", opened, "sh") as made:
@@ -46,8 +46,8 @@ def test_words_that_do_not_answer_hold_up_no_look_and_keep_no_lock(folder):
         assert child_process.stuck() in ({}, {ALICE: 1})
 
 
-def test_a_subordinate_id_is_its_account_s(folder, monkeypatch, tmp_path):
-    """In a namespace and outside of it: one account has no more children that wait than it had with one user id."""
+def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
+    """In a namespace and outside of it, one account has no more waiting children than with one user id."""
     (tmp_path / "subuid").write_text("%d:300000:65536\n%d:400000:65536\n" % (ALICE, BOB))
     monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
     for user, account in ((300005, ALICE), (400005, BOB), (500005, 500005), (ALICE, ALICE)):
@@ -67,8 +67,8 @@ def wait_for(path):
     return Path(path).read_text()
 
 
-def test_who_does_not_answer_is_asked_once_in_a_look_and_root_a_few_times(folder, monkeypatch):
-    """And all others go on to be asked."""
+def test_unresponsive_account_is_asked_once_per_scan_and_root_a_few_times(folder, monkeypatch):
+    """All other accounts are still asked."""
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(folder / "silent")
     (folder / "speaks").write_text("at once")
@@ -90,7 +90,7 @@ def test_who_does_not_answer_is_asked_once_in_a_look_and_root_a_few_times(folder
     worker.close()
 
 
-def test_what_others_use_up_is_told_apart(folder, monkeypatch):
+def test_limits_used_by_others_are_distinguished(folder, monkeypatch):
     (folder / "speaks").write_text("at once")
     for worker in (file_worker.Worker(deadline=time.monotonic() - 1), file_worker.Worker()):
         worker._unanswered = worker._unanswered or child_process.Counter()
@@ -101,8 +101,8 @@ def test_what_others_use_up_is_told_apart(folder, monkeypatch):
         assert not error.value.asked
 
 
-def test_one_account_uses_up_no_others_questions(folder):
-    """Its own processes may pose as any number of children that do not end."""
+def test_account_cannot_use_up_the_questions_of_others(folder):
+    """Its own processes can pose as any number of children that do not end."""
     (folder / "speaks").write_text("at once")
     worker = file_worker.Worker()
     worker._unanswered = child_process.Counter({ALICE: 10 * file_worker._MOST, 0: 100})
@@ -110,7 +110,7 @@ def test_one_account_uses_up_no_others_questions(folder):
     worker.close()
 
 
-def test_who_poses_by_subordinate_ids_counts_once(monkeypatch, tmp_path):
+def test_subordinate_ids_count_once(monkeypatch, tmp_path):
     (tmp_path / "subuid").write_text("%d:300000:65536\n" % ALICE)
     monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
     names = {str(pid): "look-%d" % (300000 + pid) for pid in range(2, 40)}
@@ -125,7 +125,7 @@ def test_who_poses_by_subordinate_ids_counts_once(monkeypatch, tmp_path):
     assert child_process.stuck() == {ALICE: len(names)}
 
 
-def test_a_task_of_a_module_that_is_loaded_during_a_look_is_answered(folder):
+def test_task_of_a_module_loaded_during_a_scan_is_answered(folder):
     (folder / "speaks").write_text("at once")
     with file_worker.one_look():
         assert file_worker.ask(0, wait_for, str(folder / "speaks")) == "at once"
@@ -137,12 +137,12 @@ def test_a_task_of_a_module_that_is_loaded_during_a_look_is_answered(folder):
         assert file_worker.ask(0, loaded_later, str(folder / "speaks")) == "AT ONCE"
 
 
-def test_an_error_of_the_question_is_raised(folder):
+def test_error_of_the_question_is_raised(folder):
     with pytest.raises(FileNotFoundError):
         file_worker.ask(0, wait_for, str(folder / "none"))
 
 
-def test_the_child_of_a_look_has_nothing_of_its_parent_open(folder):
+def test_child_of_a_scan_inherits_no_descriptors(folder):
     with (folder / "speaks").open("w"), file_worker.one_look():
         opened = file_worker.ask(0, list_opened)
     assert not [path for path in opened if str(folder) in path]

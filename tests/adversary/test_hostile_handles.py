@@ -56,8 +56,8 @@ for line in sys.stdin:
 """
 
 
-def test_a_file_that_is_never_looked_at_keeps_no_run_from_ending_a_process(folder, monkeypatch):
-    """As on a file system whose server is gone. The run has the host's lock."""
+def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
+    """The server of its file system is gone, and the run has the host's lock."""
 
     def hangs(path):
         signal.pause()
@@ -79,8 +79,8 @@ def test_a_file_that_is_never_looked_at_keeps_no_run_from_ending_a_process(folde
         signal.signal(signal.SIGALRM, before)
 
 
-def test_another_command_line_keeps_nobody_from_being_ended(folder):
-    """It is the process that was seen, and still has the GPU open."""
+def test_changed_command_line_does_not_prevent_ending(folder):
+    """It is the same process, and it still has the GPU open."""
     again = "print('again', flush=True)\nimport sys\nsys.stdin.read()"
     with process(PYTHON, "-c", RENAMES, folder / "dev/nvidia0", again, user=ALICE) as held:
         (holder,) = look(folder, held.pid)
@@ -91,8 +91,8 @@ def test_another_command_line_keeps_nobody_from_being_ended(folder):
         assert ended == holder.who and held.wait() == -signal.SIGTERM
 
 
-def test_a_run_does_not_go_on_over_a_process_that_could_be_ended(folder):
-    """Where it slips away from each attempt and holds the GPU in each look."""
+def test_run_stops_if_a_process_cannot_be_ended(folder):
+    """The process evades each attempt and holds the GPU in each scan."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         found = look(folder, held.pid)
         disturbs = [Disturbance("gpu 0", tuple(found))]
@@ -127,8 +127,11 @@ print("open", flush=True)
 
 
 @pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
-def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(folder, unit):
-    """Whatever its name is: syslog's socket takes files from every user. It is named, and the run fails."""
+def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, unit):
+    """For example, syslog's socket takes files from every user.
+
+    It is named, and the run fails.
+    """
     socket_path = folder / "syslog"
     folder.chmod(0o777)
     with process(PYTHON, "-c", RECEIVES, socket_path, user=0) as service:
@@ -153,8 +156,11 @@ def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(fol
         assert row["why"] == "it only has the GPU open, and a user may have passed it the open file" and stopped == []
 
 
-def test_a_service_that_has_a_node_mapped_uses_it(folder):
-    """Nobody else can do that for it. The file of the node is as long as what is mapped."""
+def test_service_with_a_mapped_node_uses_it(folder):
+    """Only the service itself can map it.
+
+    The file of the node is as long as the mapping.
+    """
     socket_path = folder / "socket"
     folder.chmod(0o777)
     (folder / "dev/nvidia0").write_bytes(bytes(4096))

@@ -103,7 +103,7 @@ def by_name(folder, made):
 
 
 @pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
-def test_a_node_that_the_kernel_shows_elsewhere_is_open(folder, driver, how):
+def test_node_outside_of_descriptors_is_open(folder, driver, how):
     with hides(folder, how) as made:
         found = holders(folder, made)
         assert [(one.kind, one.pid, one.gpu_uuid) for one in found] == [("device_handle", made.pid, "GPU-5")]
@@ -111,19 +111,19 @@ def test_a_node_that_the_kernel_shows_elsewhere_is_open(folder, driver, how):
 
 
 @pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
-def test_on_simulated_hosts_a_name_is_a_node_there_too(folder, how):
+def test_names_are_nodes_on_simulated_hosts(folder, how):
     with hides(folder, how, folder / "dev/nvidia5") as made:
         assert [(one.kind, one.gpu_uuid) for one in by_name(folder, made)] == [("device_handle", "GPU-5")]
 
 
 @pytest.mark.parametrize("how", ["ring", "ring_of_thread"])
-def test_on_simulated_hosts_the_name_of_a_registered_file_is_a_node(folder, how):
+def test_names_of_registered_files_are_nodes_on_simulated_hosts(folder, how):
     with hides(folder, how, folder / "dev/nvidia5") as made:
         assert [(one.kind, one.gpu_uuid) for one in by_name(folder, made)] == [("device_handle", "GPU-5")]
 
 
 @pytest.mark.parametrize("how", SUSPECTS)
-def test_a_file_that_may_be_a_node_blocks_as_unknown(folder, driver, how):
+def test_possible_node_blocks_as_unknown(folder, driver, how):
     with hides(folder, how) as made:
         (found,) = holders(folder, made)
         assert (found.kind, found.pid, found.gpu_uuid, found.user) == ("unknown", made.pid, "GPU-5", str(ALICE))
@@ -131,8 +131,8 @@ def test_a_file_that_may_be_a_node_blocks_as_unknown(folder, driver, how):
 
 
 @pytest.mark.parametrize("how", ["stream", "ring", "mapped_ring"])
-def test_a_use_count_that_open_files_explain_clears_suspects(folder, driver, how):
-    """Users of GPUs that use io_uring besides, or are stopped while they receive files, block no change."""
+def test_use_count_explained_by_open_files_clears_suspects(folder, driver, how):
+    """Users of GPUs that also use io_uring, or are stopped while they receive files, block no change."""
     with hides(folder, how) as made:
         assert (
             holders(folder, made, modules="nvidia 1 1 nvidia_uvm, Live 0x0 (POE)\nnvidia_uvm 1 0 - Live 0x0 (OE)\n")
@@ -141,8 +141,8 @@ def test_a_use_count_that_open_files_explain_clears_suspects(folder, driver, how
 
 
 @pytest.mark.parametrize("how", [*SUSPECTS, "closed_ring"])
-def test_a_use_count_above_what_was_found_blocks(folder, driver, how):
-    """A ring without a descriptor and a mapping is seen by nothing else."""
+def test_unexplained_use_count_blocks(folder, driver, how):
+    """Nothing else shows a ring without a descriptor and a mapping."""
     with hides(folder, how) as made:
         found = holders(folder, made, modules="nvidia 1 3 nvidia_uvm, Live 0x0 (POE)\n")
         (count,) = [one for one in found if one.pid is None]
@@ -151,14 +151,14 @@ def test_a_use_count_above_what_was_found_blocks(folder, driver, how):
 
 
 @pytest.mark.parametrize("how", ["nothing", "thread", "mapped"])
-def test_a_process_that_hides_nothing_from_the_count_is_no_suspect(folder, driver, how):
+def test_process_that_cannot_hide_is_no_suspect(folder, driver, how):
     with hides(folder, how) as made:
         found = holders(folder, made, modules="nvidia 1 1 nvidia_uvm, Live 0x0 (POE)\n")
         assert [one.kind for one in found] == ([] if how == "nothing" else ["device_handle"])
 
 
-def test_files_that_are_received_a_moment_later_are_no_suspects(folder, driver):
-    """As of every service that takes files from clients."""
+def test_briefly_queued_files_are_no_suspects(folder, driver):
+    """Every service that takes files from clients has such files."""
     late = "pair = in_flight('/dev/null')\nthreading.Timer(0.2, lambda: pair[1].recvmsg(1, 0)).start()\nwait()\n"
     with process(PYTHON, "-c", WITH_WAYS + late, folder, user=ALICE) as made:
         assert holders(folder, made) == []
@@ -183,8 +183,8 @@ def test_threads_that_share_a_table_are_not_read_again(folder, driver, monkeypat
     assert [path for path in read if path.endswith("/fd")] == ["%s/proc/%d/fd" % (folder, made.pid)]
 
 
-def test_a_table_of_very_many_tasks_is_read_to_the_deadline(folder, driver):
-    """Each thread has a table of its own, and the node is in the last."""
+def test_descriptor_tables_of_many_tasks_are_read_until_the_deadline(folder, driver):
+    """Each thread has its own table, and the node is in the last one."""
     crowd = WITH_WAYS + (
         "ready = threading.Semaphore(0)\n"
         "def own(number):\n    libc.unshare(CLONE_FILES)\n    [os.dup(0) for _ in range(20)]\n"
@@ -196,7 +196,7 @@ def test_a_table_of_very_many_tasks_is_read_to_the_deadline(folder, driver):
         assert [(one.kind, one.pid) for one in holders(folder, made)] == [("device_handle", made.pid)]
 
 
-def test_a_process_that_starts_during_a_scan_is_scanned_too(folder, driver, monkeypatch):
+def test_process_that_starts_during_a_scan_is_scanned(folder, driver, monkeypatch):
     with hides(folder, "nothing") as first, hides(folder, "mapped") as made:
         listed = iter([[first.pid], [first.pid, made.pid], [first.pid, made.pid]])
         monkeypatch.setattr(holders_processes, "_pids", lambda _proc: next(listed))
@@ -207,8 +207,8 @@ def test_a_process_that_starts_during_a_scan_is_scanned_too(folder, driver, monk
 SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ended(sys.argv[1])\n"
 
 
-def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
-    """It serves clients: a reclaim that stops what is idle does not take it for idle."""
+def test_sockets_count_after_the_main_thread_ended(folder):
+    """The process serves clients, so reclaim must not treat it as idle."""
     with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
         wait_for_main_thread(made)
         found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none", sockets=True)
@@ -216,7 +216,7 @@ def test_the_sockets_of_a_process_whose_main_thread_ended_are_its_own(folder):
         assert (holder.listens, holder.clients) == (True, 0)
 
 
-def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(folder):
+def test_tenant_process_counts_after_its_main_thread_ended(folder):
     variable = {vgpu_identity._NAME_VARIABLE.rstrip("="): "alice"}
     with process(PYTHON, folder / "hiding.py", "main_ended", "/dev/zero", user=ALICE, **variable) as made:
         wait_for_main_thread(made)
@@ -226,8 +226,11 @@ def test_a_tenants_process_whose_main_thread_ended_is_counted_for_the_tenant(fol
 # --- Mappings that are never told ---------------------------------------------------------------------------------------
 
 
-def test_mappings_that_do_not_answer_block_as_unknown_and_hide_no_other(folder, driver, monkeypatch):
-    """As where a page fault waits for a file system of the user's: only that user's processes are not known."""
+def test_unresponsive_mappings_block_as_unknown_for_one_user(folder, driver, monkeypatch):
+    """A page fault waits for a user's file system.
+
+    Only that user's processes are unknown.
+    """
     real = hidden_files._beginning
     monkeypatch.setattr(file_worker, "_SECONDS", 1.0)
     with hides(folder, "nothing") as silent, hides(folder, "mapped", user=BOB) as made:
@@ -238,7 +241,7 @@ def test_mappings_that_do_not_answer_block_as_unknown_and_hide_no_other(folder, 
         assert "cannot be read in time" in found["unknown", silent.pid].who
 
 
-def test_links_to_mapped_files_that_may_not_be_followed_are_not_left_out(folder, driver, monkeypatch):
+def test_unreadable_links_of_mapped_files_are_not_skipped(folder, driver, monkeypatch):
     monkeypatch.setattr(hidden_files, "_may_follow", lambda: False)
     with hides(folder, "mapped") as made:
         (found,) = holders(folder, made)
@@ -252,7 +255,7 @@ STUBBORN = WITH_WAYS + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_
 
 
 @pytest.mark.parametrize("how", IN_TABLES + IN_MAPS)
-def test_a_holder_that_hides_is_ended(folder, how):
+def test_hidden_holder_is_ended(folder, how):
     with hides(folder, how, folder / "dev/nvidia5") as made:
         (holder,) = by_name(folder, made)
         assert bare_handles.has_open(made.pid)
@@ -260,7 +263,7 @@ def test_a_holder_that_hides_is_ended(folder, how):
         assert ended == holder.who and made.wait(timeout=60) == -signal.SIGTERM
 
 
-def test_a_process_whose_main_thread_ended_is_waited_for_and_killed(folder):
+def test_process_without_main_thread_is_waited_for_and_killed(folder):
     with process(PYTHON, "-c", STUBBORN, folder, folder / "dev/nvidia5", user=ALICE) as made:
         wait_for_main_thread(made)
         (holder,) = by_name(folder, made)
@@ -268,6 +271,6 @@ def test_a_process_whose_main_thread_ended_is_waited_for_and_killed(folder):
         assert made.wait(timeout=60) == -signal.SIGKILL
 
 
-def test_who_has_the_node_no_more_is_not_ended(folder):
+def test_process_that_closed_the_node_is_not_ended(folder):
     with holding(folder / "dev/nvidia5", user=ALICE) as held, hides(folder, "nothing", user=ALICE) as other:
         assert bare_handles.has_open(held.pid) and not bare_handles.has_open(other.pid)

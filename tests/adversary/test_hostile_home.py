@@ -72,7 +72,7 @@ def homes():
         yield Homes(folder)
 
 
-def test_the_file_is_the_user_s_own_and_the_next_one_takes_its_place(homes):
+def test_file_belongs_to_the_user_and_is_replaced(homes):
     for text in ("It will be stopped.\n", "It was stopped.\n"):
         assert homes.tell(text) == ""
         (file,) = homes.alice.iterdir()
@@ -90,7 +90,7 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("script", PREPARED.values(), ids=PREPARED)
-def test_what_lies_in_its_place_is_neither_followed_nor_waited_for(homes, script):
+def test_link_or_pipe_at_the_path_is_neither_followed_nor_awaited(homes, script):
     victim = homes.folder / "victim"
     victim.write_text("root's")
     homes.as_user(script.format(victim=victim, name=NAME))
@@ -101,42 +101,45 @@ def test_what_lies_in_its_place_is_neither_followed_nor_waited_for(homes, script
     assert [path.name for path in homes.alice.iterdir()] == [NAME]
 
 
-def test_a_home_that_is_a_link_is_not_followed(homes):
+def test_home_that_is_a_link_is_not_followed(homes):
     homes.alice.rmdir()
     homes.alice.symlink_to(homes.folder / "bob")
     assert "home: the file cannot be written" in homes.tell()
     assert list((homes.folder / "bob").iterdir()) == []
 
 
-def test_a_home_that_is_a_fifo_is_not_waited_for(homes):
+def test_home_that_is_a_fifo_is_not_awaited(homes):
     homes.alice.rmdir()
     os.mkfifo(homes.alice)
     assert "home: the file cannot be written" in homes.tell()
 
 
-def test_a_home_of_another_user_gets_no_file(homes):
+def test_home_of_another_user_gets_no_file(homes):
     homes.alice.chmod(0o777)
     os.chown(homes.alice, BOB, BOB)
     assert "does not belong to alice" in homes.tell()
     assert list(homes.alice.iterdir()) == []
 
 
-def test_a_home_that_is_not_there_is_said(homes):
+def test_missing_home_is_reported(homes):
     homes.alice.rmdir()
     assert "home: the file cannot be written" in homes.tell()
     assert "uid 61009 has no account" in homes.tell(uid=61009)
 
 
-def test_a_home_without_room_is_said(homes):
-    """And the file of before stays whole."""
+def test_full_home_is_reported(homes):
+    """The previous file stays complete."""
     assert homes.tell("before\n") == ""
     homes.as_user("chmod 500 .")
     assert "home: the file cannot be written" in homes.tell("after\n")
     assert (homes.alice / NAME).read_text() == "before\n"
 
 
-def test_who_stops_the_writer_is_not_waited_for(homes):
-    """The child has the user's id, so the user may stop it; it is killed when its time is over."""
+def test_stopped_writer_is_not_awaited(homes):
+    """The child has the user's id, so the user can stop it.
+
+    It is killed at its timeout.
+    """
     stopper = (
         "while :; do for p in /proc/[0-9]*; do grep -qs reclaim.import.tell $p/cmdline && kill -STOP ${p#/proc/}; "
         "done; done"
@@ -155,7 +158,7 @@ def test_who_stops_the_writer_is_not_waited_for(homes):
 
 @pytest.mark.skipif(shutil.which("wall") is None, reason="wall is not installed")
 def test_wall_reaches_a_terminal(homes):
-    """By the real program, and a terminal on which somebody is logged in by the list of logins."""
+    """With the real program, and a terminal that is in the list of logins."""
     controller, terminal = pty.openpty()
     line = os.ttyname(terminal).removeprefix("/dev/").encode()
     # utmp(5): a process of a user who has logged in.

@@ -60,7 +60,7 @@ def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     ],
     ids=["where Kubernetes is not asked for", "where the inventory names another node"],
 )
-def test_its_record_uncordons_no_node_but_its_own(tmp_path, variables):
+def test_record_of_a_host_uncordons_only_its_own_node(tmp_path, variables):
     # A kubeconfig that leads nowhere: whoever tried to reach the cluster would say so.
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
     assert done.returncode != 0
@@ -83,8 +83,8 @@ def cluster(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-def test_its_record_uncordons_no_node_that_an_administrator_cordoned(tmp_path, cluster):
-    """Its record says that a drain cordoned the node. Nothing in the cluster does."""
+def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(tmp_path, cluster):
+    """Its record claims that a drain cordoned the node. The cluster does not."""
     cluster.unschedulable = True
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1"}
     done = resume(tmp_path, recorded="n1", gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
@@ -95,8 +95,8 @@ def test_its_record_uncordons_no_node_that_an_administrator_cordoned(tmp_path, c
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-def test_a_node_that_a_drain_cordoned_is_uncordoned_once(tmp_path, cluster):
-    """The annotation goes with the cordon: the next cordon is an administrator's."""
+def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
+    """The annotation is removed with the cordon: the next cordon is an administrator's."""
     cluster.unschedulable, cluster.annotations = True, {ANNOTATION: "localhost", "others": "kept"}
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1", "recorded": "n1"}
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
@@ -137,8 +137,8 @@ def drain(tmp_path, cluster):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-def test_a_cordon_between_the_look_and_the_patch_stays_the_administrator_s(cluster, drain):
-    """So does one that is kept by taking the annotation off, right before the drain's end uncordons."""
+def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
+    """So does one that is kept by removing the annotation right before the drain uncordons."""
     cluster.meanwhile = [{"unschedulable": True}]
     assert "Kubernetes node n1 stays cordoned" in drain("drain", "resume")
     assert (cluster.unschedulable, cluster.annotations, cluster.requests) == (True, {}, [])
@@ -149,8 +149,8 @@ def test_a_cordon_between_the_look_and_the_patch_stays_the_administrator_s(clust
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-def test_a_node_that_changes_meanwhile_is_cordoned_all_the_same_and_not_tried_without_end(cluster, drain):
-    """Its first annotation counts as a change of the drain's, which has to make room for its own."""
+def test_changing_node_is_cordoned_with_limited_retries(cluster, drain):
+    """Its first annotation counts as a change, which the drain must replace with its own."""
     cluster.meanwhile = [{"annotations": {"others": "new"}}, {"annotations": {"others": "newer"}}]
     drain("drain")
     assert cluster.annotations == {ANNOTATION: "localhost", "others": "newer"} and cluster.requests == ["cordon"]
@@ -162,7 +162,7 @@ def test_a_node_that_changes_meanwhile_is_cordoned_all_the_same_and_not_tried_wi
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 @pytest.mark.parametrize("before", [False, True], ids=["schedulable before", "cordoned before"])
-def test_a_drain_notes_in_the_cluster_that_it_cordoned_the_node(tmp_path, cluster, drain, before):
+def test_drain_records_its_cordon_in_the_cluster(tmp_path, cluster, drain, before):
     cluster.unschedulable = before
     drain("drain")
     assert cluster.unschedulable
@@ -188,7 +188,7 @@ def hostile(**changes) -> dict:
 
 
 @pytest.mark.parametrize("changes", [{}, {"instances": []}])
-def test_its_words_are_text_in_the_report(changes):
+def test_strings_of_a_host_are_text_in_the_report(changes):
     page = to_text(hostile(**changes))
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "Content-Security-Policy\" content=\"default-src 'none'" in page
@@ -203,7 +203,7 @@ def test_its_words_are_text_in_the_report(changes):
         {"instances": [{"profile": "1g", "placement": {"start": 0, "size": SCRIPT}}]},
     ],
 )
-def test_its_numbers_are_numbers_in_the_report(changes):
+def test_numbers_of_a_host_are_numbers_in_the_report(changes):
     with pytest.raises(ValueError):
         to_text(hostile(**changes))
 
@@ -261,7 +261,7 @@ def site(tmp_path, *hostile: HostileHost, settings=None, **environment) -> subpr
     return play(tmp_path, ROOT / "playbooks/site.yml", inventory, "--check", **environment)
 
 
-def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
+def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
     words = WORDS.replace("PWNED", str(tmp_path / "pwned"))
     answer = {**layout_result(words), "ansible_facts": facts(tmp_path)}
     # Of its container toolkit, whose version the report warns of.
@@ -293,19 +293,19 @@ def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
 @pytest.mark.parametrize(
     "failed", [{}, {"failed": True, "msg": "gpu 0 is lost", "host_fault": True}], ids=["", "fails"]
 )
-def test_what_is_no_plan_ends_no_run_that_saves_the_plans_of_others(tmp_path, failed):
+def test_invalid_plan_of_a_host_does_not_end_saving_plans(tmp_path, failed):
     """One task saves the plans of all hosts."""
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "plan_data": "y\x1b[2J", **failed})
     good = HostileHost(tmp_path / "b", layout_result("x"))
     own = {"gpu_layout_plan_out": str(tmp_path / "plan.json"), "gpu_site_tolerate": 1}
     told = " ".join(said(site(tmp_path, bad, good, settings=own)).split())
     assert list(json.loads((tmp_path / "plan.json").read_text())["hosts"]) == ["bad1"]
-    reason = failed.get("msg", 'plan_data: the host says "y\\x1b[2J", which is not a plan')
+    reason = failed.get("msg", 'plan_data: the host sent "y\\x1b[2J", which is not a plan')
     assert "bad0: " + reason in told.replace("\\\\", "\\").replace('\\"', '"'), told
     assert "is undefined" not in told and "'bad1'" not in told
 
 
-def test_where_facts_would_be_variables_no_host_is_asked(tmp_path):
+def test_injected_facts_are_refused_before_hosts_are_read(tmp_path):
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     done = site(tmp_path, bad, ANSIBLE_INJECT_FACT_VARS="True")
     assert done.returncode != 0 and not bad.asked.exists()
@@ -313,15 +313,15 @@ def test_where_facts_would_be_variables_no_host_is_asked(tmp_path):
     assert "OPENFLEET_GPU_TRUST_FACTS=1" in said(done)
 
 
-def test_whoever_trusts_all_hosts_may_have_facts_as_variables(tmp_path):
+def test_injected_facts_are_allowed_for_trusted_hosts(tmp_path):
     good = HostileHost(tmp_path / "a", layout_result("x"))
     done = site(tmp_path, good, ANSIBLE_INJECT_FACT_VARS="True", OPENFLEET_GPU_TRUST_FACTS="1")
     assert done.returncode == 0 and good.asked.exists(), said(done)
 
 
 @pytest.mark.parametrize("playbook", ["site", "audit", "rightsize", "reset", "bundle", "accept", "check_gpu", "export"])
-def test_every_playbook_looks_to_that_first(playbook):
-    """As the first task of the first play, and of the one that reads what hosts said: a play without hosts is left out."""
+def test_every_playbook_checks_injected_facts_first(playbook):
+    """In the first task of the first play, and of the play that reads results: a play without hosts is skipped."""
     import yaml
 
     plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
@@ -341,8 +341,8 @@ ROLES = [
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_that_is_used_alone_looks_to_that_first(tmp_path, role):
-    """By its facts a host could name a file of the controller that is copied to it (nvidia_driver_runfile)."""
+def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
+    """With facts a host could select a file of the controller that is copied to it (nvidia_driver_runfile)."""
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     name, _slash, entry = role.partition("/")
     task = {"ansible.builtin.include_role": {"name": "openfleet.gpu." + name, "tasks_from": entry or "main"}}
@@ -361,7 +361,7 @@ def audited(tmp_path, answers: dict, playbook="audit", **variables) -> subproces
     return play(tmp_path, ROOT / "playbooks" / (playbook + ".yml"), inventory)
 
 
-def test_one_hostile_host_costs_the_audit_no_other_host(tmp_path):
+def test_hostile_host_does_not_remove_others_from_the_audit(tmp_path):
     deep = "[" * 900 + "]" * 900
     traversal = state(gpu("x", 0, "H100-80GB"))
     traversal["gpus"][0]["uuid"] = "GPU-../../" + WORDS
@@ -380,7 +380,7 @@ def test_one_hostile_host_costs_the_audit_no_other_host(tmp_path):
     report = json.loads((tmp_path / "report/audit.json").read_text())
     assert {"good", "crowd", "words"} <= set(report["sources"]["hosts_answered"])
     missing = " ".join(report["sources"]["missing"])
-    assert 'path: gpus[0].uuid: the host says "GPU-../../{{ lookup' in missing
+    assert 'path: gpus[0].uuid: the host sent "GPU-../../{{ lookup' in missing
     assert all(line.isprintable() for line in report["sources"]["missing"])
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "report").iterdir()}
     assert max(sizes.values()) < 500_000, sizes
@@ -389,8 +389,8 @@ def test_one_hostile_host_costs_the_audit_no_other_host(tmp_path):
     assert not list(tmp_path.rglob("PWNED")) and not (ROOT / "PWNED").exists()
 
 
-def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
-    """The log is the controller's: no host chooses its path, and none fills the disk with it."""
+def test_texts_about_stopped_services_are_one_log_line(tmp_path):
+    """The log is on the controller: no host chooses its path or fills the disk with it."""
     answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
     answer["stopped"] = [{"kind": "unit", "name": WORDS, "gpus": [], "holders": ["x" * 2000] * 1000}] * 10
     answer["noticed"] = answer["spared"] = []
@@ -448,7 +448,7 @@ JUDGING = {
 
 @pytest.mark.parametrize("playbook", ["accept", "check_gpu", "export"])
 @pytest.mark.parametrize("more", JUDGING.values(), ids=JUDGING)
-def test_it_neither_accepts_itself_nor_names_files(tmp_path, playbook, more):
+def test_host_can_neither_accept_itself_nor_name_files(tmp_path, playbook, more):
     bad = HostileHost(tmp_path / "bad", {"changed": False, **JUDGED, **more})
     folder = tmp_path / "out"
     folder.mkdir()
@@ -465,7 +465,7 @@ def test_it_neither_accepts_itself_nor_names_files(tmp_path, playbook, more):
     assert playbook != "accept" or (folder / "accepted").read_text() == ""
 
 
-def test_of_a_layout_only_what_its_module_documents_is_kept():
+def test_layout_result_keeps_only_documented_keys():
     answer = {**layout_result(WORDS), **JUDGED, "msg": "one\ntwo\x1b[2J", "failed": "yes", "warnings": "x"}
     kept = host_results.layout_result(answer)
     assert not {"accepted", "ansible_facts", "paths", "path", "stdout", "rc", "warnings"} & set(kept)
@@ -487,8 +487,8 @@ LAYOUT = """
 
 
 @pytest.mark.parametrize("fault", [True, False])
-def test_of_a_layout_its_warnings_and_whether_the_host_is_at_fault_are_kept(tmp_path, fault):
-    """By the first an operator learns what is wrong there; by the second a run goes on without the host (max_lost_hosts)."""
+def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
+    """Operators need the warnings, and host_fault lets a run continue without the host (max_lost_hosts)."""
     failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
     warning = "the card is hot\x1b[2J"
     if tuple(map(int, ansible_version.split(".")[:2])) >= (2, 19):
@@ -506,7 +506,7 @@ def test_of_a_layout_its_warnings_and_whether_the_host_is_at_fault_are_kept(tmp_
 # --- What its exporter says -------------------------------------------------------------------------------------------
 
 
-def test_labels_of_its_exporter_are_short_lines_of_text():
+def test_exporter_labels_are_short_lines():
     hostile = {"host": "bad", "model": WORDS, "gpu_uuid": "x" * 1_000_000}
     answer = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": hostile, "value": [0, "1"]}]}}
     answer["warnings"] = [WORDS] * 10_000

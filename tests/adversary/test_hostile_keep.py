@@ -58,7 +58,7 @@ def pid(host):
         yield found
 
 
-def test_an_owner_keeps_lists_renews_and_ends(host, pid):
+def test_owner_can_keep_list_renew_and_end(host, pid):
     done = host.keep(pid, "3d", user=ALICE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"pid {pid} is kept until ") and f"gpu-layout keep --end {pid}" in done.stdout
@@ -75,7 +75,7 @@ def test_an_owner_keeps_lists_renews_and_ends(host, pid):
     assert host.keep("--list", user=ALICE).stdout == "Nothing of yours is kept on this host.\n"
 
 
-def test_another_user_neither_keeps_nor_ends_nor_sees_it(host, pid):
+def test_other_users_can_neither_keep_nor_end_nor_see_it(host, pid):
     done = host.keep(pid, "3d", user=BOB)
     assert done.returncode == 1 and f"it belongs to uid {ALICE}" in done.stderr
     assert "Ask a member of the group daemon or of-no-host" in done.stderr and host.kept() == []
@@ -86,13 +86,13 @@ def test_another_user_neither_keeps_nor_ends_nor_sees_it(host, pid):
 
 
 @pytest.mark.parametrize("user", [0, DAEMON])
-def test_root_and_members_of_the_groups_keep_what_is_others(host, pid, user):
+def test_root_and_members_of_the_groups_can_keep_for_others(host, pid, user):
     assert host.keep(pid, "1d", user=user).returncode == 0
     assert [row["uid"] for row in host.kept()] == [user]
     assert f"pid {pid}  until " in host.keep("--list", user=user).stdout
 
 
-def test_what_holds_no_gpu_is_not_kept(host, pid):
+def test_process_without_gpu_is_not_kept(host, pid):
     with subprocess.Popen([str(PYTHON), "-c", "input()"], stdin=subprocess.PIPE, user=BOB) as mine:
         done = host.keep(mine.pid, "3d", user=BOB)
         mine.kill()
@@ -150,7 +150,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
-def test_what_is_no_request_is_refused(host, data):
+def test_invalid_request_is_refused(host, data):
     said = host.say(data)
     # The kernel may cut the connection of who sends more than is read, with the answer.
     assert set(said) == {"error"} or (not said and len(data) > 4096), said
@@ -183,7 +183,7 @@ for one in held:
 """
 
 
-def test_one_who_does_not_end_the_line_keeps_nobody_from_being_served(fresh):
+def test_unfinished_request_does_not_block_others(fresh):
     with subprocess.Popen(
         [str(PYTHON), "-c", SLOW, str(fresh.socket), "5"], user=BOB, group=BOB, extra_groups=[],
         stdout=subprocess.PIPE, text=True,
@@ -222,15 +222,15 @@ sys.stdin.read()
 """
 
 
-def test_a_user_who_floods_the_socket_makes_no_request_of_another_fail(fresh):
-    """Where the queue is full, a connection that does not wait is refused at once."""
+def test_flood_of_one_user_fails_no_request_of_another(fresh):
+    """If the queue is full, a connection that does not wait is refused at once."""
     with process(PYTHON, "-c", FLOOD, fresh.socket, user=BOB):
         done = [fresh.keep("--list", user=ALICE) for _number in range(5)]
     assert [one.returncode for one in done] == [0] * 5, [one.stderr for one in done]
 
 
-def test_a_request_that_is_turned_away_is_sent_again(fresh):
-    """As where a script of the same user asks at the same time."""
+def test_rejected_request_is_sent_again(fresh):
+    """A script of the same user may send one at the same time."""
     with subprocess.Popen(
         [str(PYTHON), "-c", SLOW, str(fresh.socket), "2"], user=ALICE, group=ALICE, extra_groups=[],
         stdout=subprocess.PIPE, text=True,
@@ -241,7 +241,7 @@ def test_a_request_that_is_turned_away_is_sent_again(fresh):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_service_that_takes_no_request_is_given_up_with_its_reason(tmp_path, monkeypatch):
+def test_unresponsive_service_is_an_error_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(cli_keep, "_SECONDS", 0.5)
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(str(tmp_path / "s"))
@@ -251,15 +251,15 @@ def test_a_service_that_takes_no_request_is_given_up_with_its_reason(tmp_path, m
             cli_keep._ask(str(tmp_path / "s"), {"op": "list"})
 
 
-def test_one_who_asks_all_the_time_waits_and_others_do_not(fresh):
+def test_frequent_requests_of_one_user_delay_only_that_user(fresh):
     done = [fresh.keep("--list", user=BOB) for _number in range(21)]
     assert [one.returncode for one in done] == [0] * 20 + [1]
     assert "you sent 20 requests within a minute" in done[-1].stderr
     assert fresh.keep("--list", user=ALICE).returncode == 0
 
 
-def test_a_process_that_has_ended_asks_for_nothing(fresh):
-    """Its pid may be another's by the time the service looks: the connection is handed to a process that goes on."""
+def test_request_of_an_ended_process_is_refused(fresh):
+    """Its pid may belong to another process already, because the connection was handed over."""
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -284,8 +284,8 @@ def refused():
             pytest.skip("this kernel passes files to every socket")
 
 
-def test_a_file_that_a_user_sends_is_refused(fresh, refused):
-    """Its close may take as long as the user likes, and the service would wait for it."""
+def test_file_sent_by_a_user_is_refused(fresh, refused):
+    """Closing it may take arbitrarily long and would block the service."""
     assert fresh.keep("--list", user=ALICE).returncode == 0
     with fresh.connected() as made:
         with pytest.raises(PermissionError):
@@ -294,8 +294,8 @@ def test_a_file_that_a_user_sends_is_refused(fresh, refused):
         assert heard(made)["keeps"] == []
 
 
-def test_a_file_that_was_sent_before_the_service_started_is_not_closed(tmp_path, refused):
-    """Others are served all the same."""
+def test_file_sent_before_the_start_is_not_closed(tmp_path, refused):
+    """Others are served nevertheless."""
     path = str(tmp_path / "keep.sock")
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -333,8 +333,8 @@ print(made.recv(65536).decode().strip(), flush=True)
 """
 
 
-def test_a_user_namespace_gives_nobody_more_than_a_user_has(fresh):
-    """A user has tens of thousands of user ids there, and each would have the bounds of a user."""
+def test_user_namespace_does_not_raise_the_limits_of_a_user(fresh):
+    """A user has tens of thousands of user ids there, each of which would have a user's limits."""
     within = ["unshare", "--user", "--map-root-user"]
     done = subprocess.run(
         [*within, str(PYTHON), "-c", ASKS, str(fresh.socket)], user=BOB, group=BOB, extra_groups=[], cwd="/",
@@ -348,8 +348,8 @@ WITH_SUBUID = 'file=$1; shift; mount --bind "$file" /etc/subuid && exec "$@"'
 SUBORDINATE = 300005
 
 
-def test_a_subordinate_id_outside_of_its_namespace_gives_no_user_more_either(library):
-    """In the namespace its root gives a file to such an id and sets its user id. Outside of it the user runs that."""
+def test_subordinate_id_outside_of_its_namespace_does_not_raise_limits(library):
+    """Root of the namespace makes a setuid file for such an id, which the user runs outside of it."""
     with public_folder() as folder:
         if os.statvfs(folder).f_flag & os.ST_NOSUID:
             pytest.skip("no file of this file system sets a user id")
@@ -379,6 +379,6 @@ def test_without_a_service_the_command_says_so(host, tmp_path):
     assert done.returncode == 1 and "set gpu_layout_keep: true" in done.stderr
 
 
-def test_the_journal_says_who_kept_what(host, pid):
+def test_journal_names_users_and_kept_processes(host, pid):
     assert host.keep(pid, "1d", user=ALICE).returncode == 0
     wait_for(lambda: f"uid {ALICE} keeps pid {pid} until" in host.log.read_text(), "a line of the journal")

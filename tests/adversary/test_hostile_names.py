@@ -94,7 +94,7 @@ def there(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=map(str, range(len(NAMES))))
-def test_every_name_is_a_short_line_of_text(there, name):
+def test_names_are_short_lines(there, name):
     found = there(name)
     assert {holder.kind for holder in found} >= {"device_handle", "slurm", "kubelet"}
     for holder in found:
@@ -107,7 +107,7 @@ def test_every_name_is_a_short_line_of_text(there, name):
 
 
 @pytest.mark.parametrize("name", NAMES, ids=map(str, range(len(NAMES))))
-def test_clients_of_mps_are_short_lines_of_text(tmp_path, name):
+def test_mps_clients_are_short_lines(tmp_path, name):
     proc = Proc(tmp_path / "proc")
     proc.process(77, "train", uid=1000, words=(name,))
     client = MpsHost(str(tmp_path))._client(77, 41, 9)
@@ -130,7 +130,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("fails", [False, True], ids=["an answer", "a failure"])
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_what_answers_at_the_pipes_of_a_daemon_is_told_in_a_short_line(tmp_path, answer, fails):
+def test_answers_at_a_daemons_pipes_are_short_lines(tmp_path, answer, fails):
     fleet = make_host(tmp_path)
     MpsHost(str(tmp_path), fleet).start(DAEMON, DEVICES)
 

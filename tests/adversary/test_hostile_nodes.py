@@ -83,7 +83,7 @@ def held_by(made):
     ],
     ids=["elsewhere", "with a blank", "all of /dev", "as /dev/null", "and taken away", "made"],
 )
-def test_a_node_is_one_whatever_it_is_called(folder, within, arrange, where):
+def test_node_is_recognized_under_any_name(folder, within, arrange, where):
     if "mknod" in arrange and within is OF_A_USER:
         pytest.skip("only root makes nodes that can be opened")
     command = [*within, "sh", "-ec", arrange + '\nexec "$@"', "sh", PYTHON, "-c", HOLD, *where]
@@ -91,14 +91,17 @@ def test_a_node_is_one_whatever_it_is_called(folder, within, arrange, where):
         assert look(folder, made) == held_by(made)
 
 
-def test_a_node_that_came_from_another_namespace_is_one(folder):
-    """Nothing that leads to its mount is left."""
+def test_node_from_another_namespace_is_recognized(folder):
+    """No path leads to its mount."""
     with process(PYTHON, "-c", RECEIVE, BIND % ("x", "x"), *OF_A_USER, user=ALICE) as made:
         assert look(folder, made) == held_by(made)
 
 
-def test_a_file_on_a_server_is_not_asked_and_hides_no_node(folder, monkeypatch):
-    """A server that is gone never answers. What only has a path below its mount is looked at: by the mount, not by the name."""
+def test_file_on_a_server_is_not_read_and_hides_no_node(folder, monkeypatch):
+    """A lost server never answers.
+
+    A path below its mount is recognized by the mount, not by the name.
+    """
     monkeypatch.setattr(open_files.RemoteMounts, "of", lambda *_arguments: {"/dev": "1000000"})
     with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
         assert look(folder, made) == held_by(made)
@@ -106,7 +109,7 @@ def test_a_file_on_a_server_is_not_asked_and_hides_no_node(folder, monkeypatch):
     assert open_files._REMOTE_MOUNT.findall(line) == [("77", "/home/a\\040b")]
 
 
-def test_without_statx_the_number_counts_too(folder, monkeypatch):
+def test_node_is_recognized_without_statx(folder, monkeypatch):
     monkeypatch.setattr(open_files, "_call", None)
     with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
         assert look(folder, made) == held_by(made)
@@ -115,8 +118,8 @@ def test_without_statx_the_number_counts_too(folder, monkeypatch):
 # --- Looks that fail, or never end --------------------------------------------------------------------------------------
 
 
-def test_a_process_that_could_not_be_looked_at_is_not_left_out(folder, monkeypatch):
-    """As where no descriptors are left: what holds nothing and what was not seen are two things."""
+def test_unreadable_process_is_not_skipped(folder, monkeypatch):
+    """For example without free descriptors: an unread process may hold a GPU."""
     real = os.scandir
 
     def scandir(path):
@@ -129,7 +132,7 @@ def test_a_process_that_could_not_be_looked_at_is_not_left_out(folder, monkeypat
         assert [(kind, pid) for kind, pid, _gpu in look(folder, made)] == [("unknown", None)]
 
 
-def test_a_command_of_very_many_words_is_looked_through_in_part(monkeypatch):
+def test_very_long_command_line_is_read_in_part(monkeypatch):
     assert command_of(["x", *["y"] * 5000]) == "x" + " y" * 498 + "..."
     shown = []
     monkeypatch.setattr(
@@ -140,8 +143,8 @@ def test_a_command_of_very_many_words_is_looked_through_in_part(monkeypatch):
     assert len(shown) == 1000
 
 
-def test_the_whole_proc_of_this_machine_can_be_looked_at(folder):
-    """With a driver the number of every open file is asked for."""
+def test_scan_reads_this_machines_proc(folder):
+    """With a driver, the number of every open file is read."""
     devices = Devices(host(gpu(FULL)), "/proc", str(folder / "dev"))
     devices.has_driver = True
     assert not scan(devices).crowded

@@ -47,7 +47,7 @@ def scraped(stranger, processes, certificate=""):
     return said, stranger.end()
 
 
-def test_the_scrape_password_is_not_sent_to_a_user_with_the_port(processes):
+def test_scrape_password_is_not_sent_to_a_user_on_the_port(processes):
     stranger = Stranger()
     said, heard = scraped(stranger, processes)
     assert heard == ["b''"]
@@ -56,20 +56,20 @@ def test_the_scrape_password_is_not_sent_to_a_user_with_the_port(processes):
     assert "End the process that has the port, or set another dcgm_exporter_port" in said
 
 
-def test_nor_under_another_certificate(processes, certificate):
+def test_scrape_password_is_not_sent_under_another_certificate(processes, certificate):
     said, heard = scraped(Stranger(*certificate("other")), processes, certificate("tls")[0])
     assert heard[0] == "b''" and "GET" not in "".join(heard)
     assert "shows another certificate than" in said and "it was sent no password" in said
 
 
-def test_nor_under_the_exporter_s_own_certificate(processes, certificate):
-    """As by a site that has one key for the whole fleet, and a tenant who has found it."""
+def test_scrape_password_is_not_sent_under_the_exporters_certificate(processes, certificate):
+    """A site may use one key for the whole fleet, and a tenant may have found it."""
     said, heard = scraped(Stranger(*certificate("tls")), processes, certificate("tls")[0])
     assert heard[0] == "b''" and "GET" not in "".join(heard)
     assert "which is no process of dcgm-exporter.service" in said
 
 
-def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path, monkeypatch):
+def test_jupyter_token_is_not_sent_to_a_user_on_the_port(processes, tmp_path, monkeypatch):
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text("#!/bin/sh\necho MainPID=%d\n" % os.getpid())
@@ -94,7 +94,7 @@ def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path
     assert SECRET not in why and SECRET not in repr(jupyter.Server("http://x", None, SECRET))
 
 
-def test_the_password_of_prometheus_is_not_sent_to_a_user_with_the_port(processes):
+def test_prometheus_password_is_not_sent_to_a_user_on_the_port(processes):
     stranger = Stranger()
     processes.add(stranger.process.pid, USERS)
     params = {

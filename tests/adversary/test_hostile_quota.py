@@ -64,7 +64,7 @@ def nested(command: str, script: str) -> str:
 
 
 @pytest.mark.parametrize("within", CONTAINERS.values(), ids=CONTAINERS)
-def test_a_container_has_the_tenant_that_its_engine_mounted(root, within):
+def test_tenant_of_a_container_is_the_one_its_engine_mounted(root, within):
     with running(root, ENGINE.format(name="own") + "\n" + WAIT, within, OPENFLEET_VGPU="victim") as pid:
         assert tenant_of(root, pid) == "own"
 
@@ -94,13 +94,16 @@ NESTED = {
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 @pytest.mark.parametrize("command", NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("within", CONTAINERS.values(), ids=CONTAINERS)
-def test_mounts_of_a_nested_namespace_name_no_other_tenant(root, within, command, attack):
-    """Its memory would use up the victim's quota. It is charged to the tenant of its container, or to none."""
+def test_mounts_of_a_nested_namespace_cannot_select_another_tenant(root, within, command, attack):
+    """Its memory would use the victim's quota.
+
+    It counts for the tenant of its container, or for none.
+    """
     with running(root, nested(command, attack), within, OPENFLEET_VGPU="victim") as pid:
         assert tenant_of(root, pid) in ("own", None)
 
 
-def test_a_sandbox_in_a_container_has_the_tenant_of_the_container(root):
+def test_sandbox_in_a_container_counts_for_the_containers_tenant(root):
     """Browsers and build tools nest namespaces for good reasons, and their memory counts."""
     script = "%s\n%s & \nread _" % (
         ENGINE.format(name="own"),
@@ -124,7 +127,7 @@ def test_chroot_hides_no_mount_of_the_engine(root):
         assert tenant_of(root, pid) in ("own", None)
 
 
-def test_the_variable_names_no_tenant_in_a_container_that_has_not_its_folder(root):
+def test_variable_selects_no_tenant_without_its_folder_in_the_container(root):
     script = "mount -nt tmpfs none %s\n%s" % (root, WAIT)
     with running(root, script, CONTAINERS["container"], OPENFLEET_VGPU="victim") as pid:
         assert tenant_of(root, pid) is None
@@ -132,7 +135,7 @@ def test_the_variable_names_no_tenant_in_a_container_that_has_not_its_folder(roo
         assert tenant_of(root, pid) == "own", "as in a service with PrivateTmp=yes, which has the host's files"
 
 
-def test_a_user_s_own_engine_gives_the_tenant_whose_folder_it_mounts(root):
+def test_rootless_engine_selects_the_tenant_it_mounts(root):
     with running(root, ENGINE.format(name="own") + "\n" + WAIT, ROOTLESS, user=ALICE) as pid:
         assert tenant_of(root, pid) == "own"
     made_up = HIDE + EMPTY + "\n" + WAIT
@@ -140,8 +143,8 @@ def test_a_user_s_own_engine_gives_the_tenant_whose_folder_it_mounts(root):
         assert tenant_of(root, pid) is None
 
 
-def test_a_user_of_root_s_container_has_no_engine_of_its_own(root):
-    """By the cgroup, which nobody in a container leaves."""
+def test_user_in_a_container_of_root_has_no_engine(root):
+    """Recognized by the cgroup, which a process in a container cannot leave."""
     with contextlib.ExitStack() as ending:
         try:
             scope = ending.enter_context(cgroups.made("system.slice", "docker-%s.scope" % ("ab" * 32)))

@@ -66,7 +66,7 @@ def site(tmp_path, mailbox):
     return Site(tmp_path, mailbox.server)
 
 
-def test_owners_get_mail_and_only_then_the_notice_counts(site, mailbox):
+def test_notice_counts_only_after_owners_got_mail(site, mailbox):
     done = site.play([row("idle.service", "alice")])
     assert done.returncode == 0, said(done)
     ((to, mail),) = mailbox.mails
@@ -77,14 +77,14 @@ def test_owners_get_mail_and_only_then_the_notice_counts(site, mailbox):
     assert site.asked == 2
 
 
-def test_who_cannot_be_told_is_named_and_the_notice_does_not_count(site, mailbox):
+def test_unreachable_owner_is_named_and_notice_does_not_count(site, mailbox):
     done = site.play([row("idle.service", "nobody")])
     assert done.returncode != 0 and "the notification was not sent" in said(done)
     assert mailbox.mails == [] and site.asked == 1
     assert site.log[0]["told"] == [] and "no such user" in site.log[0]["untold"][0]
 
 
-def test_a_dry_run_tells_nobody(site, mailbox):
+def test_dry_run_notifies_no_owner(site, mailbox):
     assert site.play([row("idle.service", "alice")], "--check").returncode == 0
     assert mailbox.mails == [] and site.asked == 1
 
@@ -101,7 +101,7 @@ WORDS = "{{ lookup('pipe', 'touch PWNED') }}"
     ],
     ids=["much", "hundreds", "no list"],
 )
-def test_what_it_says_names_no_other_receiver_and_runs_nothing(site, mailbox, noticed):
+def test_notice_text_cannot_add_receivers_or_run_commands(site, mailbox, noticed):
     site.play(noticed)
     assert not list(site.folder.rglob("PWNED")) and not (ROOT / "PWNED").exists()
     assert len(mailbox.mails) <= 1

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts proc
 folder = pytest.fixture(fuse_folder)
 
 
-def test_with_a_gpu_open_it_is_not_known_what_else_it_was_given(folder):
+def test_other_devices_of_a_process_with_an_open_gpu_are_unknown(folder):
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "root", "sh", "-c", opened, "sh") as made:
         found = look(folder)
@@ -47,8 +47,8 @@ print("free")
 """
 
 
-def test_a_home_that_does_not_answer_keeps_no_lock(folder):
-    """The child that waits for it has nothing open, and the next notice does not start another one."""
+def test_unresponsive_home_holds_no_lock(folder):
+    """The waiting child has nothing open, and the next notice does not start another one."""
     home = folder / "home"
     home.mkdir()
     os.chown(home, ALICE, ALICE)

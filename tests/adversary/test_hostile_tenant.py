@@ -66,7 +66,7 @@ users_namespaces = pytest.mark.skipif(
 )
 
 
-def test_a_container_that_root_gave_a_gpu_holds_it(folder, node):
+def test_container_with_a_gpu_from_root_holds_it(folder, node):
     give = "mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0"
     with container(give) as made:
         (holder,) = look(folder, made)
@@ -75,8 +75,8 @@ def test_a_container_that_root_gave_a_gpu_holds_it(folder, node):
 
 @users_namespaces
 @pytest.mark.parametrize("mode", ["0600", "0666"])
-def test_a_user_s_container_holds_what_he_may_open(folder, node, mode):
-    """As rootless engines give devices. A mount asks for no right to the node that is mounted."""
+def test_rootless_container_holds_what_its_user_may_open(folder, node, mode):
+    """Rootless engines mount devices, and a mount needs no permission for the node."""
     node.chmod(int(mode, 8))
     give = "mount -nt tmpfs none /mnt\ntouch /mnt/nvidia0\nmount -n --bind $1 /mnt/nvidia0\nmount -n --move /mnt /dev"
     with container(give, node, user=ALICE, within=OWN_CONTAINER) as made:
@@ -94,15 +94,15 @@ def test_a_user_s_container_holds_what_he_may_open(folder, node, mode):
     ],
     ids=["a file", "a link", "a folder", "a pipe"],
 )
-def test_what_only_bears_a_node_s_name_holds_nothing(folder, node, arrange):
+def test_file_with_the_name_of_a_node_holds_nothing(folder, node, arrange):
     with container(arrange, node, user=ALICE, within=OWN_CONTAINER) as made:
         assert look(folder, made) == []
 
 
 @users_namespaces
 @pytest.mark.parametrize("leads_to", ["dev", "/", "/proc/{other}/root/dev", "{host}", "/dev/../../{host}"])
-def test_a_dev_that_is_a_link_leads_nowhere(folder, node, leads_to):
-    """Root would follow it from the host's root on: to another tenant's devices, a share that hangs, a link to itself."""
+def test_dev_that_is_a_link_is_not_followed(folder, node, leads_to):
+    """Root would follow it from the host's root: to another tenant's devices, a hanging share, or itself."""
     node.chmod(0o666)
     with container("mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0") as other:
         target = leads_to.format(other=other.pid, host=folder / "dev")
@@ -120,7 +120,7 @@ def test_a_dev_that_is_a_link_leads_nowhere(folder, node, leads_to):
             assert [holder.pid for holder in look(folder, made, other)] == [other.pid]
 
 
-def test_a_dev_of_very_many_files_is_looked_at_in_part(folder, node, monkeypatch):
+def test_dev_with_very_many_files_is_read_in_part(folder, node, monkeypatch):
     monkeypatch.setattr(holders_containers, "_MOST_NODES", 50)
     fill = "mount -nt tmpfs none /dev\nfor n in $(seq 200); do : >/dev/f$n; done\nmknod /dev/nvidia0 c 195 0"
     looked = []
@@ -134,8 +134,11 @@ def test_a_dev_of_very_many_files_is_looked_at_in_part(folder, node, monkeypatch
 # --- Posing as another container ------------------------------------------------------------------------------------------
 
 
-def test_a_monitor_that_a_tenant_makes_up_names_no_other_container(folder):
-    """Root in a container is root to /proc, and calls a process conmon. Reclaiming stops containers by what it says."""
+def test_forged_monitor_names_no_other_container(folder):
+    """Root in a container is root in /proc and names a process conmon.
+
+    Reclaim stops containers by its command line.
+    """
     (folder / "dev/nvidia0").touch()
     program = named(folder, "conmon")
     start = "import os, sys\nif os.fork(): sys.stdin.read()\nelse:\n    sys.argv[1:3] = []\n    " + HOLD.replace(
@@ -149,7 +152,7 @@ def test_a_monitor_that_a_tenant_makes_up_names_no_other_container(folder):
         made.stdin.close()
 
 
-def test_a_user_s_monitor_names_no_container_of_roots(folder):
+def test_monitor_of_a_user_names_no_container_of_root(folder):
     (folder / "dev/nvidia0").touch()
     start = "import os, sys\nif os.fork(): sys.stdin.read()\nelse:\n    sys.argv[1:3] = []\n    " + HOLD.replace(
         "\n", "\n    "
@@ -178,7 +181,7 @@ def delegated():
         yield inner
 
 
-def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):
+def test_service_with_a_cgroup_named_postgresql_keeps_its_name(folder, delegated):
     (folder / "dev/nvidia0").touch()
     with holding(folder / "dev/nvidia0", user=BOB) as held:
         (delegated / "cgroup.procs").write_text(str(held.pid))
@@ -191,8 +194,11 @@ def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):
 # --- Memory that does not answer ----------------------------------------------------------------------------------------------
 
 
-def test_a_process_whose_memory_does_not_answer_holds_up_nobody(folder, monkeypatch):
-    """Its arguments may lie in a file system of its own, which never answers; here /proc has a pipe that nobody writes to."""
+def test_process_with_unresponsive_memory_does_not_block(folder, monkeypatch):
+    """Its arguments may be in its own unresponsive file system.
+
+    Here /proc has a pipe without a writer.
+    """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.5)
     proc = folder / "proc"
     (proc / "7/fd").mkdir(parents=True)

@@ -19,7 +19,7 @@ OLD = [{"msg": "deprecates " + ACTS, "version": "9.0", "collection_name": "openf
 
 
 @pytest.mark.core
-def test_no_result_of_a_module_acts_on_the_terminal(tmp_path):
+def test_module_results_cannot_control_the_terminal(tmp_path):
     answers = {
         "fails": {"failed": True, "msg": "fails " + ACTS, "where": ACTS, "exception": "trace " + ACTS},
         "warns": {

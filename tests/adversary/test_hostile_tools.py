@@ -55,7 +55,7 @@ def _runs(pid: str) -> bool:
     ],
     ids=["never ends", "ignores signals", "leaves a child", "leaves a child that ignores signals"],
 )
-def test_one_that_does_not_end_is_killed_with_all_that_it_started(tool, tmp_path, script):
+def test_hanging_tool_is_killed_with_its_children(tool, tmp_path, script):
     command = tool(script.replace("${0%%/*}", str(tmp_path)))
     # A busy machine may take longer to start it.
     for seconds in (1, 10, 60):
@@ -67,8 +67,8 @@ def test_one_that_does_not_end_is_killed_with_all_that_it_started(tool, tmp_path
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])
-def test_one_that_never_stops_talking_is_killed(tool, tmp_path, where):
-    """Far ahead of its time: what it said would not fit into memory."""
+def test_tool_with_endless_output_is_killed(tool, tmp_path, where):
+    """It is killed long before its timeout, because its output would not fit into memory."""
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         run_tool(tool("exec yes " + where), timeout_seconds=3600)
@@ -76,17 +76,17 @@ def test_one_that_never_stops_talking_is_killed(tool, tmp_path, where):
     nothing_is_left(tmp_path)
 
 
-def test_what_it_says_is_a_short_line_in_a_message(tool):
+def test_tool_output_is_a_short_line_in_messages(tool):
     text, problem = ask(run_tool, tool("yes 'controller down' | head -c 100000 >&2; exit 1"))
     assert text is None and len(problem) < 500 and "controller down" in problem
 
 
-def test_one_that_ends_well_is_heard_to_the_end(tool):
+def test_output_of_a_successful_tool_is_complete(tool):
     done = run_tool(
         tool("read line; echo got $line $KEY; head -c 3000000 /dev/zero; echo err >&2; exit 3"), "word\n", {"KEY": "v"}
     )
     assert (done.returncode, done.stderr, done.stdout[:11], len(done.stdout)) == (3, "err\n", "got word v\n", 3000011)
 
 
-def test_one_that_reads_nothing_is_no_error(tool):
+def test_tool_that_reads_no_input_is_no_error(tool):
     assert run_tool(tool("exit 0"), "word\n" * 1000).returncode == 0

@@ -52,13 +52,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts process
         ("\udcff", "\\udcff"),
     ],
 )
-def test_control_characters_of_a_command_line_are_written_out(letter, written):
+def test_control_characters_of_a_command_line_are_escaped(letter, written):
     assert printable("a%sb" % letter) == "a%sb" % written
     assert shown(["python3", "train%s.py" % letter]) == "python3 train%s.py" % written
 
 
 @pytest.mark.parametrize("text", ["", "python3 train.py --name=Z\u00fcrich", "\u8bad\u7ec3"])
-def test_other_letters_stay(text):
+def test_other_characters_stay(text):
     assert printable(text) == text
 
 
@@ -86,14 +86,14 @@ def look(folder, *gpus, run=never):
 
 @as_root
 @pytest.mark.parametrize("name", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
-def test_a_user_s_own_mps_daemon_is_not_asked(folder, name):
+def test_mps_daemon_of_a_user_is_not_queried(folder, name):
     with holding(user=ALICE, program=named(folder, name), CUDA_MPS_PIPE_DIRECTORY=str(folder)):
         assert look(folder) == []
 
 
 @as_root
-def test_a_name_and_a_title_make_no_daemon_of_roots(folder):
-    """The kernel cuts names after 15 letters, and escapes what would end the line of /proc/PID/status."""
+def test_name_and_title_cannot_pose_as_roots_daemon(folder):
+    """The kernel cuts names after 15 characters, and escapes line breaks in /proc/PID/status."""
     pretend = "open('/proc/self/comm', 'w').write(sys.argv[1])\n" + HOLD.replace("sys.argv[1:]", "sys.argv[2:]")
     for name in ("slurmd", "nvidia-cuda-mps", "x\nUid:\t0\t0\t0\t0"):
         with process(PYTHON, "-c", "import sys\n" + pretend, name, "-N", "gpu-a", user=ALICE):
@@ -101,8 +101,8 @@ def test_a_name_and_a_title_make_no_daemon_of_roots(folder):
 
 
 @as_root
-def test_servers_without_end_hold_up_nobody(folder):
-    """A user's daemons are not asked, however many there are."""
+def test_endless_mps_servers_do_not_block(folder):
+    """A user's daemons are never queried."""
     program = named(folder, "nvidia-cuda-mps-control")
     start = (
         "import os\nfor _ in range(9):\n    os.fork() or os.execv(%r, ['x', '-c', 'import sys; sys.stdin.read()'])\n"
@@ -115,14 +115,14 @@ def test_servers_without_end_hold_up_nobody(folder):
 
 
 @as_root
-def test_a_user_s_slurmd_and_his_job_number_hold_nothing(folder):
+def test_slurmd_of_a_user_with_a_job_number_holds_nothing(folder):
     variables = {"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
     with holding("-N", "--help", user=ALICE, program=named(folder, "slurmd"), **variables):
         assert look(folder) == []
 
 
 @as_root
-def test_a_user_is_not_hidden_by_the_name_of_the_collection_s_own_look(folder):
+def test_process_with_the_name_of_the_scan_is_not_hidden(folder):
     with holding(folder / "dev/nvidia0", "metrics", user=ALICE, program=named(folder, "gpu-layout")) as held:
         assert [(holder.pid, holder.user) for holder in look(folder)] == [(held.pid, str(ALICE))]
 
@@ -142,7 +142,7 @@ HOSTILE = [
 
 
 @as_root
-def test_whatever_a_user_calls_his_process_is_a_line_of_text(folder):
+def test_any_process_name_is_one_line_of_text(folder):
     with holding(folder / "dev/nvidia0", *HOSTILE, user=ALICE) as held:
         (holder,) = look(folder)
         assert holder.pid == held.pid
@@ -154,7 +154,7 @@ def test_whatever_a_user_calls_his_process_is_a_line_of_text(folder):
 
 
 @as_root
-def test_an_argument_of_megabytes_costs_a_look_nothing(folder):
+def test_argument_of_megabytes_does_not_slow_a_scan(folder):
     words = [b"--token=s3cret", *[b"x" * 100_000] * 12]
     with holding(folder / "dev/nvidia0", folder / "dev/nvidia1", *words, user=ALICE):
         found = look(folder)
@@ -163,8 +163,8 @@ def test_an_argument_of_megabytes_costs_a_look_nothing(folder):
 
 
 @as_root
-def test_a_crowd_is_named_in_part(folder):
-    """A message and a result stay of a size that somebody reads, however many processes a user starts."""
+def test_many_holders_are_named_in_part(folder):
+    """Messages and results stay readable, regardless of the number of processes."""
     with holding(folder / "dev/nvidia0", user=ALICE):
         (holder,) = look(folder)
     crowd = Disturbance("gpu 0", tuple(replace(holder, pid=n, who="pid %d" % n) for n in range(30000)))
@@ -176,8 +176,8 @@ CROWD = "import os\nfor _ in range(200): os.dup(0)\n"
 
 
 @as_root
-def test_a_process_with_very_many_files_hides_nobody_and_holds_up_nobody(folder, monkeypatch):
-    """The further files of such processes are looked at behind all others."""
+def test_process_with_very_many_files_hides_and_blocks_no_other(folder, monkeypatch):
+    """Further files of such processes are read after all other processes."""
     monkeypatch.setattr(holders_proc, "_FEW_FILES", 100)
     crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
     with crowded as crowd, holding(folder / "dev/nvidia1", user=BOB) as held:
@@ -185,8 +185,11 @@ def test_a_process_with_very_many_files_hides_nobody_and_holds_up_nobody(folder,
 
 
 @as_root
-def test_a_look_ends_at_its_deadline_and_names_what_it_did_not_reach(folder, monkeypatch):
-    """Many processes with many files each take the time of all: what is not reached is not known, on every GPU."""
+def test_scan_ends_at_its_deadline_and_names_unread_processes(folder, monkeypatch):
+    """Many processes with many files use all the time.
+
+    Unread ones count as unknown on every GPU.
+    """
     with process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE) as crowd:
         real, passed = holders_proc.node_of, []
 
@@ -255,7 +258,7 @@ def newest() -> int:
 
 
 @as_root
-def test_a_signal_goes_to_nobody_who_has_the_pid_by_now(folder):
+def test_reused_pid_gets_no_signal(folder):
     hold = "print('open', flush=True)\nimport time\nwhile True: time.sleep(1000)"
     command = [str(PYTHON), "-c", "f = open(%r)\n%s" % (str(folder / "dev/nvidia0"), hold)]
     with process(*command, user=ALICE) as held:
@@ -275,8 +278,8 @@ def test_a_signal_goes_to_nobody_who_has_the_pid_by_now(folder):
 
 
 @as_root
-def test_a_signal_goes_to_no_process_that_has_let_go_of_the_gpu(folder):
-    """As one that has become another program: files that Python opens are closed by that."""
+def test_process_that_released_the_gpu_gets_no_signal(folder):
+    """For example after exec, which closes files that Python opened."""
     become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
     with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
@@ -292,8 +295,8 @@ def test_a_signal_goes_to_no_process_that_has_let_go_of_the_gpu(folder):
     "told", [{"kind": "process"}, {"watches": True}, {"job": "7"}, {"unit_or_container": "user@61001.service"},
              {"unit_or_container": "docker container web"}, {"unit_or_container": None, "user": "of a person"}]
 )  # fmt: skip
-def test_what_uses_the_gpu_or_is_a_user_s_is_ended(folder, told):
-    """NVML lists it, or no service of the system is in the way of its end."""
+def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
+    """NVML lists them, or they are no service of the system."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
         assert not may_be_handed(replace(holder, **{"unit_or_container": "train.service", **told}))
@@ -302,8 +305,8 @@ def test_what_uses_the_gpu_or_is_a_user_s_is_ended(folder, told):
         assert held.wait() == -signal.SIGTERM
 
 
-def test_a_driver_s_node_is_mapped_by_its_number(monkeypatch, tmp_path):
-    """The path is chosen by whoever opened it, in a mount namespace of a user's own."""
+def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
+    """Its path is chosen by whatever process opened it, in a mount namespace of a user."""
     file = tmp_path / "dev" / "nvidia0"
     file.parent.mkdir()
     file.write_bytes(bytes(4096))
@@ -313,8 +316,8 @@ def test_a_driver_s_node_is_mapped_by_its_number(monkeypatch, tmp_path):
         assert not bare_handles.has_mapped(os.getpid())
 
 
-def test_a_mapped_file_that_does_not_answer_holds_up_a_child_only(monkeypatch, tmp_path):
-    """The kernel may keep root waiting for it as long as its user likes, and the host's lock is held here."""
+def test_unresponsive_mapped_file_blocks_only_a_child(monkeypatch, tmp_path):
+    """The kernel may block root as long as the user likes, and the host's lock is held."""
     here = os.getpid()
 
     def waits(_path):
@@ -332,7 +335,7 @@ def test_a_mapped_file_that_does_not_answer_holds_up_a_child_only(monkeypatch, t
 
 
 @as_root
-def test_root_and_those_that_started_it_are_ended_for_nobody(folder):
+def test_processes_of_root_are_not_ended(folder):
     listed = [Process(os.getpid(), "compute"), Process(1, "compute"), Process(os.getppid(), "compute")]
     found = find_holders(host(gpu(0, listed)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
     with pytest.raises(Exception, match="it is part of this run, or essential for the host"):
@@ -341,8 +344,8 @@ def test_root_and_those_that_started_it_are_ended_for_nobody(folder):
 
 @as_root
 @pytest.mark.parametrize("unit", ["dbus.service", "dbus-broker.service", "systemd-logind.service", "polkit.service"])
-def test_a_service_that_users_hand_files_to_is_not_ended(folder, unit):
-    """The bus keeps a file that a user sends until the receiver reads, and so has the GPU open for as long as the user likes."""
+def test_service_that_receives_files_is_not_ended(folder, unit):
+    """The bus keeps a file that a user sent until the receiver reads it, so it has the GPU open that long."""
     with holding(folder / "dev/nvidia0", user=BOB) as held:
         (holder,) = look(folder)
         with pytest.raises(ApplyError, match="essential for the host") as error:
@@ -350,8 +353,8 @@ def test_a_service_that_users_hand_files_to_is_not_ended(folder, unit):
         assert held.poll() is None and "passed the open file" in error.value.cure
 
 
-def test_another_service_on_the_bus_is_not_ended_either(folder, tmp_path, monkeypatch):
-    """By systemd's word: users hand files to any service on the bus."""
+def test_service_on_the_bus_is_not_ended(folder, tmp_path, monkeypatch):
+    """By systemd's list, because users can send files to any service on the bus."""
     (tmp_path / "systemctl").write_text(
         '#!/bin/sh\ncase "$*" in *" -- vendor.service") echo BusName=org.example.Vendor ;; *) echo BusName= ;; esac\n'
     )
@@ -379,7 +382,7 @@ def test_another_service_on_the_bus_is_not_ended_either(folder, tmp_path, monkey
         "systemd-nspawn@a.service",
     ],
 )
-def test_where_users_start_processes_they_are_ended(unit):
+def test_processes_in_user_sessions_are_ended(unit):
     assert not is_essential(unit)
 
 
@@ -392,8 +395,8 @@ ROOTS_LINE = "\\rUid:\\t0\\t0\\t0\\t0"
 
 @as_root
 @pytest.mark.parametrize("program", ["nvidia-smi", "dcgm-exporter"])
-def test_a_name_with_a_carriage_return_makes_nobody_root(folder, program):
-    """He would count as a watcher, and hold no instance; as a daemon of MPS or Slurm, be asked by root whom to end."""
+def test_name_with_a_carriage_return_cannot_pose_as_root(folder, program):
+    """It would count as a watcher without instances, or as an MPS or Slurm daemon whose answers root trusts."""
     command = [named(folder, program), "-c", "import sys\n" + CALLED, ROOTS_LINE, folder / "dev/nvidia0"]
     with process(*command, user=ALICE) as made:
         assert b"\rUid:\t0\t0\t0\t0\n" in Path("/proc/%d/status" % made.pid).read_bytes()
@@ -406,8 +409,8 @@ def test_a_name_with_a_carriage_return_makes_nobody_root(folder, program):
 
 
 @as_root
-def test_a_name_with_a_carriage_return_makes_no_daemon_of_roots(folder):
-    """It has the daemon's name while that is looked at, and the other one while its user is."""
+def test_name_with_a_carriage_return_cannot_pose_as_roots_daemon(folder):
+    """It has the daemon's name while its name is read, and another one while its user is read."""
     program = named(folder, "nvidia-cuda-mps-control")
     with process(program, "-c", "import sys\n" + CALLED, ROOTS_LINE, user=ALICE) as made:
         seen = holders_proc.Seen(made.pid, "nvidia-cuda-mps")
@@ -430,8 +433,11 @@ CONTAINER_ID = "d" * 64
     ],
     ids=["container", "unit", "job", "pod"],
 )
-def test_a_cgroup_s_name_is_no_second_line(tmp_path, end, posed):
-    """Below a user's manager all names are the user's: another container's would have root stop that one, or send it secrets."""
+def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
+    """Below a user's manager the user chooses names.
+
+    Another container's name would make root stop it, or send it secrets.
+    """
     path = "/user.slice/user-61001.slice/user@61001.service/x%s0::/%s" % (end, posed)
     (tmp_path / "cgroup").write_bytes(("0::%s\n" % path).encode())
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -448,8 +454,8 @@ def test_a_cgroup_s_name_is_no_second_line(tmp_path, end, posed):
     assert [parse_cgroup(text) for text in texts] == [users, users]
 
 
-def test_the_container_that_is_the_host_is_left_out_of_a_path_once():
-    """What is called so below it is a user's."""
+def test_container_of_the_host_is_removed_from_a_path_once():
+    """A cgroup of this name below it belongs to a user."""
     own = "/machine.slice/libpod-%s.scope" % CONTAINER_ID
     users = "/user.slice/user-61001.slice/user@61001.service"
     for posed in ("/%s/system.slice/postgresql.service" % CONTAINER_ID, "%s/system.slice/a.service" % own):

@@ -73,25 +73,25 @@ def bound(source, target):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_a_user_s_own_is_a_holder(found, users, name):
+def test_own_program_of_a_user_is_a_holder(found, users, name):
     program = named(users, name)
     os.chown(program, 65534, 65534)
     assert not found(program, *NOBODY)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_hosts_own_watches_whoever_runs_it(found, roots, name):
+def test_host_program_only_watches_for_any_user(found, roots, name):
     assert found(named(roots, name))
     assert found(named(roots, name), *NOBODY)
 
 
-def test_a_file_of_root_s_in_a_user_s_directory_is_a_holder(found, users):
+def test_program_in_a_users_directory_is_a_holder(found, users):
     # As by a hard link, where the host allows it: fs.protected_hardlinks.
     assert not found(named(users, "nvidia-smi"), *NOBODY)
 
 
 @pytest.mark.parametrize("mode", [0o757, 0o775])
-def test_a_program_that_others_may_replace_is_a_holder(found, roots, mode):
+def test_replaceable_program_is_a_holder(found, roots, mode):
     program = named(roots, "nvtop")
     os.chown(program, 0, 65534)
     program.chmod(mode)
@@ -106,7 +106,7 @@ def test_a_program_that_others_may_replace_is_a_holder(found, roots, mode):
     subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
     reason="no mount namespaces here",
 )
-def test_a_program_that_is_mounted_over_the_host_s_is_a_holder(found, roots, users):
+def test_program_mounted_over_the_hosts_is_a_holder(found, roots, users):
     there = roots / "nvidia-smi"
     there.write_bytes(b"the host's own")
     there.chmod(0o755)
@@ -119,8 +119,8 @@ def test_a_program_that_is_mounted_over_the_host_s_is_a_holder(found, roots, use
     assert not found(mine, *bound(Path(sys.executable).resolve(), mine))
 
 
-def test_a_name_that_the_process_gives_itself_is_none(dev, roots):
-    """The name that ps shows: prctl(2), PR_SET_NAME."""
+def test_name_set_by_the_process_does_not_count(dev, roots):
+    """This is the name that ps shows: prctl(2), PR_SET_NAME."""
     script = (
         "import ctypes, sys\nctypes.CDLL(None).prctl(15, b'dcgm-exporter', 0, 0, 0)\n"
         "file = open(sys.argv[1])\nprint('open', flush=True)\nsys.stdin.read()"
@@ -135,7 +135,7 @@ def test_a_name_that_the_process_gives_itself_is_none(dev, roots):
         process.stdin.close()
 
 
-def test_root_in_a_container_is_not_hidden_by_the_name_of_the_collections_own_look(dev, roots):
+def test_root_in_a_container_with_the_name_of_the_scan_is_not_hidden(dev, roots):
     """A container without a user namespace has the host's root."""
     program = named(roots, "gpu-layout")
     within = ["unshare", "--pid", "--fork", "--kill-child"]

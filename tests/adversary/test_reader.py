@@ -125,7 +125,7 @@ def used(result):
     return [(found.id, found.verdict, found.holding) for found in make(order, 1.7e9).findings]
 
 
-def test_it_may_ask_that_and_nothing_else(machine):
+def test_account_may_run_only_the_reader(machine):
     listed = machine.sudo("-l")
     assert listed.returncode == 0, listed.stderr
     allowed = [line.strip() for line in listed.stdout.splitlines() if line.strip().startswith("(")]
@@ -133,8 +133,8 @@ def test_it_may_ask_that_and_nothing_else(machine):
     assert told(machine.sudo(*ASK)) == machine.state()
 
 
-def test_the_verdict_is_that_of_the_module(machine):
-    """With a process that holds a GPU, a fact of each GPU and a verdict on it."""
+def test_verdict_equals_that_of_the_module(machine):
+    """With a process that holds a GPU, for facts and verdicts of each GPU."""
     host = machine.host
     holder = host.popen(
         [str(host.bin / "gpusim"), "run", "--gpu", "0", "--", "sh", "-c", "echo on; exec cat"],
@@ -189,13 +189,13 @@ def test_other_words_and_other_commands_are_refused(machine, words):
     assert "sudo" in done.stderr or "not allowed" in done.stderr, done.stderr
 
 
-def test_two_words_in_one_are_no_other_command(machine):
-    """sudo takes words for what they are together with blanks between them; the command does not."""
+def test_two_words_in_one_argument_are_refused(machine):
+    """sudo matches words joined by blanks, but the command does not."""
     done = machine.sudo(COMMAND, "holders --json")
     assert done.returncode == 2 and done.stdout == "" and "invalid choice" in done.stderr
 
 
-def test_a_file_of_its_own_is_not_the_command(machine):
+def test_own_file_is_not_the_command(machine):
     copy = machine.theirs / "gpu-layout"
     copy.write_text("#!/bin/sh\necho mine\n")
     copy.chmod(0o755)
@@ -208,13 +208,13 @@ def test_a_file_of_its_own_is_not_the_command(machine):
         assert done.returncode != 0 and "mine" not in done.stdout
 
 
-def test_another_account_may_not(machine):
+def test_other_account_is_refused(machine):
     done = machine.sudo(*ASK, user="daemon")
     assert done.returncode != 0 and done.stdout == ""
 
 
-def test_its_environment_steers_nothing(machine):
-    """Modules, libraries, tools and GPUs of its own, which a site's sudoers would even let through."""
+def test_environment_has_no_effect(machine):
+    """Not even with modules, libraries, tools and GPUs that a site's sudoers would allow."""
     ran = machine.theirs / "ran"
     for name in ("sitecustomize", "usercustomize", "json", "argparse", "pynvml", "subprocess"):
         (machine.theirs / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
@@ -246,14 +246,14 @@ def test_its_environment_steers_nothing(machine):
         assert preload.stat().st_uid == pwd.getpwnam(ACCOUNT).pw_uid, "root loaded it"
 
 
-def test_neither_standard_input_nor_signals_of_the_caller_reach_it(machine):
-    """It reads nothing, and a caller that ignores what children say does not make tools seem to succeed."""
+def test_standard_input_and_ignored_signals_have_no_effect(machine):
+    """It reads nothing, and a caller that ignores SIGCHLD cannot make tools seem to succeed."""
     endless = 'trap "" CHLD PIPE; yes | sudo -n "$@"'
     state = told(machine.run("bash", "-c", endless, "-", *ASK))
     assert state == machine.state()
 
 
-def test_while_a_run_changes_the_host_it_says_so(machine):
+def test_running_change_is_reported(machine):
     lock = "/var/lib/openfleet-gpu/lock"
     script = f'mkdir -p /var/lib/openfleet-gpu; exec 9<>{lock}; flock -x 9; runuser -u {ACCOUNT} -- sudo -n "$@"'
     done = machine.run("bash", "-c", script, "-", *ASK, user="root")
@@ -262,12 +262,12 @@ def test_while_a_run_changes_the_host_it_says_so(machine):
         answers.of_helper("a", {"rc": 1, "stdout": done.stdout})
 
 
-def test_no_other_user_can_take_its_lock(machine):
+def test_other_users_cannot_take_its_lock(machine):
     done = machine.run("flock", "-n", "/etc/openfleet-gpu/readers.json", "true")
     assert done.returncode != 0 and "ermission denied" in done.stderr
 
 
-def test_where_no_account_may_there_is_no_rule(machine):
+def test_without_accounts_there_is_no_rule(machine):
     machine.install([])
     try:
         done = machine.sudo(*ASK)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: What an engine does for a container with a GPU: a /dev of its own with the node of the GPU in it.
 CONTAINER = "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/nvidia0 c 1 3 && echo up && exec sleep 600"
-ONE_TEST = "tests/integration/modules/test_mig.py::test_a_mode_that_waits_for_a_reset_gets_one"
+ONE_TEST = "tests/integration/modules/test_mig.py::test_pending_mode_gets_its_reset"
 
 
 @pytest.mark.alone

@@ -37,12 +37,12 @@ def run(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_what_hosts_run_compiles(tmp_path):
+def test_code_for_hosts_compiles(tmp_path):
     folders = [ROOT / "plugins" / "module_utils", ROOT / "plugins" / "modules", *ROOT.glob("roles/*/files")]
     run("-m", "compileall", "-qf", *map(str, folders), PYTHONPYCACHEPREFIX=str(tmp_path))
 
 
-def test_what_hosts_run_can_be_imported():
+def test_code_for_hosts_can_be_imported():
     names = host_modules()
     assert len(names) > 60
     script = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(len(sys.argv) - 1)"

@@ -91,7 +91,7 @@ def nodes_in(cluster, pod):
     return set(lines[: lines.index("end")])
 
 
-def test_a_pod_sees_the_nodes_of_its_instance_alone(cluster):
+def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     planned = kubernetes_mapping(LAYOUT, "nvidia_device_plugin", expected_gpus=["H100-80GB"] * 4, node=NODE)
     given = {
         "gpu_layout": LAYOUT,

@@ -15,11 +15,11 @@ def kubectl(plane, kubeconfig, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_is_the_release_that_go_mod_names(api_server):
+def test_control_plane_is_the_release_of_go_mod(api_server):
     assert api_server.call("GET", "/version")["gitVersion"].startswith("v1.34.")
 
 
-def test_users_do_what_roles_allow(api_server):
+def test_users_can_do_what_roles_allow(api_server):
     api_server.call("POST", "/api/v1/nodes", NODE)
     kubeconfig = api_server.kubeconfig_of("reader")
     refused = kubectl(api_server, kubeconfig, "get", "nodes")

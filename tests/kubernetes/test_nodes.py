@@ -157,7 +157,7 @@ def mig_devices(cluster, node):
     [(EXCLUSIVE, "mixed"), (SLICED, "mixed"), (MIXED, "mixed"), (UNIFORM, "single")],
     ids=["exclusive", "time slicing", "mixed", "single"],
 )
-def test_a_node_offers_what_the_mapping_says(cluster, plugin, layout, strategy):
+def test_node_offers_the_mapped_resources(cluster, plugin, layout, strategy):
     lay_out(cluster, "node1", layout, strategy)
     mapping = mapped(layout, "node1", strategy)
     promised = mapping["resources"]
@@ -167,7 +167,7 @@ def test_a_node_offers_what_the_mapping_says(cluster, plugin, layout, strategy):
     assert discovered(cluster, "node1", mapping) == promised
 
 
-def test_a_plugin_that_counts_an_instance_with_media_extensions_as_one_without_is_told(cluster, plugin):
+def test_plugin_that_miscounts_media_extensions_is_reported(cluster, plugin):
     """Releases before 0.20 do, on real GPUs too: https://github.com/NVIDIA/k8s-device-plugin/issues/1462."""
     lay_out(cluster, "node1", MEDIA, offered={"nvidia.com/gpu": 3, "nvidia.com/mig-1g.10gb": 3})
     found = kubernetes_changes(mapped(MEDIA, "node1"), cluster.node("node1"), name="node1")
@@ -175,7 +175,7 @@ def test_a_plugin_that_counts_an_instance_with_media_extensions_as_one_without_i
     assert "the device plugin before release 0.20 counts instances" in found["pending_text"]
 
 
-def test_a_moved_label_changes_what_a_node_offers_without_a_restart(cluster, plugin):
+def test_changed_label_changes_the_offer_without_a_restart(cluster, plugin):
     lay_out(cluster, "node1", EXCLUSIVE)
     lay_out(cluster, "node2", EXCLUSIVE)
     before = plugin_pods(cluster, "node1")
@@ -189,7 +189,7 @@ def test_a_moved_label_changes_what_a_node_offers_without_a_restart(cluster, plu
     assert [each["restartCount"] for each in plugin] == [0]
 
 
-def test_a_pod_has_the_instance_that_it_asked_for(cluster, plugin, pods):
+def test_pod_gets_its_requested_instance(cluster, plugin, pods):
     lay_out(cluster, "node1", MIXED)
     # The other node offers whole GPUs only: the scheduler has one choice.
     lay_out(cluster, "node2", EXCLUSIVE)
@@ -211,7 +211,7 @@ def test_a_pod_has_the_instance_that_it_asked_for(cluster, plugin, pods):
     assert holders(cluster, "node2") == []
 
 
-def test_a_pod_waits_until_its_node_has_what_it_asks_for(cluster, plugin, pods):
+def test_pod_waits_until_its_node_offers_the_request(cluster, plugin, pods):
     lay_out(cluster, "node1", MIXED)
     there = {"kubernetes.io/hostname": "node1"}
     pods(sleeper("first", {"nvidia.com/mig-3g.40gb": 1}, nodeSelector=there))
@@ -227,7 +227,7 @@ def test_a_pod_waits_until_its_node_has_what_it_asks_for(cluster, plugin, pods):
     cluster.runs("second")
 
 
-def test_replicas_of_a_gpu_are_told_as_the_gpu(cluster, plugin, pods):
+def test_replicas_of_a_gpu_are_reported_as_the_gpu(cluster, plugin, pods):
     lay_out(cluster, "node1", SLICED)
     lay_out(cluster, "node2", MIXED)
     names = ["replica-%d" % number for number in range(12)]
@@ -238,7 +238,7 @@ def test_replicas_of_a_gpu_are_told_as_the_gpu(cluster, plugin, pods):
     assert sorted(gpu for gpu, _instance, _job, _who in holders(cluster, "node1")) == sorted([*gpus] * 3)
 
 
-def test_old_resources_are_none_after_a_change_and_untouched_pods_stay(cluster, plugin, pods):
+def test_old_resources_are_zero_after_a_change_and_other_pods_stay(cluster, plugin, pods):
     lay_out(cluster, "node1", MIXED)
     pods(sleeper("stays", {"nvidia.com/mig-3g.40gb": 1}, nodeName="node1"))
     before = cluster.runs("stays")
@@ -253,7 +253,7 @@ def test_old_resources_are_none_after_a_change_and_untouched_pods_stay(cluster, 
     assert [job for _gpu, _instance, job, _who in holders(cluster, "node1")] == [before["metadata"]["uid"]]
 
 
-def test_a_layout_is_refused_where_a_pod_holds_what_it_would_destroy(cluster, plugin, pods):
+def test_layout_that_destroys_a_pods_device_is_refused(cluster, plugin, pods):
     lay_out(cluster, "node1", MIXED)
     pods(sleeper("holds", {"nvidia.com/mig-3g.40gb": 1}, nodeName="node1"))
     cluster.runs("holds")

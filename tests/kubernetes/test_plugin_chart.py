@@ -64,7 +64,7 @@ def install(folder, given, path=os.environ["PATH"]):
     )
 
 
-def test_a_file_of_another_sum_is_refused_with_its_variables(tmp_path):
+def test_chart_with_another_checksum_is_refused(tmp_path):
     chart = tmp_path / "plugin.tgz"
     write_chart(chart)
     given = {**variables(chart, tmp_path / "none"), "gpu_kubernetes_plugin_sha256": "0" * 64}
@@ -76,7 +76,7 @@ def test_a_file_of_another_sum_is_refused_with_its_variables(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
+def test_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
     chart = tmp_path / "plugin.tgz"
     write_chart(chart)
     path = "%s:%s" % (helm, os.environ["PATH"])

@@ -275,7 +275,7 @@ def requests(api_server):
     return found
 
 
-def test_nodes_follow_their_layouts_in_waves_and_a_second_run_only_looks(
+def test_nodes_follow_their_layouts_in_waves_and_second_run_only_reads(
     api_server, library, tmp_path, kubeconfig, config_map
 ):
     fleet = Fleet(tmp_path, library, ["one", "two"])
@@ -306,9 +306,7 @@ def test_nodes_follow_their_layouts_in_waves_and_a_second_run_only_looks(
     assert not any(count for key, count in asked.items() if key not in reads), asked
 
 
-def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be_taken_off(
-    api_server, fleet, node, config_map
-):
+def test_change_with_the_same_label_restarts_the_plugin_and_can_be_removed(api_server, fleet, node, config_map):
     fleet.share(MIXTURE)
     first = fleet.run_roles(MIXTURE, "gpu_kubernetes")
     assert first.returncode == 0, said(first)
@@ -332,8 +330,8 @@ def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be
     assert set(api_server.call("GET", config_map)["data"]) == {"default"}
 
 
-def test_a_made_up_daemonset_keeps_no_pod_on_a_device_that_changes(api_server, fleet, node):
-    """The API server takes any owner that a pod names."""
+def test_forged_daemonset_does_not_keep_a_pod_on_a_changing_device(api_server, fleet, node):
+    """The API server accepts any owner in a pod."""
     fleet.share(MIXTURE)
     devices = fleet.devices()
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "made-up", "uid": "made-up", "controller": True}
@@ -380,7 +378,7 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
 
 
-def test_an_audit_tells_owner_and_labels_of_pods_that_hold_gpus(api_server, fleet, node, tmp_path):
+def test_audit_reports_owners_and_labels_of_pods_with_gpus(api_server, fleet, node, tmp_path):
     fleet.share(MIXTURE)
     devices = fleet.devices()
     labels = {"app": "web", "pod-template-hash": "6d4cf56db6"}
@@ -418,8 +416,8 @@ def test_an_audit_tells_owner_and_labels_of_pods_that_hold_gpus(api_server, flee
 PAUSED_BEFORE = "openfleet.gpu/labels-before-drain"
 
 
-def test_a_plugin_that_keeps_the_gpus_open_is_paused_for_another_mig_mode(api_server, fleet, config_map, gate):
-    """A change of the mode wants every handle closed, and a DaemonSet makes its pod again unless a label keeps it off."""
+def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config_map, gate):
+    """The change needs every handle closed, and a DaemonSet recreates its pod unless a label prevents it."""
 
     def cut_off(write):
         if PAUSED_BEFORE.partition("/")[2] in write.body:
@@ -465,7 +463,7 @@ def cordons(write):
     return CORDONED.partition("/")[2] in write.body and '"value": true' in write.body
 
 
-def test_an_administrators_cordon_between_the_look_and_the_drains_stays(api_server, fleet, node, gate):
+def test_administrators_cordon_after_the_drains_first_read_stays(api_server, fleet, node, gate):
     def cordon(write):
         gate.before = lambda _write: None
         assert cordons(write)
@@ -502,8 +500,11 @@ def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
 
 
 @pytest.mark.parametrize("moment", ["after", "before"] if THOROUGH else ["after"])
-def test_a_controller_that_is_killed_is_followed_by_runs_that_finish_its_work(api_server, fleet, node, gate, moment):
-    """At each write, right before or right after it; in the usual run after the eviction alone."""
+def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, gate, moment):
+    """At each write, before or after it.
+
+    The usual run tests only the one after the eviction.
+    """
 
     def chosen(write):
         return THOROUGH or write.path.endswith("/eviction")
@@ -535,7 +536,7 @@ def test_a_controller_that_is_killed_is_followed_by_runs_that_finish_its_work(ap
     assert set(api_server.call("GET", path)["data"]) == {"default"}
 
 
-def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_goes_on(api_server, fleet, node, gate):
+def test_lost_api_server_is_an_error_with_a_fix_and_next_run_continues(api_server, fleet, node, gate):
     def goes_away(_write):
         gate.before = gate.after = lambda _write: None
         api_server.stop_program("kube-apiserver")
@@ -569,9 +570,7 @@ def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_g
     assert json.loads(found["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
 
 
-def test_the_gpu_operators_plugin_reads_the_config_map_and_mig_manager_is_kept_off_first(
-    api_server, fleet, node, config_map
-):
+def test_operators_plugin_reads_the_config_map_and_mig_manager_is_disabled_first(api_server, fleet, node, config_map):
     group, plural = "nvidia.com", "clusterpolicies"
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     names = {"plural": plural, "kind": "ClusterPolicy"}

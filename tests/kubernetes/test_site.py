@@ -63,7 +63,7 @@ def deployment(name, resources):
     }
 
 
-def test_a_change_evicts_the_pod_on_its_device_and_leaves_the_others(cluster, site):
+def test_change_evicts_only_the_pod_on_its_device(cluster, site):
     site(FIRST)
     offered = {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-2g.20gb": 3}
     for node in ("node1", "node2"):
@@ -103,7 +103,7 @@ def test_a_second_run_writes_nothing_to_the_cluster(cluster, site):
     assert cluster.pods("app.kubernetes.io/name=nvidia-device-plugin", "nvidia-device-plugin") == plugin
 
 
-def test_the_role_installs_the_plugin_once(cluster, site, tmp_path):
+def test_role_installs_the_plugin_once(cluster, site, tmp_path):
     manifest = tmp_path / "plugin.yml"
     manifest.write_bytes(PLUGIN.read_bytes())
     installed = {
@@ -125,7 +125,7 @@ def test_the_role_installs_the_plugin_once(cluster, site, tmp_path):
     assert "install the device plugin" not in again
 
 
-def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(cluster, site):
+def test_plugin_that_does_not_restart_is_reported_and_next_run_continues(cluster, site):
     site(FIRST, nodes="node1")
     labels = cluster.node("node1")["metadata"]["labels"]
     plugin = "/apis/apps/v1/namespaces/nvidia-device-plugin/daemonsets/nvidia-device-plugin"
@@ -153,7 +153,7 @@ def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(clust
 
 
 @pytest.mark.thorough
-def test_a_plugin_that_crashes_is_told_and_the_next_run_goes_on(cluster, site):
+def test_crashing_plugin_is_reported_and_next_run_continues(cluster, site):
     site(FIRST, nodes="node1")
     command = "/spec/template/spec/containers/1/command"
     plugin = "/apis/apps/v1/namespaces/%s/daemonsets/nvidia-device-plugin" % NAMESPACE

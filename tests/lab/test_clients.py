@@ -143,7 +143,7 @@ def test_nvidia_smi_reports_what_was_configured(client):
     assert gpus[0].findtext("max_clocks/graphics_clock") == "1980 MHz"
 
 
-def test_nvidia_smi_tells_the_speed_of_links(client):
+def test_nvidia_smi_shows_the_speed_of_links(client):
     told = client("timeout 60 nvidia-smi nvlink -s")
     assert "Unable" not in told.split("NVIDIA A100")[0]
     by_gpu = re.split(r"^GPU \d: .*$", told, flags=re.MULTILINE)[1:]
@@ -169,7 +169,7 @@ def test_nvidia_smi_draws_the_topology(client):
     ]  # fmt: skip
 
 
-def test_nvidia_smi_reads_limits_clocks_and_states_as_of_the_models(client):
+def test_nvidia_smi_reads_limits_clocks_and_states_of_the_models(client):
     gpus = ElementTree.fromstring(client("nvidia-smi -q -x")).findall("gpu")
     assert [gpu.findtext("performance_state") for gpu in gpus] == ["P0", "P0", "P0", "P8"]
     # nvidia-smi -q -x of an H100: distances from the limit; the A100 has temperatures.
@@ -261,13 +261,13 @@ def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
     assert [gpu["mig"] for gpu in state(client)["gpus"]] == [{"current": 0, "pending": 0}] * 4
 
 
-def test_nvidia_smi_runs_into_the_order_trap(client):
+def test_nvidia_smi_fails_for_a_bad_creation_order(client):
     client("nvidia-smi -i 0,1 -mig 1")
     assert "Insufficient Resources" in client("nvidia-smi mig -i 0 -cgi 19,19,14,9 -C", status=23)
     client("nvidia-smi mig -i 1 -cgi 9,19,19,14 -C")
 
 
-def test_nvidia_smi_is_told_what_has_no_mig(client):
+def test_nvidia_smi_reports_gpus_without_mig(client):
     # Its exit status is 0 nevertheless: what it says is all there is to go by.
     assert "Unable to enable MIG Mode for GPU 00000000:44:00.0: Not Supported" in client("nvidia-smi -i 3 -mig 1")
 
@@ -303,7 +303,7 @@ def test_nvidia_smi_sets_the_time_slice_and_reads_it_back(client):
     assert time_slices(client) == ["Default"] * 4
 
 
-def test_nvidia_smi_is_told_where_there_is_no_time_slice(client):
+def test_nvidia_smi_reports_gpus_without_time_slice(client):
     client("gpusim set 3 timeslicing off")
     assert "Not Supported" in client("nvidia-smi compute-policy -i 3 --set-timeslice=1", status=3)
     assert "Not Supported" in client("nvidia-smi compute-policy -i 3 -l", status=3)

@@ -106,7 +106,7 @@ def clients(lab_host):
     clients.remove()
 
 
-def test_who_lists_devices_lists_those_that_are_there(clients):
+def test_services_list_current_devices(clients):
     assert clients.lists_gpu_2() == [True, True, True]
     clients.take_gpu_2_apart()
     # The control: nobody of them notices by itself.
@@ -122,7 +122,7 @@ def test_who_lists_devices_lists_those_that_are_there(clients):
     assert clients.host.run("systemctl is-active openfleet-stopped").stdout.strip() == "inactive"
 
 
-def test_a_service_that_does_not_start_is_told_and_started_by_the_next_run(clients):
+def test_service_that_fails_to_start_is_reported_and_started_by_the_next_run(clients):
     clients.host.check_output("touch /run/refuse")
     done = clients.follow("once", "nvidia-dcgm.service")
     assert done.rc == 1
@@ -133,8 +133,8 @@ def test_a_service_that_does_not_start_is_told_and_started_by_the_next_run(clien
     assert clients.host.check_output("systemctl is-active nvidia-dcgm") == "active"
 
 
-def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
-    """The whole command: what it does by hand, a second time, and in the words of a dry run."""
+def test_gpu_layout_updates_services_after_changed_devices(clients):
+    """The whole command: a change, a second run, and the text of a dry run."""
     layout = "/etc/openfleet-gpu/layout.json"
     assert (
         clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")
@@ -151,7 +151,7 @@ def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
     assert clients.host.check_output("cat /run/listed") != listed, "the UUID is another one"
 
 
-def test_a_run_makes_up_for_one_that_could_not_do_it(clients):
+def test_run_updates_services_after_a_failed_update(clients):
     clients.host.check_output("touch /run/refuse")
     clients.take_gpu_2_apart()
     failed = clients.host.run("gpu-layout apply --json")
@@ -171,7 +171,7 @@ def without_gpu_2(clients) -> None:
     assert clients.lists_gpu_2() == [False, False, False]
 
 
-def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
+def test_boot_unit_does_not_wait_for_dependent_services(clients):
     without_gpu_2(clients)
     clients.host.check_output(f"timeout 300 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
@@ -183,7 +183,7 @@ def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
         time.sleep(0.2)
 
 
-def test_after_a_reboot_the_devices_that_are_there_are_listed(clients):
+def test_services_list_current_devices_after_a_reboot(clients):
     without_gpu_2(clients)
     reboot(clients.host)
     assert clients.host.check_output("systemctl is-system-running") == "running"

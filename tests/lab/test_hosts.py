@@ -37,14 +37,14 @@ def test_a_unit_with_a_protected_system_cannot_write_to_it(lab_host):
         host.run("rm -f /usr/openfleet-probe")
 
 
-def test_a_unit_can_have_a_user_of_its_own(lab_host):
+def test_unit_can_have_its_own_user(lab_host):
     host = lab_host("l40s")
     uid = int(host.check_output(f"{RUN_UNIT} -p DynamicUser=yes id -u"))
     # systemd.exec(5), DynamicUser=: UIDs come from the range 61184 to 65519.
     assert 61184 <= uid <= 65519
 
 
-def test_a_unit_with_a_user_of_its_own_reads_a_credential(lab_host):
+def test_unit_with_its_own_user_reads_a_credential(lab_host):
     host = lab_host("l40s")
     told = host.check_output(
         f"{RUN_UNIT} -p DynamicUser=yes -p LoadCredential=name:/etc/hostname sh -c 'id -u; cat $CREDENTIALS_DIRECTORY/name'"
@@ -54,7 +54,10 @@ def test_a_unit_with_a_user_of_its_own_reads_a_credential(lab_host):
 
 
 def test_modules_are_forks_of_one_process(lab_host):
-    """tests/lab/ansible_code: where it does not work, all is well and each module takes three times as long."""
+    """This is tests/lab/ansible_code.
+
+    Without it, all tests pass but each module takes three times as long.
+    """
     lab_host("l40s")
     # The parent of the module's parent.
     script = "pid=$PPID; for i in 1 2; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done; echo server $pid"
@@ -74,7 +77,7 @@ def test_no_network_reaches_a_host(lab_host):
     assert interfaces == ["lo"]
 
 
-def test_a_host_comes_back_after_a_reboot_with_its_disk(lab_host):
+def test_host_keeps_its_disk_over_a_reboot(lab_host):
     host = lab_host("l40s")
     started = host.check_output('cut -d" " -f22 /proc/1/stat')
     host.check_output("touch /var/lib/openfleet-probe /run/openfleet-probe")

@@ -51,7 +51,7 @@ def test_only_the_hosts_of_an_ended_leg_are_removed(containers, target):
     assert running() == left
 
 
-def test_a_lab_host_has_the_labels_that_it_is_found_by(lab_host):
+def test_lab_host_has_its_labels(lab_host):
     lab_host("l40s")
     template = '{{index .Config.Labels "openfleet.checkout"}}|{{index .Config.Labels "openfleet.leg"}}'
     labels = podman("inspect", "--format", template, container_name("l40s"))

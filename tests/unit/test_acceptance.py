@@ -59,7 +59,7 @@ def failed(reading, **limits):
     return {(v.gpu, v.rule): v for v in verdicts(reading, Limits(**limits)) if v.outcome == "fail"}
 
 
-def test_a_healthy_host_is_accepted():
+def test_healthy_host_is_accepted():
     found = verdicts(host(gpu(0), gpu(1)), Limits(gpus=2))
     assert accepted(found)
     assert {verdict.rule for verdict in found if verdict.outcome == "not run"} == {"DCGM", "temperature under load"}
@@ -91,7 +91,7 @@ def test_a_healthy_host_is_accepted():
         (("nvmlDeviceGetRemappedRows", ""), Error("Unknown"), "remapped rows", "kernel log"),
     ],
 )
-def test_each_fault_fails_its_rule_alone_and_says_what_to_do(call, value, rule, word):
+def test_each_fault_fails_only_its_rule_with_a_remedy(call, value, rule, word):
     found = failed(host(gpu(0), gpu(1, {call: value})))
     assert list(found) == [(1, rule)]
     assert word in found[1, rule].cure
@@ -100,7 +100,7 @@ def test_each_fault_fails_its_rule_alone_and_says_what_to_do(call, value, rule, 
 
 @pytest.mark.parametrize("error", ["NotSupported", "NoPermission"])
 @pytest.mark.parametrize("call", list(HEALTHY))
-def test_what_a_gpu_lacks_or_hides_is_no_failure(call, error):
+def test_missing_or_hidden_features_are_no_failure(call, error):
     assert failed(host(gpu(0, {call: Error(error)}))) == {}
 
 
@@ -112,17 +112,17 @@ def test_what_a_gpu_lacks_or_hides_is_no_failure(call, error):
         (("nvmlDeviceGetTemperature", "gpu"), 83, {"temperature_margin": 4}),
     ],
 )
-def test_a_limit_allows_what_it_says_and_no_more(call, value, limits):
+def test_limit_is_inclusive(call, value, limits):
     assert failed(host(gpu(0, {call: value})), **limits) == {}
     assert len(failed(host(gpu(0, {call: value + 1})), **limits)) == 1
 
 
-def test_a_reduced_clock_for_an_idle_or_capped_gpu_is_no_failure():
+def test_reduced_clock_of_an_idle_or_capped_gpu_is_no_failure():
     # GPU idle, applications clocks, software power cap: nvml.h.
     assert failed(host(gpu(0, {("nvmlDeviceGetCurrentClocksEventReasons", ""): 0x7}))) == {}
 
 
-def test_a_gpu_that_does_not_answer_fails_the_host():
+def test_unresponsive_gpu_fails_the_host():
     lost = {
         "index": 1,
         "problem": "nvmlDeviceGetHandleByIndex failed: GPU is lost.",
@@ -137,12 +137,12 @@ def test_a_gpu_that_does_not_answer_fails_the_host():
 @pytest.mark.parametrize(
     ("there", "wanted", "fails"), [(0, None, True), (2, None, False), (2, 2, False), (1, 2, True), (3, 2, True)]
 )
-def test_the_number_of_gpus(there, wanted, fails):
+def test_number_of_gpus(there, wanted, fails):
     found = failed(host(*(gpu(index) for index in range(there))), gpus=wanted)
     assert ((None, "number of GPUs") in found) is fails
 
 
-def test_a_gpu_without_links_beside_gpus_with_links_fails():
+def test_gpu_without_links_next_to_gpus_with_links_fails():
     down = {("nvmlDeviceGetNvLinkState", "link %d" % link): 0 for link in (0, 1)}
     assert list(failed(host(gpu(0), gpu(1, down)))) == [(1, "NVLinks")]
     assert failed(host(gpu(0, down), gpu(1, down))) == {}
@@ -165,13 +165,13 @@ def dcgm_tests(results, tests=1):
         ("Odd", "fail"),
     ],
 )
-def test_words_of_dcgm(status, outcome):
+def test_dcgm_output_is_quoted(status, outcome):
     found = verdicts(host(gpu(), tests=dcgm_tests([{"of": "GPU 0", "status": status, "warnings": []}])), Limits())
     (verdict,) = [verdict for verdict in found if verdict.rule.startswith("dcgmi")]
     assert verdict.outcome == outcome
 
 
-def test_one_failed_result_of_several_fails_the_test_with_dcgms_words():
+def test_one_failed_result_fails_the_test_with_dcgms_text():
     results = [
         {"of": "GPU 0", "status": "Pass", "warnings": []},
         {"of": "GPU 1", "status": "Fail", "warnings": ["ECC double bit errors. Run a field diagnostic."]},
@@ -266,14 +266,14 @@ def test_the_json_of_dcgm_3():
         ('{"DCGM Diagnostic": {"runtime_error": "The hostengine is busy"}}', "hostengine is busy"),
     ],
 )
-def test_output_without_results_is_a_problem_that_fails_the_host(text, word):
+def test_output_without_results_fails_the_host(text, word):
     read = dcgm.parse(text, 226)
     assert word in read["problem"]
     reading = dict(host(gpu()), dcgm=dict(read, level=2, missing=None))
     assert list(failed(reading)) == [(None, "dcgmi diag -r 2")]
 
 
-def test_an_exit_status_that_no_test_explains_fails_the_host():
+def test_unexplained_exit_status_fails_the_host():
     passed = json.dumps(VERSION_4).replace('"Fail"', '"Pass"')
     assert dcgm.parse(passed, 0)["problem"] is None
     assert dcgm.parse(passed, 1)["problem"] == "dcgmi diag ended with status 1, though no test failed"
@@ -289,7 +289,7 @@ def test_a_host_without_dcgm_is_not_judged_by_it():
     assert (found["dcgmi diag -r 1"].outcome, found["dcgmi diag -r 1"].found) == ("not run", "dcgmi is not installed")
 
 
-def test_a_diagnostic_that_does_not_end_fails_the_host():
+def test_hanging_diagnostic_fails_the_host():
     def hanging(command, timeout_seconds):
         raise subprocess.TimeoutExpired(command, timeout_seconds)
 

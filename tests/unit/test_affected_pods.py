@@ -77,7 +77,7 @@ def ended(plan):
     return found
 
 
-def test_no_pod_on_a_device_that_stays_is_named_in_1000_transitions():
+def test_pods_on_kept_devices_are_not_named_in_1000_transitions():
     named_in_all = spared_in_all = 0
     for number in range(TRANSITIONS):
         gpus, holders, targets = transition(number)
@@ -95,7 +95,7 @@ def test_no_pod_on_a_device_that_stays_is_named_in_1000_transitions():
 UID = "3f2a3f2a-1111-2222-3333-3f2a3f2a3f2a"
 
 
-def test_a_pod_counts_that_was_given_the_device_or_has_it_open():
+def test_pods_with_an_allocated_or_open_device_count():
     (gpu,) = assumed_gpus(["H100-80GB"])
     job = Holder(gpu.uuid, None, "slurm", "Slurm job 17", job="17")
     process = Holder(gpu.uuid, None, "process", "pid 7", pid=7, job=None)

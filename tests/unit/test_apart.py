@@ -17,7 +17,7 @@ from apart import ROOT, WITH_LAB_HOSTS, needs_namespace
         ["tests/adversary/test_hostile_host.py"],
     ],
 )
-def test_tests_of_modules_on_this_machine_have_one(names):
+def test_tests_of_modules_on_this_machine_have_a_pid_namespace(names):
     assert needs_namespace([ROOT / name for name in names])
 
 
@@ -33,11 +33,11 @@ def test_tests_of_modules_on_this_machine_have_one(names):
         ["."],
     ],
 )
-def test_others_have_none(names):
+def test_other_tests_have_no_pid_namespace(names):
     assert not needs_namespace([ROOT / name for name in names])
 
 
 def test_every_file_that_starts_lab_hosts_is_known():
-    """Those that use the fixture of the cluster have nodes that are lab hosts."""
+    """Files with the fixture of the cluster have nodes that are lab hosts."""
     users = [path for path in (ROOT / "tests/kubernetes").glob("test_*.py") if "(cluster" in path.read_text()]
     assert users and not any(needs_namespace([path]) for path in users)

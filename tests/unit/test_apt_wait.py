@@ -59,7 +59,7 @@ def holding(lock: Path) -> subprocess.Popen:
     ("lock", "arguments"),
     [("lists/lock", ["update"]), ("dpkg/lock-frontend", ["install", "-y"]), ("dpkg/lock", ["install", "-y"])],
 )
-def test_a_held_lock_is_named_and_waited_for(tmp_path, environment, lock, arguments):
+def test_held_lock_is_named_and_awaited(tmp_path, environment, lock, arguments):
     log, output = tmp_path / "log", tmp_path / "output"
     holder = holding(tmp_path / lock)
     try:
@@ -88,7 +88,7 @@ def test_the_wait_ends_with_the_holder_named(tmp_path, environment):
     assert done.returncode != 0 and "gave up after 1 s" in done.stderr and "process %d" % holder.pid in done.stderr
 
 
-def test_another_failure_is_not_waited_for(tmp_path, environment):
+def test_other_failures_are_not_awaited(tmp_path, environment):
     command = [str(APT), str(tmp_path / "log"), "install", "-y", "no-such-package-anywhere"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and done.stdout == ""

@@ -39,22 +39,22 @@ def said(answer, rc=0):
     }
 
 
-def test_a_helpers_answer_is_what_it_printed():
+def test_answer_is_the_printed_object():
     assert answers.of_helper("a", said(GOOD)) == GOOD
     # Of a host without a driver host_results says that it did not answer.
     assert answers.of_helper("a", said({"driver_present": False, "gpus": []})) == {"driver_present": False, "gpus": []}
 
 
 @pytest.mark.parametrize("result", [{}, {"unreachable": True}, {"skipped": True}, {"failed": True, "msg": "no"}, None])
-def test_who_did_not_answer_is_not_refused(result):
+def test_unanswering_host_is_not_refused(result):
     assert answers.of_helper("a", result) is None
 
 
-def test_a_helper_that_could_not_be_run_did_not_answer():
+def test_helper_that_could_not_run_did_not_answer():
     assert answers.of_helper("a", {"rc": 1, "stdout": "", "stderr": "sudo: a password is required"}) is None
 
 
-def test_a_helper_that_says_why_is_told():
+def test_reason_of_a_helper_is_reported():
     error = {"error": {"where": "this host", "problem": "another run is changing the layout", "cure": "Wait for it."}}
     with pytest.raises(
         answers.AnswerError, match=r"its helper failed: another run is changing the layout\. Wait for it"
@@ -74,18 +74,18 @@ def test_a_helper_that_says_why_is_told():
     ],
     ids=["cut", "trailing", "no number", "deep", "long number", "large"],
 )
-def test_a_helpers_text_that_is_no_answer_is_refused(text):
+def test_invalid_answer_is_refused(text):
     with pytest.raises(answers.AnswerError):
         answers.of_helper("a", said(text))
 
 
-def test_a_text_that_is_no_object_is_refused():
+def test_text_that_is_not_an_object_is_refused():
     for text in ("[]", '"gpus"', "7", "null", ""):
         with pytest.raises(answers.AnswerError):
             answers.of_helper("a", said(text))
 
 
-def test_a_host_that_is_refused_costs_nobody_else_the_audit():
+def test_refused_host_does_not_affect_others():
     texts = {"a": {}, "b": said({"gpus": [{"uuid": 7}]}), "c": said(GOOD), "d": said("no")}
     found, no_answers = answers.of_all(texts)
     states, refused = gpu_info_of_all({"a": GOOD, "b": {}, "c": {}, "d": {}, **found})

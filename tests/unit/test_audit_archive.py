@@ -45,7 +45,7 @@ def directories(folder):
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-def test_each_has_a_directory_named_by_its_time(tmp_path):
+def test_each_report_has_a_directory_named_by_its_time(tmp_path):
     files = archive.keep(audit(0), tmp_path / "new" / "place", 3)
     place = tmp_path / "new" / "place" / NAMES[0]
     assert {path.name for path in place.iterdir()} == FILES
@@ -86,7 +86,7 @@ def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
     assert modes([tmp_path]) == {0o755}
 
 
-def test_of_two_in_the_same_second_none_takes_the_other_s_place(tmp_path):
+def test_two_reports_in_one_second_do_not_collide(tmp_path):
     for idle in (1, 2):
         archive.keep(audit(0, idle), tmp_path, 3)
     assert directories(tmp_path) == [NAMES[0], "2026-11-22T060001Z"]
@@ -95,7 +95,7 @@ def test_of_two_in_the_same_second_none_takes_the_other_s_place(tmp_path):
     assert [one["summary"]["findings"] for one in kept] == [1, 2]
 
 
-def test_the_last_ones_stay_and_the_link_is_the_last(tmp_path):
+def test_newest_reports_stay_and_the_link_is_the_newest(tmp_path):
     for day in range(4):
         archive.keep(audit(day), tmp_path, 2)
         assert (tmp_path / "latest").readlink().name == NAMES[day]
@@ -105,19 +105,19 @@ def test_the_last_ones_stay_and_the_link_is_the_last(tmp_path):
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_with_more_room_the_old_ones_come_to_no_harm(tmp_path):
+def test_higher_limit_keeps_old_reports(tmp_path):
     for day in range(3):
         archive.keep(audit(day), tmp_path, 10)
     assert directories(tmp_path) == NAMES[:3]
 
 
-def test_this_one_stays_though_the_clock_went_back(tmp_path):
+def test_new_report_stays_after_the_clock_went_back(tmp_path):
     archive.keep(audit(3), tmp_path, 1)
     archive.keep(audit(0), tmp_path, 1)
     assert directories(tmp_path) == NAMES[:1] and (tmp_path / "latest").readlink().name == NAMES[0]
 
 
-def test_what_others_put_there_stays(tmp_path):
+def test_foreign_files_stay(tmp_path):
     archive.keep(audit(0), tmp_path, 1)
     (tmp_path / NAMES[0] / "notes.txt").write_text("ours")
     for name in ("2026-11-01", "old", "2026-01-01T000000Z.saved"):
@@ -130,7 +130,7 @@ def test_what_others_put_there_stays(tmp_path):
     assert (tmp_path / "2026-01-02T000000Z").is_symlink()
 
 
-def test_a_run_that_was_cut_off_is_on_no_page_and_goes_with_the_others(tmp_path):
+def test_interrupted_report_is_not_listed_and_removed_with_the_others(tmp_path):
     half = tmp_path / "2026-11-21T060000Z"
     half.mkdir()
     (half / "audit.json.new").write_text('{"schema')
@@ -141,7 +141,7 @@ def test_a_run_that_was_cut_off_is_on_no_page_and_goes_with_the_others(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"summary": {}}', '{"summary": null, "made_at_seconds": 1, "line": ""}'])
-def test_a_summary_that_is_none_is_on_no_page(tmp_path, text):
+def test_invalid_summary_is_not_listed(tmp_path, text):
     archive.keep(audit(0), tmp_path, 5)
     (tmp_path / NAMES[0] / "summary.json").write_text(text)
     archive.keep(audit(1), tmp_path, 5)
@@ -149,7 +149,7 @@ def test_a_summary_that_is_none_is_on_no_page(tmp_path, text):
     assert NAMES[0] not in page and NAMES[1] in page
 
 
-def test_a_directory_in_the_way_of_the_link_is_named_and_stays(tmp_path):
+def test_directory_instead_of_the_link_is_named_and_stays(tmp_path):
     (tmp_path / "latest").mkdir()
     (tmp_path / "latest" / "mine").touch()
     with pytest.raises(FleetError, match="it blocks the link") as error:
@@ -157,13 +157,13 @@ def test_a_directory_in_the_way_of_the_link_is_named_and_stays(tmp_path):
     assert error.value.where == str(tmp_path / "latest") and (tmp_path / "latest" / "mine").exists()
 
 
-def test_a_place_that_is_no_directory_is_named(tmp_path):
+def test_path_that_is_not_a_directory_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FleetError, match="file"):
         archive.keep(audit(0), tmp_path / "file", 2)
 
 
-def test_the_summary_beside_a_report_is_the_report_s(tmp_path):
+def test_summary_matches_its_report(tmp_path):
     archive.keep(audit(0, idle=3), tmp_path, 2)
     told = json.loads((tmp_path / "latest" / "summary.json").read_text())
     whole = json.loads((tmp_path / "latest" / "audit.json").read_text())
@@ -187,7 +187,7 @@ def lines(page):
     return found
 
 
-def test_without_reports_there_is_a_page():
+def test_page_without_reports():
     assert "No reports yet" in report_index.to_text([])
 
 
@@ -196,7 +196,7 @@ def test_one_report_has_no_trend():
     assert lines(page) == {} and page.count("day-0/audit.html") == 2
 
 
-def test_the_trend_goes_by_time_from_none_to_the_most():
+def test_trend_is_ordered_by_time_and_scaled_to_the_maximum():
     # Not in order, and not evenly: days 0, 1 and 4.
     page = report_index.to_text([entry(4, 0.0, idle=4), entry(0, 50.0, idle=0, unhealthy=2), entry(1, 100.0, idle=2)])
     found = lines(page)
@@ -210,12 +210,12 @@ def test_the_trend_goes_by_time_from_none_to_the_most():
     assert re.findall(r'<td><a href="([^"]+)/', page) == ["day-4", "day-1", "day-0"]
 
 
-def test_a_report_without_a_price_is_a_gap_and_no_zero():
+def test_report_without_a_price_is_a_gap_not_zero():
     page = report_index.to_text([entry(0), entry(1, None), entry(2), entry(3, 50.0)])
     assert [len(part) for part in lines(page)["waste"]] == [1, 2]
 
 
-def test_names_and_lines_are_text():
+def test_names_and_lines_are_escaped():
     hostile = dataclasses.replace(entry(0), line="<script>1</script>", currency="<b>")
     page = report_index.to_text([hostile, dataclasses.replace(hostile, made_at_seconds=NOW + DAY)])
     assert "<script" not in page and "<b>" not in page and "&lt;script" in page

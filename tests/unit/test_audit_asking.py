@@ -54,7 +54,7 @@ def texts(samples):
     return [sample.labels["expression"] for sample in samples]
 
 
-def test_answers_stand_in_the_order_of_the_questions():
+def test_answers_keep_the_order_of_queries():
     server = Server()
     questions = ["gpu:%d{%%(where)s}" % number for number in range(20)]
     answers = asking_of(server, 'cluster="a"').ask_all(questions)
@@ -62,7 +62,7 @@ def test_answers_stand_in_the_order_of_the_questions():
     assert {at for _expression, at in server.asked} == {1000.0}
 
 
-def test_no_more_than_a_few_are_under_way():
+def test_concurrent_queries_are_limited():
     gate = threading.Barrier(asking.AT_ONCE, timeout=60)
 
     def waits(_expression):
@@ -73,7 +73,7 @@ def test_no_more_than_a_few_are_under_way():
     assert server.most == asking.AT_ONCE
 
 
-def test_what_is_too_much_is_asked_in_halves():
+def test_too_large_query_is_split_in_halves():
     def refuses(expression):
         return (
             PrometheusError("server", "too much", too_much=True)
@@ -90,7 +90,7 @@ def test_what_is_too_much_is_asked_in_halves():
     assert one.notes and all(note == "http://server warns: one store is away" for note in one.notes)
 
 
-def test_what_is_too_much_for_a_host_is_an_error_and_ends_the_others():
+def test_too_large_query_for_one_host_is_an_error_and_ends_others():
     def refuses(_expression):
         time.sleep(0.05)
         return PrometheusError("server", "too much", too_much=True)
@@ -101,7 +101,7 @@ def test_what_is_too_much_for_a_host_is_an_error_and_ends_the_others():
     assert len(server.asked) < 1000
 
 
-def test_of_several_parts_the_fleet_s_is_not_known():
+def test_fleet_wide_value_of_a_split_query_is_unknown():
     server = Server(
         lambda expression: PrometheusError("server", "too much", too_much=True) if "all" in expression else None
     )
@@ -139,7 +139,7 @@ def pieces(*figures, samples=None):
         ((0, 0.5, 0), (12, 24, 36), 1),
     ],
 )
-def test_how_long_it_lasts_is_certain(figures, samples, hours):
+def test_duration_of_a_condition_is_certain(figures, samples, hours):
     found = lasting(pieces(*figures, samples=samples), lambda value: 0 <= value < 0.01, STEP)
     assert found == ({KEY: hours * 3600} if hours else {})
 
@@ -163,7 +163,7 @@ CUTS = [0, 1, 3, 6, 12, 24, 72, 168, 336]
         ((30, 33), 336),
     ],
 )
-def test_a_gap_hides_nothing_that_began_in_it(gap, hours):
+def test_gap_hides_no_start(gap, hours):
     made = []
     for newest, oldest in zip(CUTS, CUTS[1:]):
         missing = max(0.0, min(oldest, gap[1]) - max(newest, gap[0]))

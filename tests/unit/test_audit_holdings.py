@@ -55,7 +55,7 @@ PROCESS = {"kind": "process", "who": "pid 4711 (python3)", "watches": False}
 WATCHER = {"kind": "device_handle", "who": "pid 5 (nv-hostengine)", "watches": True}
 
 
-def test_a_gpu_that_does_not_work_is_lost_by_the_word_of_its_host():
+def test_failing_gpu_is_lost_by_its_hosts_report():
     sick = {"index": 1, "uuid": "GPU-2", "name": "NVIDIA H100 80GB HBM3", "problem": "Unknown Error", "code": 999}
     unnamed = {"index": 2, "problem": "Unknown Error", "code": 999}
     states = {"a": {"gpus": [gpu()], "lost_gpus": [sick, unnamed]}}
@@ -69,7 +69,7 @@ def test_a_gpu_that_does_not_work_is_lost_by_the_word_of_its_host():
     ]
 
 
-def test_a_host_alone_says_who_holds_what_and_that_history_is_missing():
+def test_host_state_alone_has_holders_without_history():
     found = holdings(
         None, {"a": HostState([gpu(processes=[{"pid": 4711}], holders=[PROCESS, WATCHER]), gpu("GPU-2", 1)])}
     )
@@ -80,26 +80,26 @@ def test_a_host_alone_says_who_holds_what_and_that_history_is_missing():
     assert found[0].missing == ("no history: use over time is unknown",)
 
 
-def test_history_alone_says_that_the_holder_is_not_known():
+def test_history_alone_has_unknown_holders():
     (found,) = holdings(history(Record(subject(), stats=USE)), {})
     assert found.holders is None and is_held(found) is None and runs_processes(found) is None
     assert any("was not asked or did not answer" in text for text in found.missing)
     assert any("useful and busy cannot be distinguished" in text for text in found.missing)
 
 
-def test_a_host_that_did_not_look_for_holders_knows_none():
+def test_host_without_a_scan_has_unknown_holders():
     (found,) = holdings(None, {"a": HostState([gpu(holders=None, processes=None)])})
     assert found.holders is None
     assert any("the host did not check" in text for text in found.missing)
 
 
-def test_both_are_one_holding_of_each_gpu():
+def test_history_and_state_are_one_holding_per_gpu():
     (found,) = holdings(history(Record(subject(), stats=USE)), {"a": HostState([gpu(holders=[PROCESS])])})
     assert found.memory.max == 1e9 and found.holders[0].kind == "process"
     assert found.subject.model == "NVIDIA H100 80GB HBM3" and found.subject.gpu_index == "0"
 
 
-def test_its_newest_process_has_an_age_by_the_server_s_clock():
+def test_age_of_the_newest_process_uses_the_servers_clock():
     known = history(Record(subject(), stats=USE))
 
     def age(*rows):
@@ -116,7 +116,7 @@ def test_its_newest_process_has_an_age_by_the_server_s_clock():
     assert found.newest_holder_seconds is None
 
 
-def test_a_gpu_with_instances_is_its_instances():
+def test_gpu_with_instances_is_listed_by_instances():
     state = HostState([gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb")]})])
     records = [Record(subject(), stats=USE), Record(subject(mig_instance="1", mig_profile="3g.40gb"), stats=USE)]
     found = holdings(history(*records), {"a": state})
@@ -124,14 +124,14 @@ def test_a_gpu_with_instances_is_its_instances():
     assert any("no samples" in text for text in found[1].missing)
 
 
-def test_instances_that_are_no_more_are_left_out_where_the_host_answers():
+def test_removed_instances_are_left_out_if_the_host_answers():
     old = Record(subject(mig_instance="9", mig_profile="1g.10gb"), stats=USE)
     state = HostState([gpu(mig={"instances": [instance(1, "3g.40gb")]})])
     assert [one.subject.mig_instance for one in holdings(history(old), {"a": state})] == ["1"]
     assert [one.subject.mig_instance for one in holdings(history(old), {})] == ["9"]
 
 
-def test_a_gpu_that_its_host_no_longer_lists_stays_and_says_so():
+def test_gpu_that_its_host_no_longer_lists_is_marked():
     (gone, present) = holdings(
         history(Record(subject("GPU-1")), Record(subject("GPU-2"))), {"a": HostState([gpu("GPU-2")])}
     )[::-1]
@@ -139,7 +139,7 @@ def test_a_gpu_that_its_host_no_longer_lists_stays_and_says_so():
     assert "the host does not list this GPU" not in present.missing
 
 
-def test_tenants_stand_beside_their_gpu():
+def test_tenants_are_listed_with_their_gpu():
     tenant = {"name": "pair", "memory_bytes": 16 << 30, "gpus": [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]}
     found = holdings(None, {"a": HostState([gpu(), gpu("GPU-2", 1)], tenants=[tenant, {"problem": "no region"}])})
     assert [(one.subject.kind, one.subject.gpu_uuid) for one in found] == [
@@ -159,19 +159,19 @@ def test_prices_by_model_and_for_instances_by_their_memory():
     assert price_of("NVIDIA L40S", prices) == 1.0 and price_of("NVIDIA L40S", prices[:1]) is None
 
 
-def test_what_befell_a_gpu_befell_its_instances():
+def test_events_of_a_gpu_apply_to_its_instances():
     whole = Record(subject(), lost=True, xid={"79": "lost"}, throttled={"hw_thermal": 0.9})
     records = history(whole, Record(subject(mig_instance="1", mig_profile="1g.10gb"), stats=USE))
     (found,) = holdings(records, {"a": HostState([gpu(mig={"instances": [instance(1, "1g.10gb")]})])})
     assert found.lost and found.xid == {"79": "lost"} and found.throttled == {"hw_thermal": 0.9}
 
 
-def test_the_server_s_price_where_the_table_has_none():
+def test_servers_price_is_used_if_the_table_has_none():
     (found,) = holdings(history(Record(subject(), price_per_hour=3.0)), {})
     assert found.price_per_hour == 3.0
 
 
-def test_the_order_is_that_of_the_rack():
+def test_holdings_are_sorted_by_host_and_gpu():
     hosts = {"b": HostState([gpu("GPU-9", 10), gpu("GPU-8", 9)]), "a": HostState([gpu()])}
     assert [(one.subject.host, one.subject.gpu_index) for one in holdings(None, hosts)] == [
         ("a", "0"),
@@ -180,14 +180,14 @@ def test_the_order_is_that_of_the_rack():
     ]
 
 
-def test_held_now_by_the_server_s_word():
+def test_held_now_according_to_the_server():
     (found,) = holdings(history(Record(subject(), held_now={"container": 1.0, "process": 0.0}, processes_now=0.0)), {})
     assert [holder.kind for holder in found.holders] == ["container"]
     assert is_held(found) is True and runs_processes(found) is False
     assert replace(found, holders=()).holders == ()
 
 
-def test_a_label_that_is_a_digit_and_no_number_is_no_index():
+def test_unicode_digit_is_no_index():
     rows = [Record(subject("GPU-2", gpu_index="\u00b2")), Record(subject("GPU-1", gpu_index="10"))]
     rows.append(Record(subject("GPU-3", gpu_index="\u0663", mig_instance="\u00b9")))
     found = [one.subject for one in holdings(history(*rows), {})]
@@ -214,7 +214,7 @@ class Prices:
         return Answer(tuple(Sample(one, self.prices[n] if price else 1.0) for n, one in enumerate(labels)))
 
 
-def test_a_price_that_no_report_can_have_is_left_out_and_said():
+def test_impossible_price_is_left_out_with_a_note():
     found = read(Prices(2.5, math.inf, 1e308, math.nan, -1.0, 1e9), HOUR)
     assert [one.price_per_hour for one in found.records.values()] == [2.5, None, None, None, None, 1e9]
     assert "4 impossible values of gpu:price_per_hour dropped" in " ".join(found.notes)

@@ -44,7 +44,7 @@ def asked(monkeypatch):
     return nodes, answers
 
 
-def test_a_deployments_pod_is_told_by_the_deployment():
+def test_pod_of_a_deployment_is_named_by_the_deployment():
     labels = {"pod-template-hash": "6d4cf56db6", "app": "web"}
     pod = pods.pod_of(item(labels=labels, owner={"kind": "ReplicaSet", "name": "web-6d4cf56db6"}))
     assert (str(pod), pod.labels) == ("pod team/web-6d4cf56db6-x2x7k of Deployment/web", labels)
@@ -58,12 +58,12 @@ def test_a_deployments_pod_is_told_by_the_deployment():
         ({"kind": "ReplicaSet", "name": "made-by-hand"}, "ReplicaSet/made-by-hand"),
     ],
 )
-def test_other_owners_are_told_as_they_are(owner, told):
+def test_other_owners_are_named_directly(owner, told):
     assert pods.pod_of(item(labels={"pod-template-hash": "6d4cf56db6"}, owner=owner)).owner == told
     assert pods.pod_of(item(owner=owner)).owner == told
 
 
-def test_only_nodes_with_pods_on_their_gpus_are_asked_for_and_only_their_pods_are_taken(asked):
+def test_only_pods_on_nodes_with_gpu_holders_are_read(asked):
     nodes, answers = asked
     answers["node-a"] = [item(), item(OTHER, "not-on-a-gpu")]
     where = {**HERE, "b": pods.Place("node-b"), "c": pods.Place("node-c")}
@@ -73,12 +73,12 @@ def test_only_nodes_with_pods_on_their_gpus_are_asked_for_and_only_their_pods_ar
     assert {host: list(by_uid) for host, by_uid in found.items()} == {"a": [UID]}
 
 
-def test_a_host_can_name_no_pod_of_another_node(asked):
+def test_host_cannot_name_pods_of_another_node(asked):
     asked[1]["node-a"] = [item(OTHER)]
     assert pods.look_up({"a": HELD}, HERE) == ({"a": {}}, [])
 
 
-def test_what_cannot_be_asked_is_told_and_the_others_are_known(asked):
+def test_unreachable_cluster_is_reported_and_others_are_read(asked):
     _, answers = asked
     answers.update(
         {"node-a": [item()], "node-b": ClusterError("Kubernetes node node-b", "its pods cannot be listed: gone")}
@@ -94,7 +94,7 @@ def test_what_cannot_be_asked_is_told_and_the_others_are_known(asked):
     assert "Kubernetes node node-b: its pods cannot be listed: gone" in missing[1]
 
 
-def test_without_the_package_the_audit_goes_on_and_tells(asked, monkeypatch):
+def test_audit_continues_without_the_kubernetes_package(asked, monkeypatch):
     monkeypatch.setattr(pods, "has_client", lambda: False)
     found, missing = pods.look_up({"a": HELD}, HERE)
     assert found == {}
@@ -102,7 +102,7 @@ def test_without_the_package_the_audit_goes_on_and_tells(asked, monkeypatch):
     assert pods.look_up({"a": SLURM}, HERE) == ({}, [])
 
 
-def test_places_are_those_of_hosts_with_a_backend():
+def test_nodes_are_those_of_hosts_with_a_backend():
     given = {
         "backend": {"a": "nvidia_device_plugin", "b": "", "c": "hami"},
         "node": {"a": "node-a", "c": ""},
@@ -119,12 +119,12 @@ def test_places_are_those_of_hosts_with_a_backend():
         ({"backend": {"a": 3}}, "kubernetes.backend of a: 3 is not text"),
     ],
 )
-def test_a_wrong_place_is_told(given, told):
+def test_wrong_node_mapping_is_reported(given, told):
     with pytest.raises(pods.PlaceError, match=told):
         pods.places(given)
 
 
-def test_a_holder_has_its_pod_by_the_api_and_the_hosts_word_where_that_does_not_know_it():
+def test_holder_has_the_apis_pod_or_else_the_hosts():
     pod = Pod("team", "web", "Deployment/web", {"app": "web", "a": "b"})
     (known,) = holdings(None, hosts_of({"a": HELD}, {"a": {UID: pod}}))
     (unknown,) = holdings(None, hosts_of({"a": HELD}, {"b": {UID: pod}}))
@@ -136,7 +136,7 @@ def test_a_holder_has_its_pod_by_the_api_and_the_hosts_word_where_that_does_not_
     )
 
 
-def test_right_sizing_reads_pods_by_the_names_of_the_api():
+def test_right_sizing_uses_pod_names_of_the_api():
     process = {"kind": "process", "who": "pid 5 (python3)", "job": UID}
     unknown = {"kind": "kubelet", "who": "container c of pod b/other (nvidia.com/gpu)", "job": OTHER}
     instance = {"id": 1, "profile": "3g.40gb", "holders": [process, unknown]}

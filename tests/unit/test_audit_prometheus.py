@@ -92,7 +92,7 @@ def test_a_vector_with_its_labels_and_odd_values(server):
     assert samples[0].value == 0.5 and math.isnan(samples[1].value) and samples[2].value == math.inf
 
 
-def test_the_query_the_time_and_the_credentials_arrive(server):
+def test_query_time_and_credentials_are_sent(server):
     client(server, user="audit", password="s3cret", headers={"X-Scope-OrgID": "gpu"}).query("up == 1", 1700000000.5)
     path, form, headers = server.seen[0]
     assert path == "/api/v1/query"
@@ -101,7 +101,7 @@ def test_the_query_the_time_and_the_credentials_arrive(server):
     assert headers["X-Scope-OrgID"] == "gpu"
 
 
-def test_a_bearer_token_goes_before_a_user(server):
+def test_bearer_token_takes_precedence_over_a_user(server):
     client(server, token="abc", user="audit", password="s3cret").query("x")
     assert server.seen[0][2]["Authorization"] == "Bearer abc"
 
@@ -111,7 +111,7 @@ def test_an_address_with_a_path_in_front_of_the_api(server):
     assert server.seen[0][0] == "/prometheus/api/v1/query"
 
 
-def test_a_packed_answer_counts_as_what_crossed_the_network(server):
+def test_compressed_answer_counts_by_its_transferred_size(server):
     body = vector(*(({"host": "h%d" % n}, "1") for n in range(500)))[2]
     packed = gzip.compress(body)
     server.answer = lambda form: (200, {"Content-Encoding": "gzip"}, packed)
@@ -129,7 +129,7 @@ def matrix(*rows):
     return answer({"resultType": "matrix", "result": [{"metric": labels, "values": values} for labels, values in rows]})
 
 
-def test_a_range_has_values_only_where_the_server_has_them(server):
+def test_range_has_gaps_where_the_server_has_no_values(server):
     server.answer = lambda form: matrix(({"host": "a"}, [[600, "1"], [1200, "NaN"]]), ({"host": "b"}, []))
     found = client(server).query_range("x", 600, 1200, 300)
     assert [dict(course.labels) for course in found.courses] == [{"host": "a"}, {"host": "b"}]
@@ -143,7 +143,7 @@ def test_a_range_has_values_only_where_the_server_has_them(server):
 @pytest.mark.parametrize(
     ("end", "step"), [(1e9, 300), (600, 0), (600, -1), (-1, 300), (600, math.nan), (math.nan, 300)]
 )
-def test_a_range_of_too_many_points_is_never_asked_for(server, end, step):
+def test_range_of_too_many_points_is_not_queried(server, end, step):
     with pytest.raises(ValueError, match="steps of"):
         client(server).query_range("x", 0, end, step)
     assert not server.seen
@@ -158,7 +158,7 @@ def test_a_range_of_too_many_points_is_never_asked_for(server, end, step):
         {"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "many"]]}]},
     ],
 )
-def test_what_is_no_range_is_an_error(server, data):
+def test_invalid_range_is_an_error(server, data):
     server.answer = lambda form: answer(data)
     with pytest.raises(PrometheusError, match="Prometheus-compatible"):
         client(server).query_range("x", 0, 600, 300)
@@ -181,7 +181,7 @@ def test_the_server_s_clock(server):
         b'{"status": "success", "data": {"resultType": "vector", "result": null}}',
     ],
 )
-def test_what_is_no_answer_of_the_api_is_an_error(server, content):
+def test_invalid_api_answer_is_an_error(server, content):
     server.answer = lambda form: (200, {}, content)
     with pytest.raises(PrometheusError, match="Prometheus-compatible"):
         client(server).query("x")
@@ -200,7 +200,7 @@ def test_what_is_no_answer_of_the_api_is_an_error(server, content):
         (500, "HTTP 500: query loads too many samples", False),
     ],
 )
-def test_a_refusal_says_what_to_do(server, status, said, too_much):
+def test_refusal_has_a_fix(server, status, said, too_much):
     server.answer = lambda form: refusal(status, "query loads\ntoo many samples")
     with pytest.raises(PrometheusError, match=said) as error:
         client(server, password="s3cret", user="u").query("x")
@@ -209,7 +209,7 @@ def test_a_refusal_says_what_to_do(server, status, said, too_much):
     assert "s3cret" not in str(error.value)
 
 
-def test_a_password_is_not_sent_on_to_another_server(server):
+def test_password_is_not_sent_to_another_server(server):
     with Server() as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         server.answer = lambda form: (302, {"Location": other.url + "/api/v1/query"}, b"")
@@ -219,7 +219,7 @@ def test_a_password_is_not_sent_on_to_another_server(server):
         other.shutdown()
 
 
-def test_one_that_stalls_is_left_after_its_time(server):
+def test_stalling_server_times_out(server):
     release = threading.Event()
     server.answer = lambda form: (release.wait(60), vector())[1]
     with pytest.raises(PrometheusError, match="did not answer within") as error:
@@ -229,20 +229,20 @@ def test_one_that_stalls_is_left_after_its_time(server):
     assert error.value.too_much
 
 
-def test_one_that_breaks_off(server):
+def test_incomplete_answer_is_an_error(server):
     server.answer = lambda form: (200, {"Content-Length": "1000"}, b'{"status"')
     with pytest.raises(PrometheusError):
         client(server).query("x")
 
 
-def test_a_packed_answer_that_breaks_off(server):
+def test_incomplete_compressed_answer_is_an_error(server):
     packed = gzip.compress(vector(({"host": "a"}, "1"))[2])
     server.answer = lambda form: (200, {"Content-Encoding": "gzip"}, packed[:-12])
     with pytest.raises(PrometheusError, match="was interrupted"):
         client(server).query("x")
 
 
-def test_nobody_listens():
+def test_refused_connection_is_an_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port meanwhile
         with pytest.raises(PrometheusError, match="could not be reached"):
@@ -250,12 +250,12 @@ def test_nobody_listens():
 
 
 @pytest.mark.parametrize("url", ["prometheus:9090", "ftp://a/", "http://", ""])
-def test_an_address_that_is_none(url):
+def test_invalid_address_is_an_error(url):
     with pytest.raises(PrometheusError, match="not the URL of a server"):
         Prometheus(Access(url))
 
 
-def test_an_address_with_a_password_is_refused_without_telling_it():
+def test_address_with_a_password_is_refused_without_showing_it():
     with pytest.raises(PrometheusError, match="contains a user") as error:
         Prometheus(Access("http://audit:s3cret@prometheus.example.org"))
     assert "s3cret" not in str(error.value)
@@ -265,13 +265,13 @@ def test_secrets_do_not_show():
     assert "s3cret" not in repr(Access("http://a", user="u", password="s3cret", token="s3cret"))
 
 
-def test_a_ca_file_that_is_none(tmp_path):
+def test_invalid_ca_file_is_an_error(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(PrometheusError, match="ca_file"):
         Prometheus(Access("https://prometheus.example.org", ca_file=str(tmp_path / "ca.pem")))
 
 
-def test_a_token_that_no_header_can_have_is_not_repeated():
+def test_token_invalid_in_headers_is_not_shown():
     with pytest.raises(PrometheusError, match="not allowed in HTTP") as error:
         Prometheus(Access("http://127.0.0.1:9", token="s3cr3t\n")).query("1")
     assert "s3cr3t" not in str(error.value)
@@ -293,8 +293,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_what_a_hostile_server_sends_is_one_short_line_of_a_message(server, hostile):
-    """Exporters choose labels, and messages come into reports and mails."""
+def test_texts_of_a_hostile_server_are_one_short_line(server, hostile):
+    """Exporters choose labels, and messages are shown in reports and mails."""
     server.answer = lambda form: hostile
     with pytest.raises(PrometheusError) as raised:
         client(server).query("x")
@@ -313,6 +313,6 @@ def test_labels_and_warnings_are_printable_and_short(server):
 
 
 @pytest.mark.parametrize("warnings", [7, "x" * 5000, {"a": "b"}])
-def test_warnings_of_another_form_are_none(server, warnings):
+def test_malformed_warnings_are_ignored(server, warnings):
     server.answer = lambda form: answer({"resultType": "vector", "result": []}, warnings=warnings)
     assert client(server).query("x").warnings == ()

@@ -39,29 +39,29 @@ def audit():
     return make(order, 1700000000.0)
 
 
-def test_without_a_server_nobody_is_called_idle_and_the_audit_says_why(audit):
+def test_without_a_server_nothing_is_idle_and_the_reason_is_given(audit):
     (found,) = audit.findings
     assert found.verdict.word == "no_data" and found.holding.holders[0].kind == "container"
     assert any("no GPU is reported idle" in text for text in audit.sources.missing)
     assert any("1 of 2 hosts did not answer (b)" in text for text in audit.sources.missing)
 
 
-def test_with_neither_there_is_no_audit():
+def test_audit_needs_a_server_or_hosts():
     with pytest.raises(AuditError, match="nothing to audit"):
         make(Order(3600.0, hosts_asked=["a"]), 0.0)
 
 
-def test_a_server_that_cannot_be_reached_leaves_the_hosts():
+def test_unreachable_server_leaves_the_state_of_hosts():
     access = Access("http://127.0.0.1:9/", timeout_seconds=5)
     found = make(Order(3600.0, access=access, hosts={"a": HostState([GPU])}, hosts_asked=["a"]), 0.0)
     assert len(found.findings) == 1 and "could not be reached" in found.sources.missing[0]
 
 
-def test_what_is_exempt_is_not_spoken_of():
+def test_exempt_holders_are_not_reported():
     assert make(Order(3600.0, hosts={"a": HostState([GPU])}, exempt=["GPU-1"]), 0.0).findings == ()
 
 
-def test_the_json_comes_back_as_the_former_audit(audit, tmp_path):
+def test_json_report_is_read_as_the_previous_audit(audit, tmp_path):
     path = tmp_path / "audit.json"
     path.write_text(report_json.to_text(audit))
     former = report_json.read_former(path)
@@ -71,13 +71,13 @@ def test_the_json_comes_back_as_the_former_audit(audit, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 99, "findings": []}', '{"schema_version": 1}'])
-def test_a_former_report_that_is_none(text, tmp_path):
+def test_invalid_previous_report_is_an_error(text, tmp_path):
     (tmp_path / "audit.json").write_text(text)
     with pytest.raises(FleetError, match=r"audit\.json"):
         report_json.read_former(tmp_path / "audit.json")
 
 
-def test_the_table_has_a_row_a_finding_and_no_formulas(audit):
+def test_csv_has_one_row_per_finding_and_no_formulas(audit):
     (row,) = csv.DictReader(io.StringIO(report_csv.to_text(audit)))
     assert row["host"] == "a" and row["verdict"] == "no_data" and row["memory_total_gib"] == "80.00"
     assert row["memory_max_gib"] == "" and row["holders"].startswith("container =cmd")
@@ -101,26 +101,26 @@ FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
 
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("starter", ["=", "+", "-", "@", *FORMS])
-def test_no_cell_begins_as_a_formula_does(audit, before, starter):
+def test_no_csv_cell_starts_a_formula(audit, before, starter):
     cell, text = cell_of(audit, "%s%s1+1" % (before, starter))
     # Blanks are before it as they were, and everything else is written out.
     assert cell == "'%s%s1+1" % (before, starter) if not before.strip(" ") else cell[0] in "\\x"
     assert cell.isprintable() and len(text.splitlines()) == 2
 
 
-def test_no_cell_is_cut_in_two(audit):
+def test_no_csv_cell_is_split(audit):
     for name in ("a;=1+1", 'a";=1+1', "a\t=1+1", "a,=1+1"):
         cell, text = cell_of(audit, name)
         assert cell in (name, "a\\x09=1+1")
         assert '"%s"' % cell.replace('"', '""') in text
 
 
-def test_a_cell_that_is_no_formula_stays(audit):
+def test_csv_cell_without_formula_is_unchanged(audit):
     for name in ("train.py --lr=1", "a = b", "é", "'quoted'", "1-2"):
         assert cell_of(audit, name)[0] == name
 
 
-def test_the_table_has_what_could_not_be_looked_at_again(audit):
+def test_csv_has_unseen_findings(audit):
     (found,) = audit.findings
     idle = dataclasses.replace(found, id="0123456789", verdict=Verdict("idle", "It was.", waste_per_month=12.5))
     told = dataclasses.replace(
@@ -151,11 +151,11 @@ def test_the_table_has_what_could_not_be_looked_at_again(audit):
         ([], []),
     ],
 )
-def test_the_map_leaves_out_the_domain_that_all_hosts_have(names, shown):
+def test_map_omits_the_common_domain(names, shown):
     assert report_html.short_names(names) == shown
 
 
-def test_the_line(audit):
+def test_summary_line(audit):
     assert line(audit) == "no findings; 0 new, 0 gone; without findings: 1 no data; wasted: 0 EUR/month"
 
 
@@ -169,7 +169,7 @@ def test_the_line(audit):
         ),
     ],
 )
-def test_the_line_counts_only_verdicts_that_are_findings(audit, words, text):
+def test_summary_line_counts_only_findings(audit, words, text):
     (found,) = audit.findings
     rows = [dataclasses.replace(found, verdict=Verdict(word, "Why.")) for word in words]
     several = dataclasses.replace(audit, findings=tuple(rows))
@@ -181,12 +181,12 @@ def test_the_line_counts_only_verdicts_that_are_findings(audit, words, text):
 @pytest.mark.parametrize(
     ("text", "expected"), [("14d", 1209600.0), ("36h", 129600.0), ("1.5 h", 5400.0), ("2w", 1209600.0)]
 )
-def test_lengths_of_time(text, expected):
+def test_durations(text, expected):
     assert options.seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "14", "0d", "-1d", "14 days", "1y"])
-def test_what_is_no_length_of_time(text):
+def test_invalid_durations_are_refused(text):
     with pytest.raises(FleetError, match="window"):
         options.seconds(text)
 
@@ -202,7 +202,7 @@ def test_what_is_no_length_of_time(text):
         ({"saturated_ratio": True}, "thresholds.saturated_ratio"),
     ],
 )
-def test_thresholds_that_cannot_be_meant(given, where):
+def test_implausible_thresholds_are_refused(given, where):
     with pytest.raises(FleetError) as error:
         options.thresholds(given)
     assert error.value.where == where and error.value.cure
@@ -225,7 +225,7 @@ def test_access():
 SECRET = "s3cr3t"
 
 
-def test_a_secret_may_end_with_the_line_break_of_its_file():
+def test_secret_can_end_with_a_line_break():
     found = options.access({"url": "http://a", "token": SECRET + "\n", "password": SECRET + "\r\n"})
     assert (found.token, found.password) == (SECRET, SECRET)
 
@@ -240,7 +240,7 @@ def test_a_secret_may_end_with_the_line_break_of_its_file():
         {"headers": {"X-Scope-OrgID": SECRET + "\r\nX: 1"}},
     ],
 )
-def test_a_secret_that_no_header_can_have_is_refused_and_not_repeated(given):
+def test_secret_invalid_in_headers_is_refused_and_not_shown(given):
     with pytest.raises(FleetError, match=r"prometheus\.") as error:
         options.access({"url": "http://a", **given})
     assert SECRET not in str(error.value)
@@ -249,7 +249,7 @@ def test_a_secret_that_no_header_can_have_is_refused_and_not_repeated(given):
 @pytest.mark.parametrize(
     "row", [{"model": "H100*"}, "H100", {"model": "H100*", "price": "dear"}, {"model": "*", "price": -1}]
 )
-def test_a_price_that_is_none_is_named_with_its_place(row):
+def test_invalid_price_is_named_with_its_place(row):
     with pytest.raises(FleetError) as error:
         options.prices([{"model": "*", "price": 1}, row])
     assert error.value.where.startswith("prices[1]")
@@ -292,8 +292,8 @@ def test_a_web_hook_gets_the_summary(hook, audit):
 @pytest.mark.parametrize(
     "name", ["<!channel>", "@everyone", "<https://evil.example|log in>", "[log in](https://evil.example)", "![](//a)"]
 )
-def test_a_name_in_a_web_hook_is_nothing_that_a_chat_acts_on(hook, audit, name):
-    """What it takes for markup differs from chat to chat; of mails there is none."""
+def test_names_in_web_hooks_have_no_chat_markup(hook, audit, name):
+    """Markup differs between chats, and mails have none."""
     (found,) = audit.findings
     verdict = dataclasses.replace(found.verdict, word="held_idle", reason="held by %s" % name)
     audit = dataclasses.replace(audit, findings=(dataclasses.replace(found, verdict=verdict, state="new"),))
@@ -304,7 +304,7 @@ def test_a_name_in_a_web_hook_is_nothing_that_a_chat_acts_on(hook, audit, name):
     assert not set("<>@[]") & set(text)
 
 
-def test_a_web_hook_that_refuses(hook, audit):
+def test_refusing_web_hook_is_an_error(hook, audit):
     hook.status = 500
     with pytest.raises(NotifyError, match="HTTP 500") as error:
         tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
@@ -312,7 +312,7 @@ def test_a_web_hook_that_refuses(hook, audit):
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
-def test_a_web_hook_is_not_followed_elsewhere(hook, audit, status):
+def test_web_hook_redirects_are_not_followed(hook, audit, status):
     hook.status = status
     hook.location = "http://127.0.0.1:%d/elsewhere" % hook.server_address[1]
     with pytest.raises(NotifyError, match=r"http://127\.0\.0\.1/…: .*HTTP %d" % status) as error:
@@ -322,25 +322,25 @@ def test_a_web_hook_is_not_followed_elsewhere(hook, audit, status):
     assert len(hook.seen) == 1 and hook.seen[0]["summary"]
 
 
-def test_a_mail_server_that_is_not_there(audit):
+def test_missing_mail_server_is_an_error(audit):
     with pytest.raises(NotifyError, match="the notification was not sent"):
         tell(Notice.of({"to": "gpu@example.org", "server": "127.0.0.1:9"}), audit)
 
 
 @pytest.mark.parametrize("given", [{}, {"url": "https://a", "to": "b"}, {"url": "ftp://a"}, {"mail": "a"}])
-def test_a_notice_that_cannot_be_meant(given):
+def test_invalid_receivers_are_refused(given):
     with pytest.raises(NotifyError):
         Notice.of(given)
 
 
 @pytest.mark.parametrize("url", ["hooks.example.org/s3cr3t", "https://hooks.example.org/s3 cr3t", "ftp://a/s3cr3t"])
-def test_an_address_that_is_none_is_not_repeated(url):
+def test_invalid_address_is_not_shown(url):
     with pytest.raises(NotifyError, match="URL of the web hook is invalid") as error:
         Notice.of({"url": url})
     assert "cr3t" not in str(error.value)
 
 
-def test_a_hook_that_does_not_speak_http(audit):
+def test_web_hook_without_http_is_an_error(audit):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer():

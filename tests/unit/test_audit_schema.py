@@ -59,24 +59,24 @@ def written(audit):
     return json.loads(report_json.to_text(audit))
 
 
-def test_the_schema_is_one_of_the_version_that_is_written():
+def test_schema_has_the_written_version():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$id"].endswith(":%d" % model.SCHEMA_VERSION)
     assert SCHEMA["properties"]["schema_version"]["const"] == model.SCHEMA_VERSION
 
 
-def test_a_full_report_holds(audit):
+def test_full_report_matches_the_schema(audit):
     VALIDATOR.validate(written(audit))
 
 
-def test_a_report_of_hosts_alone_holds():
+def test_report_of_hosts_alone_matches_the_schema():
     hosts = {"a": HostState([gpu("GPU-1", holders=None, processes=None, memory_total_bytes=None)])}
     data = written(make(Order(3600.0, hosts=hosts, hosts_asked=["a", "b"]), NOW))
     VALIDATOR.validate(data)
     assert data["findings"][0]["holding"]["holders"] is None
 
 
-def test_what_was_found_before_and_is_gone_holds(audit, tmp_path):
+def test_report_with_gone_findings_matches_the_schema(audit, tmp_path):
     (tmp_path / "audit.json").write_text(report_json.to_text(audit), encoding="utf-8")
     read = report_json.read_former(tmp_path / "audit.json")
     # Only what asks for something is gone one day.
@@ -101,7 +101,7 @@ def test_what_was_found_before_and_is_gone_holds(audit, tmp_path):
         (("history", 0, "gpus"), "eight"),
     ],
 )
-def test_the_schema_objects(audit, path, value):
+def test_schema_rejects_wrong_reports(audit, path, value):
     data = written(audit)
     inner = data
     for step in path[:-1]:
@@ -122,7 +122,7 @@ def keys_and_places(schema, data, place="report"):
         yield from keys_and_places(schema.get("items", {}), value, place + "[]")
 
 
-def test_the_schema_names_and_requires_every_key_that_is_written(audit):
+def test_schema_requires_every_written_key(audit):
     seen = list(keys_and_places(SCHEMA, written(audit)))
     for place, schema, data in seen:
         assert set(schema["properties"]) == set(schema["required"]) == set(data), place
@@ -130,7 +130,7 @@ def test_the_schema_names_and_requires_every_key_that_is_written(audit):
     assert kinds >= {"subject", "holders[]", "memory", "quiet", "verdict", "history[]", "summary", "window", "sources"}
 
 
-def test_the_schema_has_the_words_and_thresholds_that_there_are():
+def test_schema_has_all_verdicts_and_thresholds():
     words = list(model.WORDS)
     summary = SCHEMA["properties"]["summary"]["properties"]["words"]
     assert SCHEMA["$defs"]["word"]["enum"] == words and summary["required"] == words
@@ -152,7 +152,7 @@ def with_further_keys(data):
     return [with_further_keys(value) for value in data] if isinstance(data, list) else data
 
 
-def test_keys_that_a_later_release_adds_disturb_no_reader(audit, tmp_path):
+def test_additional_keys_of_later_releases_are_accepted(audit, tmp_path):
     data = with_further_keys(copy.deepcopy(written(audit)))
     del data["summary"]["words"]["later"], data["settings"]["thresholds"]["later"]
     for found in (*data["findings"], *data["gone"]):

@@ -31,18 +31,18 @@ def words(*found):
     return [judge(one, seconds=14 * DAY).word for one in together(found, Policy())]
 
 
-def test_a_process_that_works_on_one_gpu_is_not_called_idle_on_the_others():
+def test_process_that_works_on_one_gpu_is_not_idle_on_others():
     found = together([gpu(0, None), gpu(1, IDLE), gpu(2, IDLE)], Policy())
     assert [one.works_on for one in found] == [(), ("a gpu 0",), ("a gpu 0",)]
     said = judge(found[1], seconds=14 * DAY)
     assert said.word == "standby" and "Its process works on a gpu 0." in said.reason
 
 
-def test_a_process_that_works_on_none_of_them_is_idle_on_all():
+def test_process_that_works_on_no_gpu_is_idle_on_all():
     assert words(gpu(0, IDLE), gpu(1, IDLE)) == ["idle", "idle"]
 
 
-def test_a_pause_that_the_rhythm_of_one_gpu_explains_excuses_the_others():
+def test_pause_explained_by_one_gpus_rhythm_excuses_the_others():
     assert words(gpu(0, replace(IDLE, longest_seconds=11 * DAY)), gpu(1, IDLE))[1] == "standby"
 
 
@@ -58,9 +58,9 @@ def test_a_pause_that_the_rhythm_of_one_gpu_explains_excuses_the_others():
         replace(TRAIN, kind="mps"),
     ],
 )
-def test_only_the_same_process_excuses(other):
+def test_only_the_same_process_is_an_excuse(other):
     assert words(gpu(0, None, other), gpu(1, IDLE))[1] == "idle"
 
 
-def test_a_process_of_another_host_does_not_excuse():
+def test_process_of_another_host_is_no_excuse():
     assert words(gpu(0, None, host="b"), gpu(1, IDLE))[1] == "idle"

@@ -71,7 +71,7 @@ def quiet(days, longest_days=0.0, signals=ALL_SIGNALS):
     return Quiet(days * DAY, not longest_days, longest_days * DAY, TWO_WEEKS, tuple(signals))
 
 
-def test_the_reason_names_holders_in_words():
+def test_reason_names_holders():
     holders = (Holder("device_handle", "pid 9 (jupyter-lab), which has its device node open"), Holder("container", "x"))
     found = judge(holding(**{**IDLE, "holders": holders, "processes_now": 0.0}), seconds=TWO_WEEKS)
     assert "Held by device handle pid 9 (jupyter-lab), which has its device node open; container x." in found.reason
@@ -190,16 +190,16 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("no_data", {"memory": stat(20 * GIB, coverage=0.3), "compute": stat(0.1, coverage=0.3)}),
     ],
 )
-def test_the_word(expected, changes):
+def test_verdict(expected, changes):
     assert word(holding(**changes)) == expected
 
 
-def test_each_word_has_a_case():
-    (cases,) = (mark.args[1] for mark in test_the_word.pytestmark)
+def test_each_verdict_has_a_case():
+    (cases,) = (mark.args[1] for mark in test_verdict.pytestmark)
     assert {expected for expected, _changes in cases} == set(WORDS)
 
 
-def test_every_word_has_a_reason_and_its_waste():
+def test_every_verdict_has_a_reason_and_a_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
     assert "pid 4711" in idle.reason and "No sign of work for 14.0 days; no earlier pause is known" in idle.reason
     assert (
@@ -214,7 +214,7 @@ def test_every_word_has_a_reason_and_its_waste():
     assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
 
 
-def test_busy_is_not_useful():
+def test_busy_gpu_can_be_underused():
     assert use_of(holding()) == "useful"
     assert use_of(holding(tensor=stat(0.0), bandwidth=stat(0.05))) == "busy"
     assert use_of(holding(tensor=None, bandwidth=None)) == "unknown"
@@ -253,7 +253,7 @@ holders = st.one_of(st.none(), st.just(()), st.just(JOB))
     processes=st.one_of(st.none(), st.integers(0, 3).map(float)),
     quiet=st.one_of(st.none(), st.floats(3600, TWO_WEEKS).map(Quiet)),
 )
-def test_nobody_is_blamed_for_what_is_not_known(held_seconds, busy, compute, memory, held, processes, quiet):
+def test_unknown_activity_is_not_idle(held_seconds, busy, compute, memory, held, processes, quiet):
     found = holding(
         busy=busy,
         compute=compute,
@@ -294,7 +294,7 @@ def former(found):
     return {one.id: Former(one.id, one.verdict.word, one.first_found_seconds, one) for one in found}
 
 
-def test_findings_keep_their_names_while_figures_change():
+def test_findings_keep_their_ids_when_figures_change():
     first = findings(judged("idle", "right"), {}, 100.0)
     changed = [
         (replace(held, memory=stat(1.0)), Verdict(v.word, "other figures")) for held, v in judged("idle", "right")
@@ -306,7 +306,7 @@ def test_findings_keep_their_names_while_figures_change():
     assert gone(second, former(first), looked=YES) == ((), ())
 
 
-def test_what_was_mended_is_gone_and_what_came_is_new():
+def test_fixed_findings_are_gone_and_added_ones_new():
     first = findings(judged("idle", "right"), {}, 100.0)
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
@@ -315,7 +315,7 @@ def test_what_was_mended_is_gone_and_what_came_is_new():
     assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
 
 
-def test_what_could_not_be_looked_at_is_not_mended():
+def test_unseen_findings_are_not_gone():
     first = findings(judged("idle", "idle", "idle"), {}, 100.0)
     # One has no data, one is not there though one looked, one could not be looked at.
     second = findings(judged("no_data"), former(first), 200.0)
@@ -327,13 +327,13 @@ def test_what_could_not_be_looked_at_is_not_mended():
     assert [(one.state, one.first_found_seconds) for one in third] == [("still", 100.0)]
 
 
-def test_the_gravest_come_first_and_of_these_the_dearest():
+def test_findings_are_sorted_by_urgency_then_cost():
     pairs = judged("right", "idle", "idle", "unhealthy")
     pairs[2] = (pairs[2][0], Verdict("idle", "why", waste_per_month=10.0))
     assert [one.holding.subject.gpu_uuid for one in findings(pairs, {}, 0.0)] == ["GPU-3", "GPU-2", "GPU-1", "GPU-0"]
 
 
-def test_names_differ_where_the_subject_or_the_word_does():
+def test_ids_depend_on_subject_and_verdict():
     subjects = [
         GPU,
         replace(GPU, gpu_uuid="GPU-2"),
@@ -352,7 +352,7 @@ def unmeasured(**more):
     )  # fmt: skip
 
 
-def test_what_nobody_was_on_is_free_also_where_its_activity_is_not_measured():
+def test_unheld_gpu_is_free_without_measured_activity():
     assert word(unmeasured()) == "free"
 
 
@@ -367,11 +367,11 @@ def test_what_nobody_was_on_is_free_also_where_its_activity_is_not_measured():
         {"compute": stat(0.2)},
     ],
 )
-def test_it_is_not_free_for_less(more):
+def test_gpu_is_not_free_with_less_evidence(more):
     found = replace(unmeasured(), **more)
     assert word(found) != "free"
 
 
 @pytest.mark.parametrize(("silent_hours", "expected"), [(2.9, "idle"), (3.1, "no_data")])
-def test_a_gpu_that_went_silent_is_not_idle(silent_hours, expected):
+def test_gpu_without_recent_samples_is_not_idle(silent_hours, expected):
     assert word(holding(**IDLE, silent_seconds=silent_hours * 3600)) == expected

@@ -30,7 +30,7 @@ def plan(sharing, seen):
 
 
 @pytest.mark.parametrize("mode", ["default", None])
-def test_a_fixed_compute_mode_refuses_exclusive_and_changes_nothing_for_shared(mode):
+def test_fixed_compute_mode_refuses_exclusive_and_keeps_shared(mode):
     seen = gpus(compute_mode=mode, compute_mode_fixed=FIXED)
     with pytest.raises(PlanError) as error:
         plan("exclusive", seen)

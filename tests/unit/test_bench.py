@@ -24,7 +24,7 @@ def bench(monkeypatch):
     return module
 
 
-def test_a_group_that_fails_prints_its_missing_figures_with_the_reason(bench, monkeypatch, capsys):
+def test_failed_group_prints_missing_figures_with_the_reason(bench, monkeypatch, capsys):
     def figures(options):
         yield "first", 1, "s"
         raise OSError("no such\nfile")

@@ -25,7 +25,7 @@ GOOD = '{"model": "H100-80GB", "have": [["3g.40gb", 4]], "busy": [["3g.40gb", 4]
         ("{", "not a case"),
     ],
 )
-def test_a_line_that_is_no_case_is_named(tmp_path, line, told):
+def test_invalid_line_of_a_case_is_named(tmp_path, line, told):
     file = tmp_path / "cases"
     file.write_text(f"{GOOD}\n\n{line}\n")
     with pytest.raises(SystemExit, match=rf"{file}:3: .*{told}"):

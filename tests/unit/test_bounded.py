@@ -21,11 +21,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 LONG = 300.0
 
 
-def test_it_gives_what_the_work_says():
+def test_result_of_the_work_is_returned():
     assert bounded(lambda: "Zürich " * 100000, "here", LONG, 10**6) == "Zürich " * 100000
 
 
-def test_the_works_own_error_is_raised_here():
+def test_error_of_the_work_is_raised():
     def work():
         raise FleetError("gpu 0", "it is lost", "Look at its cable.")
 
@@ -35,18 +35,18 @@ def test_the_works_own_error_is_raised_here():
 
 
 @pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(0), lambda: 1 / 0])
-def test_work_that_dies_is_an_error_and_no_answer(end):
+def test_dying_work_is_an_error(end):
     with pytest.raises(FleetError, match="ended without an answer"):
         bounded(end, "here", LONG, 1000)
 
 
-def test_more_than_it_may_say_is_no_answer():
+def test_too_large_result_is_an_error():
     with pytest.raises(FleetError, match="more to tell than 1000 bytes"):
         bounded(lambda: "x" * 1000, "here", LONG, 1000)
     assert bounded(lambda: "x" * 999, "here", LONG, 1000) == "x" * 999
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started():
+def test_timeout_ends_the_work_and_its_children():
     reading, writing = os.pipe()
 
     def work():
@@ -66,14 +66,14 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started():
     assert time.monotonic() - started < LONG
 
 
-def test_it_leaves_no_child_behind():
+def test_no_child_is_left():
     bounded(lambda: "", "here", LONG, 1000)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_it_has_nothing_open_that_its_parent_has(tmp_path):
-    """What cannot be killed holds no lock, and no pipe whose end the controller waits for."""
+def test_child_inherits_no_descriptors(tmp_path):
+    """A child that cannot be killed must hold no lock, and no pipe that the controller reads."""
     with (tmp_path / "lock").open("w"):
         opened = bounded(
             lambda: " ".join(map(os.readlink, map("/proc/self/fd/{}".format, (0, 1, 2)))), "here", LONG, 1000

@@ -37,18 +37,18 @@ VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
     [
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("B" * 40, "A" * 40), ""),
         # The key that signed is a subkey of another one.
-        ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a key to be trusted"),
+        ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a trusted key"),
         ("[GNUPG:] EXPKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "EXPKEYSIG"),
         ("[GNUPG:] REVKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "REVKEYSIG"),
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n", "ERRSIG"),
         ("[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
-        ("", "there is no signature"),
+        ("", "no signature"),
         # Two signatures, while a vendor goes from one key to the next.
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), ""),
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40) + "[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
     ],
 )
-def test_what_gpgv_says_is_judged_as_apt_does(status, problem):
+def test_gpgv_status_is_judged_like_apt(status, problem):
     found = signature.judge(status, TRUSTED)
     assert (problem in found) if problem else found == ""
 
@@ -56,7 +56,7 @@ def test_what_gpgv_says_is_judged_as_apt_does(status, problem):
 RELEASE = "Origin: x\nDate: x\n%sSHA256:\n %s 12 %s\n"
 
 
-def test_the_forms_of_the_index_that_a_release_lists():
+def test_forms_of_the_index_in_a_release():
     found = apt.index_files("Origin: x\nSHA256:\n aa 10 ./Packages.gz\n bb 30 Packages\n cc 4 Contents.gz\n", "x")
     assert found == {"Packages.gz": ("aa", 10), "Packages": ("bb", 30)}
     with pytest.raises(BundleError, match="no index"):
@@ -64,14 +64,14 @@ def test_the_forms_of_the_index_that_a_release_lists():
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-def test_a_release_counts_only_as_long_as_it_says(days):
+def test_expired_release_is_refused(days):
     until = format_datetime(datetime.now(timezone.utc) + timedelta(days=days))
     text = RELEASE % ("Valid-Until: %s\n" % until, "ab", "Packages")
     if days > 0:
         assert apt.index_files(text, "x") == {"Packages": ("ab", 12)}
         assert apt.valid_until(text) == until
     else:
-        with pytest.raises(BundleError, match="hosts refuse it since"):
+        with pytest.raises(BundleError, match="so hosts refuse it"):
             apt.index_files(text, "x")
 
 
@@ -91,7 +91,7 @@ def source(**more):
 
 
 @pytest.mark.parametrize("path", ["../../etc/cron.d/x", "/etc/passwd", "a/../../x"])
-def test_no_index_names_a_file_outside_of_its_repository(path):
+def test_index_cannot_name_files_outside_of_its_repository(path):
     with pytest.raises(BundleError, match="outside"):
         mirror._package(source(), Candidate("x", "1", path, 1, "ab"))
 
@@ -117,7 +117,7 @@ def packages_of(tmp_path, contents, listed):
     return text, [item.path.rpartition("/")[2] for item in found.index], vendor.asked
 
 
-def test_all_forms_of_the_index_are_kept_and_none_is_fetched_for_nothing(tmp_path):
+def test_all_forms_of_the_index_are_kept_and_fetched_once(tmp_path):
     text = b"Package: x\n"
     forms = {"Packages": text, "Packages.gz": gzip.compress(text), "Packages.xz": lzma.compress(text)}
     assert packages_of(tmp_path, forms, forms) == (
@@ -127,7 +127,7 @@ def test_all_forms_of_the_index_are_kept_and_none_is_fetched_for_nothing(tmp_pat
     )
 
 
-def test_forms_that_are_named_and_not_there_are_done_without(tmp_path):
+def test_missing_forms_of_the_index_are_skipped(tmp_path):
     text = b"Package: x\n"
     forms = {"Packages": text, "Packages.gz": gzip.compress(text), "Packages.xz": lzma.compress(text)}
     there = {"Packages.gz": forms["Packages.gz"]}
@@ -136,13 +136,13 @@ def test_forms_that_are_named_and_not_there_are_done_without(tmp_path):
         packages_of(tmp_path, {}, forms)
 
 
-def test_an_index_that_the_bundle_has_is_not_fetched(tmp_path):
+def test_present_index_is_not_fetched(tmp_path):
     text = b"Package: x\n"
     fetch.write(tmp_path / source().folder / "Packages", text)
     assert packages_of(tmp_path, {}, {"Packages": text}) == (text, ["Packages"], [])
 
 
-def test_a_file_is_written_whole_and_only_where_it_differs(tmp_path):
+def test_file_is_written_atomically_and_only_if_different(tmp_path):
     path = tmp_path / "folder" / "file"
     assert fetch.write(path, b"one") is True
     assert fetch.write(path, b"one") is False
@@ -170,12 +170,12 @@ class Odd(http.server.BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("refused", r"cannot be fetched: 403 no\x1b[2J\x85yyy"),
-        ("odd", "its Content-Length is no number"),
-        ("superscript", "its Content-Length is no number"),
+        ("refused", r"download failed: 403 no\x1b[2J\x85yyy"),
+        ("odd", "its Content-Length is not a number"),
+        ("superscript", "its Content-Length is not a number"),
     ],
 )
-def test_what_a_server_says_is_printable_and_never_an_error_of_python(tmp_path, monkeypatch, path, problem):
+def test_server_errors_are_printable(tmp_path, monkeypatch, path, problem):
     monkeypatch.setattr(fetch.time, "sleep", lambda _seconds: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -194,7 +194,7 @@ def test_what_a_server_says_is_printable_and_never_an_error_of_python(tmp_path, 
         ("https://mirror.example.org/repos@2", "https://mirror.example.org/repos@2"),
     ],
 )
-def test_no_password_comes_into_a_manifest(url, told):
+def test_manifest_has_no_passwords(url, told):
     assert without_password(url) == told
     item = Item("a", "x", "ab", 1, url=url)
     mirrors = [mirror.Mirror(source(url=url))]
@@ -203,7 +203,7 @@ def test_no_password_comes_into_a_manifest(url, told):
     assert json.loads(text)["files"][0]["from"] == told
 
 
-def test_the_variables_of_the_other_side_are_yaml_and_name_no_fingerprint():
+def test_variables_of_a_bundle_are_yaml_without_fingerprints():
     wants = Wants(repositories={source(): {}, source(role="container_toolkit"): {}})
     items = [
         Item("files/a.deb", "container toolkit", "ab", 1, hosts={"h"}),
@@ -222,17 +222,17 @@ def test_the_variables_of_the_other_side_are_yaml_and_name_no_fingerprint():
     assert not [name for name in values if "fingerprint" in name or name.endswith("_key")]
 
 
-def test_what_differs_by_host_is_left_to_the_reader():
+def test_values_that_differ_between_hosts_are_comments():
     items = [
         Item("files/a.run", "NVIDIA's installer", "ab", 1, hosts={"h"}),
         Item("files/b.run", "NVIDIA's installer", "cd", 1, hosts={"i"}),
     ]
     text = papers.variables("/srv/b", "", Wants(), items, "")
     assert "nvidia_driver_runfile" not in yaml.safe_load(text)
-    assert "# nvidia_driver_runfile differs by host" in text
+    assert "# nvidia_driver_runfile differs between hosts" in text
 
 
-def test_the_same_bundle_has_the_same_papers():
+def test_equal_bundles_have_equal_texts():
     items = [Item(name, "x", "ab", 1, hosts={"b", "a"}) for name in ("two", "one")]
     first = papers.manifest("1.0", items, [], Wants(), {}, ["z", "y"])
     assert first == papers.manifest("1.0", items[::-1], [], Wants(), {}, ["y", "z"])

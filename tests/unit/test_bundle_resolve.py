@@ -39,7 +39,7 @@ def taken(ask, packages):
     return ["%s %s" % (candidate.name, candidate.version) for candidate in found], elsewhere
 
 
-def test_dependencies_are_followed_to_their_end():
+def test_dependencies_are_followed_recursively():
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "libcuda1 (= 580.105.08-1), libc6 (>= 2.34)"}),
         ("libcuda1", "580.105.08-1", {"Pre-Depends": "nvidia-base", "Recommends": "nvidia-not-this"}),
@@ -52,8 +52,8 @@ def test_dependencies_are_followed_to_their_end():
     )
 
 
-def test_the_drivers_names_are_taken_in_its_version_and_others_in_the_newest():
-    """As the role's pin has it: nvidia-persistenced is asked for without a version."""
+def test_driver_packages_have_its_version_and_others_the_newest():
+    """Because of the role's pin: nvidia-persistenced is requested without a version."""
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "nvlsm, nvidia-base"}),
         *(("nvidia-persistenced", version, {}) for version in ("580.95.05-1", "580.105.08-1", "590.48.01-1")),
@@ -71,7 +71,7 @@ def test_the_drivers_names_are_taken_in_its_version_and_others_in_the_newest():
     )
 
 
-def test_an_alternative_that_comes_anyway_is_enough():
+def test_present_alternative_satisfies_a_dependency():
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "nvidia-kernel-dkms | nvidia-kernel-580.105.08"}),
         ("nvidia-kernel-dkms", "580.105.08-1", {}),
@@ -110,7 +110,7 @@ def test_versions_of_relations(relation, provides, found):
     assert elsewhere == ([] if found else [relation])
 
 
-def test_other_architectures_are_not_taken():
+def test_other_architectures_are_ignored():
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "libcuda1, nvidia-data"}),
         ("libcuda1", "580.105.08-1", {"Architecture": "i386"}),
@@ -121,28 +121,28 @@ def test_other_architectures_are_not_taken():
     assert taken(driver(), arm)[0] == ["nvidia-driver-cuda 580.105.08-1"]
 
 
-def test_a_package_without_a_checksum_is_as_good_as_not_there():
+def test_package_without_a_checksum_is_ignored():
     packages = index(("nvidia-driver-cuda", "580.105.08-1", {"SHA256": "", "MD5sum": "ab"}))
-    with pytest.raises(BundleError, match="not to be had"):
+    with pytest.raises(BundleError, match="has no nvidia-driver-cuda of version"):
         resolve(driver(), packages)
 
 
-def test_a_branch_is_its_newest_version_by_number():
+def test_branch_is_its_highest_version():
     packages = index(
         *(("nvidia-driver-cuda", version, {}) for version in ("580.95.05-1", "580.105.08-1", "590.48.01-1"))
     )
     assert choose(driver("580"), packages) == "580.105.08"
 
 
-def test_a_version_that_is_not_there_is_refused_with_those_that_are():
+def test_missing_version_is_refused_with_the_available_ones():
     packages = index(*(("nvidia-driver-cuda", version, {}) for version in ("580.95.05-1", "580.105.08-1")))
     with pytest.raises(BundleError) as refused:
         resolve(driver("590"), packages)
     assert refused.value.where == "nvidia_driver_version"
-    assert refused.value.cure == "There is: 580.105.08, 580.95.05."
+    assert refused.value.cure == "Available: 580.105.08, 580.95.05."
 
 
-def test_a_part_of_the_driver_that_lacks_the_version_is_named():
+def test_driver_part_without_the_version_is_named():
     packages = index(("nvidia-driver-cuda", "580.105.08-1", {}), ("nvidia-fabricmanager", "580.95.05-1", {}))
     with pytest.raises(BundleError) as refused:
         resolve(driver(locked=["nvidia-driver-cuda", "nvidia-fabricmanager"]), packages)
@@ -150,7 +150,7 @@ def test_a_part_of_the_driver_that_lacks_the_version_is_named():
     assert "580.95.05-1" in refused.value.cure
 
 
-def test_the_toolkit_is_of_one_version_that_all_its_packages_have():
+def test_toolkit_version_must_exist_for_all_its_packages():
     names = ("libnvidia-container1", "nvidia-container-toolkit")
     packages = index(
         *((name, version, {}) for name in names for version in ("1.18.2-1", "1.9.0-1")),

@@ -31,18 +31,18 @@ VERSION = ("3", "580.105.08", "1.el9")
         ("5.5p9", "5.5p10"),
     ],
 )
-def test_versions_compare_as_rpm_compares_them(less, more):
+def test_versions_compare_like_rpm(less, more):
     assert rpm.compare(less, more) == -1
     assert rpm.compare(more, less) == 1
     assert rpm.compare(less, less) == 0
 
 
 @pytest.mark.parametrize(("one", "other"), [("1.0", "1_0"), ("1.05", "1.5"), ("2.0.1.", "2.0.1"), ("0:1.0", "1.0")])
-def test_versions_that_are_the_same_to_rpm(one, other):
+def test_versions_equal_to_rpm(one, other):
     assert rpm.compare(one, other) == 0
 
 
-def test_a_dependency_without_a_release_is_content_with_any():
+def test_dependency_without_a_release_matches_any():
     assert rpm.compare("3:580.105.08-1.el9", "3:580.105.08", exact=False) == 0
     assert rpm.compare("3:580.105.08-1.el9", "3:580.105.08") == 1
     assert rpm.compare("3:580.105.08-1.el9", "580.105.08", exact=False) == 1
@@ -59,7 +59,7 @@ def test_a_dependency_without_a_release_is_content_with_any():
         ("(a >= 1 with (b or c < 2))", ["a (>= 1)", "b", "c (<< 2)"]),
     ],
 )
-def test_the_parts_of_a_dependency_with_conditions(text, parts):
+def test_parts_of_a_boolean_dependency(text, parts):
     assert [str(found) for found in rpm.conditional(text)] == parts
 
 
@@ -128,7 +128,7 @@ def test_dependencies_by_name_by_what_is_provided_and_by_file(tmp_path):
     )
 
 
-def test_both_versions_come_where_the_role_leaves_the_choice_to_dnf(tmp_path):
+def test_both_versions_are_taken_if_dnf_chooses(tmp_path):
     newer = ("3", "590.48.01", "1.el9")
     packages = index(
         tmp_path,
@@ -143,7 +143,7 @@ def test_both_versions_come_where_the_role_leaves_the_choice_to_dnf(tmp_path):
     ]
 
 
-def test_what_depends_on_a_condition_is_taken_where_it_is_to_be_had(tmp_path):
+def test_conditional_dependencies_are_taken_if_available(tmp_path):
     packages = index(
         tmp_path,
         ("nvidia-driver-cuda", VERSION, [anything("(nvidia-x if xorg)"), anything("(a or b)")], [], {}),
@@ -152,7 +152,7 @@ def test_what_depends_on_a_condition_is_taken_where_it_is_to_be_had(tmp_path):
     assert taken(packages) == (["nvidia-driver-cuda 3:580.105.08-1.el9", "nvidia-x 3:580.105.08-1.el9"], [])
 
 
-def test_other_architectures_and_weak_checksums_are_as_good_as_not_there(tmp_path):
+def test_other_architectures_and_weak_checksums_are_ignored(tmp_path):
     packages = index(
         tmp_path,
         ("nvidia-driver-cuda", VERSION, [anything("nvidia-a"), anything("nvidia-b"), anything("nvidia-c")], [], {}),
@@ -166,7 +166,7 @@ def test_other_architectures_and_weak_checksums_are_as_good_as_not_there(tmp_pat
     )
 
 
-def test_an_index_that_is_none_is_named(tmp_path):
+def test_invalid_index_is_named(tmp_path):
     (tmp_path / "repomd.xml").write_text("<html>not here</html")
     with pytest.raises(BundleError, match="repodata"):
         rpm.records(tmp_path / "repomd.xml", "https://example.org/repodata/repomd.xml")

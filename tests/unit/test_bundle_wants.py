@@ -36,12 +36,12 @@ def only(wants):
     return source, ask, hosts
 
 
-def test_every_variable_that_is_read_is_a_roles_own():
+def test_every_variable_belongs_to_a_role():
     assert set(VARIABLES) <= set(DEFAULTS)
     assert not set(OWN_VARIABLES) & set(DEFAULTS)
 
 
-def test_a_host_for_which_nothing_is_asked_wants_nothing():
+def test_host_without_versions_needs_nothing():
     wants = collect({"a": {**DEFAULTS}}, DISTRIBUTIONS)
     assert not wants.repositories and not wants.files and not wants.nvml and not wants.named
     absent = host(nvidia_driver_version="580.105.08", nvidia_driver_state="absent", container_toolkit_state="absent")
@@ -72,7 +72,7 @@ def test_the_driver_of_a_debian_host():
         ({}, {"nvidia_driver_variant": "full"}, "nvidia-driver", "nvidia-fabricmanager"),
     ],
 )
-def test_what_else_depends_on_the_platform_and_on_the_variables(platform, values, wanted, unwanted):
+def test_packages_depend_on_platform_and_variables(platform, values, wanted, unwanted):
     entry = host(platform=platform, nvidia_driver_version="580.105.08", **values)
     _source, ask, _hosts = only(collect({"a": entry}, DISTRIBUTIONS))
     assert wanted in ask.locked + ask.free
@@ -80,7 +80,7 @@ def test_what_else_depends_on_the_platform_and_on_the_variables(platform, values
 
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
-def test_each_distribution_that_the_role_knows_can_be_asked_for(distribution):
+def test_each_distribution_of_the_role_is_supported(distribution):
     entry = host(
         distribution,
         nvidia_driver_version="580.105.08",
@@ -96,7 +96,7 @@ def test_each_distribution_that_the_role_knows_can_be_asked_for(distribution):
     }
 
 
-def test_arm_hosts_have_folders_of_their_own():
+def test_arm_hosts_have_separate_folders():
     entry = host(
         platform={"architecture": "aarch64"}, nvidia_driver_version="580.105.08", container_toolkit_version="1.18.2"
     )
@@ -104,7 +104,7 @@ def test_arm_hosts_have_folders_of_their_own():
     assert {source.url.rpartition("/")[2] for source in wants.repositories} == {"sbsa", "arm64"}
 
 
-def test_hosts_that_are_alike_ask_together_and_others_for_themselves():
+def test_equal_hosts_share_a_request():
     hosts = {
         "a": host(container_toolkit_version="1.18.2"),
         "b": host(container_toolkit_version="1.18.2"),
@@ -116,7 +116,7 @@ def test_hosts_that_are_alike_ask_together_and_others_for_themselves():
     assert all(ask.locked == toolkit_rules.PACKAGES for ask in asks)
 
 
-def test_what_comes_from_the_distribution_is_named_and_not_mirrored():
+def test_distribution_packages_are_named_not_mirrored():
     entry = host(
         nvidia_driver_version="535",
         nvidia_driver_source="distribution",
@@ -166,7 +166,7 @@ def test_a_version_of_pynvml_without_a_hash_is_not_fetched():
     assert "gpu_layout_nvml_hashes" in caught.value.problem
 
 
-def test_only_the_parts_that_are_asked_for():
+def test_only_requested_parts():
     entry = host(nvidia_driver_version="580.105.08", container_toolkit_version="1.18.2", gpu_layout_nvml_source="index")
     wants = collect({"a": entry}, DISTRIBUTIONS, ["container_toolkit"])
     assert [source.role for source in wants.repositories] == ["container_toolkit"]
@@ -184,7 +184,7 @@ def test_only_the_parts_that_are_asked_for():
         ([{"distribution": "debian-12", "architecture": "amd64"}], "a: gpu_bundle_platforms[0].architecture", "x86_64"),
     ],
 )
-def test_platforms_that_are_missing_or_wrong(given, where, cure):
+def test_missing_or_wrong_platforms_are_refused(given, where, cure):
     with pytest.raises(BundleError) as refused:
         platforms("a", {"gpu_bundle_platforms": given}, DISTRIBUTIONS)
     assert refused.value.where == where
@@ -208,7 +208,7 @@ def test_platforms_that_are_missing_or_wrong(given, where, cure):
         ({"nvidia_driver_version": "580.105.08", "nvidia_driver_source": "runfile"}, "a"),
     ],
 )
-def test_what_the_roles_would_refuse_is_refused_here_with_the_host(values, where):
+def test_values_that_roles_refuse_are_refused_with_the_host(values, where):
     with pytest.raises(BundleError) as refused:
         collect({"a": host(**values)}, DISTRIBUTIONS)
     assert "a" in refused.value.where and where in refused.value.where
@@ -227,8 +227,8 @@ def test_one_folder_has_one_origin():
     assert len(collect(hosts, DISTRIBUTIONS).repositories) == 2
 
 
-def test_the_question_is_the_one_of_a_bare_host():
-    """So that it also holds what a host with headers or a driver would not ask for."""
+def test_request_is_that_of_a_bare_host():
+    """So it includes packages that a host with headers or a driver would not request."""
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Platform
 
     ask = driver_ask(host(), "580", Platform("ubuntu-24.04"), DISTRIBUTIONS["ubuntu-24.04"])

@@ -35,13 +35,13 @@ def table_rows():
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_table_of_models_lists_the_catalogue():
+def test_table_of_models_lists_the_catalogue():
     listed = [key for keys, *_ in table_rows() for key in re.findall(r"`([^`]+)`", keys)]
     assert sorted(listed) == sorted(MODELS)
 
 
 @pytest.mark.parametrize("row", list(table_rows()), ids=lambda row: row[0])
-def test_a_row_of_the_table_is_what_the_files_say(row):
+def test_table_rows_match_the_model_files(row):
     keys, gpus, instances, change = row
     for model in (MODELS[key] for key in re.findall(r"`([^`]+)`", keys) if key in MODELS):
         assert model.architecture in gpus
@@ -63,7 +63,7 @@ def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, at
 
 
 @pytest.mark.parametrize("model, profile", PROFILES)
-def test_the_name_follows_from_the_memory(model, profile):
+def test_names_of_profiles_follow_from_their_memory(model, profile):
     memory_mib = model.profile_memory_mib(profile)
     name = profile_name(profile.compute_slices, memory_mib, model.memory_total_mib, profile.attribute)
     assert name == profile.name
@@ -104,7 +104,7 @@ def test_memory_is_plausible(model):
 
 @pytest.mark.parametrize("model, profile", PROFILES)
 def test_the_whole_gpu_as_one_instance_has_most_multiprocessors(model, profile):
-    """At least four fifths, since a B200 has 126 of 148 in its seven slices, and never more than the GPU has."""
+    """At least four fifths (a B200 has 126 of 148 in its seven slices), and never more than the GPU."""
     assert profile.multiprocessors <= model.multiprocessors
     if profile.placement_size == model.placement_units and profile.compute_slices == model.compute_slices:
         assert profile.multiprocessors >= 0.8 * model.multiprocessors
@@ -148,7 +148,7 @@ def test_a_derived_memory_stays_unconfirmed():
     assert all("memory_mib" in p.unconfirmed for _, p in unknown)
 
 
-def test_find_model_in_any_case_and_says_what_there_is():
+def test_find_model_ignores_case_and_lists_known_models():
     assert catalogue.find_model("h100-80gb").key == "H100-80GB"
     with pytest.raises(catalogue.CatalogueError, match=r"H999.*not in the catalogue.*H100-80GB"):
         catalogue.find_model("H999")
@@ -158,7 +158,7 @@ def test_find_model_in_any_case_and_says_what_there_is():
         MODELS["T4-16GB"].profile("1g.10gb")
 
 
-def test_the_simulated_library_has_as_many_gpus_as_the_inventory_may_ask_for():
+def test_simulated_library_supports_the_inventorys_maximum_of_gpus():
     header = (MODULE_UTILS.parents[1] / "roles/gpu_simulator/files/src/host.h").read_text(encoding="utf-8")
     assert "\tMAX_GPUS = %d," % catalogue.MOST_SIMULATED_GPUS in header
     specs = (MODULE_UTILS.parents[1] / "roles/gpu_simulator/meta/argument_specs.yml").read_text(encoding="utf-8")
@@ -226,7 +226,7 @@ def test_a_malformed_model_names_file_and_field(changes, where, problem):
     assert caught.value.cure
 
 
-def test_text_that_is_not_json_or_no_object():
+def test_text_that_is_not_a_json_object():
     for text in ("{", "[]"):
         with pytest.raises(catalogue.CatalogueError, match=r"h100-80gb\.json"):
             catalogue.parse_model(text, "h100-80gb.json")
@@ -249,7 +249,7 @@ def test_two_models_with_one_pci_device_id_are_refused(tmp_path):
     assert "PCI device id 2330 is that of X1-80GB too" in caught.value.problem
 
 
-def test_it_loads_from_inside_a_zipapp(tmp_path):
+def test_catalogue_loads_from_a_zipapp(tmp_path):
     target = tmp_path / "tool.pyz"
     with zipfile.ZipFile(target, "w") as bundle:
         bundle.writestr("fleet/__init__.py", "")

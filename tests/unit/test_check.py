@@ -84,7 +84,7 @@ def test_without_uncommitted_changes_the_last_commit_is_checked(checkout):
     assert check.changed("") == ["a.py", "new file.py"]
 
 
-def test_a_branch_is_compared_with_the_commit_where_it_began(checkout):
+def test_branch_is_compared_with_its_merge_base(checkout):
     checkout("checkout", "-b", "branch", "HEAD~1")
     (check.ROOT / "c.py").write_text("x = 1\n")
     checkout("add", "c.py")
@@ -127,18 +127,18 @@ def types(tmp_path, monkeypatch):
     return lambda *names: check_types.write(tmp_path / "remaining.txt", names)
 
 
-def test_files_on_the_list_may_fail(types):
+def test_listed_files_can_fail(types):
     types("plugins/modules/mig.py", "tools/check.py")
     assert check_types.main([]) == 0
 
 
-def test_another_file_may_not(types, capsys):
+def test_other_files_must_pass(types, capsys):
     types("plugins/modules/mig.py")
     assert check_types.main([]) == check_types.main(["--record"]) == 1
     assert "tools/check.py:4: error: Wrong  [misc]\n" in capsys.readouterr().out
 
 
-def test_a_file_that_passes_has_to_leave_the_list(types, capsys):
+def test_passing_file_must_leave_the_list(types, capsys):
     types("plugins/modules/mig.py", "plugins/modules/mps.py", "tools/check.py")
     assert check_types.main([]) == 1
     assert "plugins/modules/mps.py: it passes. Run `make types-record`" in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_a_file_that_passes_has_to_leave_the_list(types, capsys):
     assert check_types.read(check_types.RECORD) == {"plugins/modules/mig.py", "tools/check.py"}
 
 
-def test_a_checker_that_does_not_run_fails(types, monkeypatch):
+def test_checker_that_does_not_run_fails(types, monkeypatch):
     types()
     monkeypatch.setattr(check_types, "run_mypy", lambda: "No module named mypy\n")
     assert check_types.main([]) == 1

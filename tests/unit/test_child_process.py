@@ -35,7 +35,7 @@ def idle_child() -> int:
     return child_process.start(lambda: signal.pause() or 0, [])
 
 
-def test_the_pauses_begin_short_and_grow_to_a_longest(pauses, monkeypatch):
+def test_pauses_grow_up_to_a_maximum(pauses, monkeypatch):
     answers = iter([False] * 10 + [True])
     monkeypatch.setattr(child_process, "has_ended", lambda child: next(answers))
     child = idle_child()
@@ -47,7 +47,7 @@ def test_the_pauses_begin_short_and_grow_to_a_longest(pauses, monkeypatch):
     assert pauses == [min(first * 2**count, longest) for count in range(10)]
 
 
-def test_a_child_that_does_not_end_is_left_for_later(pauses, monkeypatch):
+def test_hanging_child_is_kept_for_later(pauses, monkeypatch):
     seconds = iter(range(1000))
     monkeypatch.setattr(child_process.time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(child_process, "has_ended", lambda child: False)
@@ -58,8 +58,11 @@ def test_a_child_that_does_not_end_is_left_for_later(pauses, monkeypatch):
     os.waitpid(child, 0)
 
 
-def test_a_look_leaves_out_the_children_of_this_process_until_they_are_given_up(monkeypatch):
-    """A child that asks the driver has the GPUs open for this process. One that hangs there holds them."""
+def test_scan_ignores_own_children_until_they_are_abandoned(monkeypatch):
+    """A child that calls the driver has the GPUs open for this process.
+
+    A hanging one holds them.
+    """
     monkeypatch.setattr(child_process, "_left", [])
     child = idle_child()
     try:
@@ -77,7 +80,7 @@ def test_a_look_leaves_out_the_children_of_this_process_until_they_are_given_up(
         os.waitpid(child, 0)
 
 
-def test_a_child_does_not_count_its_parents_children_as_its_own():
+def test_child_does_not_inherit_its_parents_children():
     first = idle_child()
     reading, writing = os.pipe()
 
@@ -93,7 +96,7 @@ def test_a_child_does_not_count_its_parents_children_as_its_own():
     child_process.give_up(second)
 
 
-def test_a_descriptor_with_a_large_number_is_waited_for():
+def test_large_descriptor_numbers_work():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     first, second = os.pipe()
@@ -111,6 +114,6 @@ def test_a_descriptor_with_a_large_number_is_waited_for():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_no_module_waits_by_a_call_that_refuses_large_descriptors():
+def test_no_module_uses_select():
     found = [path for path in sorted(PLUGINS.rglob("*.py")) if "select.select(" in path.read_text().replace("`", "")]
     assert [path.name for path in found if path.name != "child_process.py"] == []

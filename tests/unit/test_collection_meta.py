@@ -38,7 +38,7 @@ def test_passwords_are_not_logged():
 
 
 def test_documents_name_the_addresses_of_galaxy_yml():
-    """The project's address is kept in one place."""
+    """galaxy.yml is the only source of the project's address."""
     repository = GALAXY["repository"]
     for key in ("issues", "documentation", "homepage"):
         assert GALAXY[key].startswith(repository)

@@ -36,7 +36,7 @@ def test_every_runner_has_the_same_environment(run, monkeypatch):
 
 
 @RUNNERS
-def test_a_program_is_never_taken_from_the_current_folder(run, monkeypatch, tmp_path):
+def test_program_is_never_taken_from_the_current_folder(run, monkeypatch, tmp_path):
     (tmp_path / "semodule").write_text("#!/bin/sh\necho taken\n")
     (tmp_path / "semodule").chmod(0o755)
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_a_program_is_never_taken_from_the_current_folder(run, monkeypatch, tmp_
             assert run is run_tool
 
 
-def test_a_command_that_is_not_installed_has_status_127_or_raises():
+def test_missing_command_has_status_127_or_raises():
     done = run_to_end(["openfleet-none"])
     assert (done.returncode, done.stderr) == (127, "openfleet-none is not installed")
     assert program("openfleet-none") is None and program("sh")
@@ -60,7 +60,7 @@ def test_a_command_that_is_not_installed_has_status_127_or_raises():
 
 
 @RUNNERS
-def test_a_command_has_its_input_and_its_status(run):
+def test_command_gets_its_input_and_returns_its_status(run):
     done = run(["sh", "-c", "cat; echo wrong >&2; exit 3"], input="given")
     assert (done.returncode, done.stdout, done.stderr) == (3, "given", "wrong\n")
     assert run(["cat"]).stdout == ""
@@ -113,7 +113,7 @@ NEVER_INTERRUPTED = [
 
 
 @pytest.mark.parametrize("command", [*QUESTIONS, *LONG_QUESTIONS, *STARTS, *NEVER_INTERRUPTED], ids=" ".join)
-def test_every_command_has_the_limit_of_its_kind(command):
+def test_every_command_has_the_timeout_of_its_kind(command):
     expected = commands.QUESTION_SECONDS if command in QUESTIONS else commands.CHANGE_SECONDS
     assert seconds_for(command) == (None if command in NEVER_INTERRUPTED else expected)
 
@@ -137,7 +137,7 @@ def has_ended(pid_file) -> bool:
     return not Path("/proc", pid_file.read_text().strip()).exists()
 
 
-def test_a_question_that_hangs_is_ended_and_is_no_answer(hanging):
+def test_hanging_query_times_out(hanging):
     pid = hanging("nvidia-ctk")
     with pytest.raises(CommandTimeoutError) as raised:
         run_to_end(["nvidia-ctk", "runtime", "configure"])
@@ -146,7 +146,7 @@ def test_a_question_that_hangs_is_ended_and_is_no_answer(hanging):
     assert has_ended(pid)
 
 
-def test_a_start_that_hangs_has_failed(hanging):
+def test_hanging_start_fails(hanging):
     pid = hanging("systemctl")
     done = run_to_end(["systemctl", "restart", "docker.service"])
     assert (done.returncode, done.stderr) == (124, "systemctl restart docker.service did not end within 2 s")
@@ -170,7 +170,7 @@ def test_systemctl_show_is_read_unit_by_unit():
 
 
 @pytest.mark.parametrize("answer", [shown("", 1), shown(TWO)], ids=["failed", "units left out"])
-def test_an_answer_that_is_none_names_no_unit(answer):
+def test_invalid_answer_names_no_unit(answer):
     with pytest.raises(systemd.NoAnswerError):
         systemd.show(answer, ["a", "b", "c"], ("Id",))
     assert systemd.loaded(answer, ["a", "b", "c"], ()) == {}
@@ -182,7 +182,7 @@ def test_a_host_without_systemctl_has_no_units(monkeypatch, tmp_path):
         assert systemd.loaded(run, ["a"], ()) == {}
 
 
-def test_a_tool_that_hangs_is_named_as_it_is_typed():
+def test_hanging_tool_is_named_by_its_command():
     def hang(command, **_options):
         raise subprocess.TimeoutExpired(command, 10)
 

@@ -60,7 +60,7 @@ MARKED = [
 
 
 @pytest.mark.parametrize("secret", MARKED, ids=lambda secret: secret[:12])
-def test_a_secret_is_known_by_its_mark(secret):
+def test_secret_is_recognized_by_its_prefix(secret):
     assert shown(["python3", "train.py", secret]) == "python3 train.py ***"
     assert shown(["sh", "-c", "login '%s'" % secret]).startswith("sh -c login '***")
     assert shown(["curl", "https://host/%s" % secret]) == "curl https://host/***"
@@ -68,7 +68,7 @@ def test_a_secret_is_known_by_its_mark(secret):
     assert LETTERS[:20] not in shown(secret.split()) and HEX not in shown(secret.split())
 
 
-def test_a_key_of_aws_is_hidden_with_its_secret():
+def test_aws_key_is_hidden_with_its_secret():
     id, secret = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     assert shown(["s3", id, secret, "bucket"]) == "s3 *** *** bucket"
     assert shown(["s3", "%s:%s" % (id.replace("AKIA", "ASIA"), secret)]) == "s3 ***:***"
@@ -101,7 +101,7 @@ def test_a_key_of_aws_is_hidden_with_its_secret():
         ("curl -H Authorization: Bearer s3cr3t https://host", "curl -H Authorization: Bearer *** https://host"),
     ],
 )
-def test_a_secret_is_known_by_its_program_or_option(line, written):
+def test_secret_is_recognized_by_its_program_or_option(line, written):
     assert shown(line.split(" ")) == written
 
 
@@ -146,7 +146,7 @@ def test_a_secret_in_a_script_or_header_is_hidden(word, written):
         "git clone ssh://git@host/repo https://me@host:8443/a@b",
     ],
 )
-def test_what_only_looks_like_a_secret_stays(line):
+def test_similar_text_is_not_hidden(line):
     assert shown(line.split(" ")) == line
 
 
@@ -160,7 +160,7 @@ def test_what_only_looks_like_a_secret_stays(line):
         "",
     ],
 )
-def test_what_is_none_stays(line):
+def test_text_without_secrets_is_unchanged(line):
     assert shown(line.split(" ")) == line
 
 
@@ -168,7 +168,7 @@ def test_what_is_none_stays(line):
     "part",
     ["a", "token", "://", " ", "'\"", "eyJ-", "eyJaaaaaaaa ", "-----BEGIN ", "mysql ", "a=", "sudo ", "authorization"],
 )
-def test_a_long_argument_is_no_burden(part):
+def test_long_argument_is_fast(part):
     # With a search that goes back over what it has seen this would take hours.
     word = ("token" if part == " " else "") + part * (250_000 // len(part))
     assert shown(["python3", word]) == "python3 " + word

@@ -55,7 +55,7 @@ def kept(tmp_path):
     return tmp_path / "kept"
 
 
-def test_code_is_the_same_with_the_folder_and_without(run, kept):
+def test_code_is_equal_with_and_without_the_cache(run, kept):
     without = run("word", "")
     assert without.split()[::3] == ["word", "word"] and without.split()[-1] == "named/own.py"
     assert run("word", kept) == without
@@ -67,14 +67,14 @@ def test_code_is_the_same_with_the_folder_and_without(run, kept):
     assert run("word", kept, "other.zip") == run("word", "", "other.zip") != without
 
 
-def test_another_source_is_other_code(run, kept):
+def test_changed_source_is_compiled_again(run, kept):
     run("word", kept)
     assert run("changed", kept) == run("changed", "")
     assert len(list(kept.iterdir())) == 4
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\1", b"i\2\0\0\0"])
-def test_a_damaged_file_and_a_folder_that_is_not_there_cost_time_alone(run, kept, damage):
+def test_damaged_file_or_missing_folder_only_costs_time(run, kept, damage):
     without = run("word", "")
     run("word", kept)
     for file in kept.iterdir():

@@ -41,7 +41,7 @@ SITE = {
 @pytest.mark.parametrize("version", ["1.17.8", "1.18.2"])
 @pytest.mark.parametrize("engine", [DOCKER, CONTAINERD, CRIO])
 @pytest.mark.parametrize("empty", [True, False])
-def test_configuring_is_merging_and_then_finds_nothing_to_do(engine, version, empty):
+def test_configuring_merges_and_is_idempotent(engine, version, empty):
     current = {} if empty else {engine.config: SITE[engine.config]}
     request = Request(version, set_as_default=True)
     assert engines.predict(engine, version, request, current)
@@ -55,14 +55,14 @@ def test_configuring_is_merging_and_then_finds_nothing_to_do(engine, version, em
     assert not engines.predict(engine, version, request, now)
 
 
-def test_comments_stay_where_only_the_layout_would_change():
+def test_comments_stay_if_only_formatting_would_change():
     text = '# the site\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
     found = engines.ask(CONTAINERD, "1.18.2", Request("1.18.2"), {CONTAINERD.config: text}, call("1.18.2"))
     assert found[CONTAINERD.config] == text
 
 
-def test_a_drop_in_must_not_hide_what_the_main_file_says_of_the_same_plugin():
-    """As one does that an nvidia-ctk run by hand has left."""
+def test_drop_in_must_not_hide_the_main_files_plugin_settings():
+    """A manual run of nvidia-ctk leaves such a drop-in."""
     hides = {
         CONTAINERD.drop_in: '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
     }
@@ -73,7 +73,7 @@ def test_a_drop_in_must_not_hide_what_the_main_file_says_of_the_same_plugin():
     assert "runtimes.nvidia" in found[CONTAINERD.drop_in] and "runtimes.nvidia" not in found[CONTAINERD.config]
 
 
-def test_nvidia_ctk_that_loses_imports_is_stopped():
+def test_nvidia_ctk_that_would_drop_imports_is_stopped():
     plain = {CONTAINERD.config: 'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]\n'}
     with pytest.raises(PlanError, match=r"would drop /etc/containerd/site\.d/\*\.toml"):
         engines.ask(CONTAINERD, "1.18.0", Request("1.18.0"), plain, call("1.18.0"))
@@ -87,12 +87,12 @@ def test_nvidia_ctk_that_loses_imports_is_stopped():
         ({"features": {"buildkit": True}}, {"features": {"cdi": True}}),
     ],
 )
-def test_whatever_would_be_lost_from_docker_stops_the_run(before, after):
+def test_run_stops_if_docker_would_lose_settings(before, after):
     with pytest.raises(PlanError, match="would drop"):
         engines.settle(DOCKER, DOCKER.config, json.dumps(before), json.dumps(after), "")
 
 
-def test_a_configuration_that_cannot_be_read_is_named_with_its_cure():
+def test_unreadable_configuration_is_named_with_a_fix():
     with pytest.raises(
         PlanError, match=r"^/etc/docker/daemon.json: nvidia-ctk cannot configure docker: .*Fix the file"
     ):
@@ -102,7 +102,7 @@ def test_a_configuration_that_cannot_be_read_is_named_with_its_cure():
 @pytest.mark.parametrize("version", ["1.17.8", "1.18.2"])
 @pytest.mark.parametrize("engine", [DOCKER, CONTAINERD, CRIO])
 @pytest.mark.parametrize("empty", [True, False])
-def test_the_way_back_leaves_what_was_there(engine, version, empty):
+def test_rollback_restores_the_previous_configuration(engine, version, empty):
     current = {} if empty else {engine.config: SITE[engine.config]}
     request = Request(version, set_as_default=True, engine_cdi=True)
     found = engines.ask(engine, version, request, current, call(version))
@@ -120,7 +120,7 @@ def test_the_way_back_leaves_what_was_there(engine, version, empty):
     assert engines.without(engine, left, noted) == {}
 
 
-def test_a_docker_that_was_told_of_cdi_by_somebody_else_keeps_it():
+def test_cdi_setting_of_others_in_docker_stays():
     text = json.dumps({"features": {"cdi": True}, "default-runtime": "other"})
     found = engines.ask(
         DOCKER, "1.18.2", Request("1.18.2", set_as_default=True, engine_cdi=True), {DOCKER.config: text}, call("1.18.2")
@@ -130,7 +130,7 @@ def test_a_docker_that_was_told_of_cdi_by_somebody_else_keeps_it():
     assert json.loads(back[DOCKER.config]) == json.loads(text)
 
 
-def test_the_record_has_nothing_of_what_a_configuration_says():
+def test_record_contains_no_configuration():
     secret = json.dumps({"http-proxy": "http://user:secret@proxy"})
     found = engines.ask(DOCKER, "1.18.2", Request("1.18.2"), {DOCKER.config: secret}, call("1.18.2"))
     assert "secret" in found[DOCKER.config]

@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import
         ("dnf", "aarch64", "https://nvidia.github.io/libnvidia-container/stable/rpm/aarch64"),
     ],
 )
-def test_the_default_address_is_the_documented_one(manager, machine, expected):
+def test_default_address_is_documented(manager, machine, expected):
     defaults = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
     assert files.repository_url(defaults["container_toolkit_repository_url"], manager, machine) == expected
 
@@ -70,15 +70,15 @@ def test_dnf_installs_exact_versions_with_verified_metadata(tmp_path):
     assert not any("nogpgcheck" in part for command in machine.commands for part in command)
 
 
-def test_dnf_goes_back_to_an_older_version_by_its_own_command(tmp_path):
+def test_dnf_downgrades_with_its_own_command(tmp_path):
     there = "".join("%s\t1.18.2-1\n" % name for name in rules.PACKAGES)
     machine = Machine(rpm=(0, there, ""))
     Dnf(machine, str(tmp_path / "versionlock.list")).install("1.17.8-1")
     assert "downgrade" in machine.commands[-1]
 
 
-def test_a_package_in_two_versions_is_broken(tmp_path):
-    """As rpm lists it after a transaction that was killed: the old version is removed last."""
+def test_package_in_two_versions_is_broken(tmp_path):
+    """rpm lists it so after a killed transaction, because the old version is removed last."""
     whole, torn = rules.PACKAGES[:2]
     listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))
     packages = Dnf(Machine(rpm=(0, listed, "")), str(tmp_path / "none")).packages()
@@ -89,7 +89,7 @@ def test_a_package_in_two_versions_is_broken(tmp_path):
     assert rules.installed(packages) == ""
 
 
-def test_dnf_locks_and_sees_what_is_locked(tmp_path):
+def test_dnf_locks_and_lists_locks(tmp_path):
     lock = tmp_path / "versionlock.list"
     lock.write_text("libnvidia-container1-0:1.18.2-1.*\n")
     machine = Machine(
@@ -101,15 +101,15 @@ def test_dnf_locks_and_sees_what_is_locked(tmp_path):
     assert machine.commands[-1][-5:] == ["add", *rules.PACKAGES]
 
 
-def test_dnf_says_who_would_be_left_without(tmp_path):
+def test_dnf_names_dependent_packages(tmp_path):
     said = "error: Failed dependencies:\n\tnvidia-container-toolkit is needed by (installed) nvidia-docker2-2.14.0-1.noarch\n"
     dnf = Dnf(Machine(rpm=(1, "", said)), str(tmp_path / "versionlock.list"))
     assert dnf.removals_of_removing(["nvidia-container-toolkit"]) == ["nvidia-docker2"]
 
 
 @pytest.mark.parametrize("state", ["active", "inactive"])
-def test_a_docker_that_is_off_is_not_asked(monkeypatch, tmp_path, state):
-    """The question would start it, by its socket."""
+def test_stopped_docker_is_not_queried(monkeypatch, tmp_path, state):
+    """A query would start it through its socket."""
     monkeypatch.setattr(observe, "is_installed", lambda program: program == "dockerd")
     unit = "Id=docker.service\nLoadState=loaded\nUnitFileState=disabled\nActiveState=%s\n" % state
     asked_for = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]

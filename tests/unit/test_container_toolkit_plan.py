@@ -15,18 +15,18 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Host, Request, Unit
 
 
-def test_nothing_is_done_where_all_is_right():
+def test_correct_host_needs_no_steps():
     made = make(right())
     assert (made.steps, made.pending, made.notes) == ((), (), ())
 
 
-def test_a_bare_host_gets_everything_in_an_order_in_which_each_finds_what_it_needs():
+def test_bare_host_gets_everything_in_dependency_order():
     daemon = {"docker.service": RUNNING}
     made = make(Host("apt", driver=True, engines=("docker", "podman"), units=daemon))
     assert kinds(made) == ["key", "write", "write", "install", "hold", "engine", "enable", "specification", "reload"]
 
 
-def test_without_a_driver_there_is_no_specification_yet_and_that_is_said():
+def test_missing_driver_means_no_specification_with_a_note():
     made = make(right(driver=False, specs=()))
     assert made.steps == () and "no driver" in made.notes[0]
 
@@ -48,7 +48,7 @@ def test_without_a_driver_there_is_no_specification_yet_and_that_is_said():
         ({"units": {rules.REFRESH_PATH: Unit()}}, ["enable"]),
     ],
 )
-def test_one_thing_that_is_not_right_is_mended_and_nothing_else(seen, expected):
+def test_only_the_wrong_part_is_repaired(seen, expected):
     assert kinds(make(right(**seen))) == expected
 
 
@@ -60,12 +60,12 @@ def test_one_thing_that_is_not_right_is_mended_and_nothing_else(seen, expected):
         ({"cdi": False}, ["delete"]),
     ],
 )
-def test_what_is_asked_for_no_more_goes(change, expected):
+def test_parts_no_longer_requested_are_removed(change, expected):
     request = replace(Request("1.18.2"), **change)
     assert kinds(plan.present(right(), request, "1.18.2-1", wanted(request), TRUSTED)) == expected
 
 
-def test_an_older_toolkit_gets_units_from_here_and_a_newer_one_has_its_own():
+def test_older_toolkit_gets_units_and_newer_one_has_its_own():
     older = Request("1.17.8")
     host = right(older, packages=packages("1.17.8-1"))
     assert set(files.UNITS) <= set(wanted(older))
@@ -75,13 +75,13 @@ def test_an_older_toolkit_gets_units_from_here_and_a_newer_one_has_its_own():
     assert deleted == [files.REFRESH_SERVICE, files.REFRESH_PATH]
 
 
-def test_an_administrators_own_unit_stays():
+def test_unit_of_an_administrator_stays():
     host = right(files={**wanted(Request("1.18.2")), files.REFRESH_SERVICE: "[Service]\nExecStart=/opt/ours\n"})
     assert make(host).steps == ()
 
 
 @pytest.mark.parametrize("version", ["", "1.18", "latest", "v1.18.2", "1.18.2-rc.1", "1.18.2-1 "])
-def test_what_is_no_exact_version_is_refused(version):
+def test_inexact_version_is_refused(version):
     with pytest.raises(PlanError, match="container_toolkit_version"):
         rules.check_version(version)
 
@@ -92,7 +92,7 @@ def test_versions_are_compared_as_numbers():
     assert not rules.keeps_specification("1.9.0") and rules.keeps_specification("2.0.0")
 
 
-def test_a_package_of_others_goes_only_where_that_is_allowed():
+def test_foreign_package_is_removed_only_if_allowed():
     rules.check_removals(["nvidia-container-toolkit", "nvidia-docker2"], ["nvidia-docker2"], "install")
     with pytest.raises(PlanError, match="nvidia-docker2 would have to be removed"):
         rules.check_removals(["nvidia-docker2"], [], "install")
@@ -111,12 +111,12 @@ def test_a_package_of_others_goes_only_where_that_is_allowed():
         ((), False, []),
     ],
 )
-def test_engines_that_are_found(there, kubelet, expected):
+def test_detected_engines(there, kubelet, expected):
     host = Host("apt", engines=there, kubelet=kubelet)
     assert [engine.name for engine in rules.engines(host, Request("1.18.2"))] == expected
 
 
-def test_an_engine_that_is_named_must_be_there():
+def test_named_engine_must_be_installed():
     with pytest.raises(PlanError, match="crio is not installed"):
         rules.engines(Host("apt", engines=("podman",)), Request("1.18.2", engines=("crio",)))
 
@@ -144,7 +144,7 @@ def test_an_engine_that_is_named_must_be_there():
         (CRIO, "safe", False, {}, "restart"),
     ],
 )
-def test_how_an_engine_takes_its_configuration(engine, policy, cdi, seen, expected):
+def test_how_engines_apply_their_configuration(engine, policy, cdi, seen, expected):
     host = replace(Host("apt", units={engine.unit: RUNNING}), **seen)
     assert rules.takes_effect_by(engine, host, policy, cdi) == expected
 
@@ -164,7 +164,7 @@ def pending(start, cdi=False):
         (pending("earlier"), "never", ([], ())),
     ],
 )
-def test_a_restart_that_is_still_due_is_remembered(record, policy, expected):
+def test_pending_restart_is_remembered(record, policy, expected):
     texts = {DOCKER.config: "{}"}
     host = right(
         engines=("docker",), units={"docker.service": RUNNING}, configured={"docker": texts}, record=record,
@@ -179,11 +179,11 @@ def test_a_restart_that_is_still_due_is_remembered(record, policy, expected):
 # -- Taking it away ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_taken_from_a_bare_host():
+def test_removal_from_a_bare_host_does_nothing():
     assert plan.absent(Host("apt", engines=("docker",), files={DOCKER.config: "{}"}), Request("")).steps == ()
 
 
-def test_engines_forget_the_toolkit_before_it_goes():
+def test_engines_are_unconfigured_before_removal():
     text = json.dumps({"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}})
     host = right(engines=("docker",), units={"docker.service": RUNNING}, record={"selinux": True},
                  specs=(files.SPECIFICATION, "/etc/cdi/site.yaml"))  # fmt: skip

@@ -54,13 +54,13 @@ def change(tmp_path, monkeypatch, refuses):
     return docker, made, path
 
 
-def test_a_reload_is_waited_for(tmp_path, monkeypatch):
+def test_reload_is_awaited(tmp_path, monkeypatch):
     docker, made, path = change(tmp_path, monkeypatch, refuses=False)
     made._reload(Step("reload", "reload docker", ("docker",)))
     assert docker.asked == 2 and json.loads(path.read_text()) == NEW
 
 
-def test_a_file_that_dockerd_refuses_is_taken_back_without_a_restart(tmp_path, monkeypatch):
+def test_file_refused_by_dockerd_is_rolled_back_without_a_restart(tmp_path, monkeypatch):
     docker, made, path = change(tmp_path, monkeypatch, refuses=True)
     monkeypatch.setattr(apply, "_DOCKER_SECONDS", 0.05)
     with pytest.raises(ApplyError, match="dockerd does not have the runtime nvidia") as raised:
@@ -81,6 +81,6 @@ def test_a_file_that_dockerd_refuses_is_taken_back_without_a_restart(tmp_path, m
         (NEW, [], "gives no runtimes"),
     ],
 )
-def test_what_dockerd_lacks(configured, info, lacks):
+def test_missing_settings_of_dockerd(configured, info, lacks):
     problem = engines.docker_lacks(json.dumps(configured) if configured else "", json.dumps(info))
     assert lacks in problem and bool(lacks) == bool(problem)

@@ -29,6 +29,6 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
         assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults
 
 
-def test_the_role_hands_every_option_to_the_module():
+def test_role_passes_every_option_to_the_module():
     _facts, block = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
     assert set(block["module_defaults"]["openfleet.gpu.container_toolkit"]) == set(container_toolkit.argspec())

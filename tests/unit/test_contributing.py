@@ -47,7 +47,7 @@ BLOCKS = [each for page in PAGES for each in named(page.read_text("utf-8"))]
 
 
 @pytest.mark.parametrize(("word", "before"), BLOCKS)
-def test_a_path_is_there(word, before):
+def test_paths_exist(word, before):
     assert found(word, before)
 
 
@@ -60,7 +60,7 @@ def folders_of_code():
 
 
 @pytest.mark.parametrize("folder", list(folders_of_code()))
-def test_a_folder_is_on_the_map(folder):
+def test_folders_are_on_the_map(folder):
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Map\n")[2].partition("\n## ")[0]
     path = str(folder.relative_to(ROOT))
     beside = r"`%s/[\w.*]+`(?:, `[\w.*]+`)*, `%s`" % (re.escape(path.rpartition("/")[0]), folder.name)
@@ -82,13 +82,13 @@ def loose_files():
 
 
 @pytest.mark.parametrize("path", list(loose_files()))
-def test_a_loose_file_is_on_the_map(path):
+def test_loose_files_are_on_the_map(path):
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Map\n")[2].partition("\n## ")[0]
     assert re.search(r"`(?:[\w/]+/)?%s`" % re.escape(path.name), text)
 
 
-def test_a_page_names_no_playbook_that_does_not_exist():
-    """Find names of playbooks without an ending, too."""
+def test_pages_name_only_existing_playbooks():
+    """Includes names of playbooks without an ending."""
     row = re.search(r"^\| `playbooks` \|(.*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)[1]
     playbooks = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
     assert set(re.findall(r"\w+\.yml", row)) == playbooks
@@ -100,7 +100,7 @@ def test_contributing_is_one_page():
     assert len((ROOT / "CONTRIBUTING.md").read_text("utf-8").split()) <= 2000
 
 
-def test_a_path_that_is_not_there_is_found_out():
+def test_missing_path_is_detected():
     words = [each.values for each in named("1. `plugins/module_utils/models/NAME.json`, `gone.py` and `make test`.\n")]
     assert words == [
         ("plugins/module_utils/models/NAME.json", ()),

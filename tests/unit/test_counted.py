@@ -29,12 +29,12 @@ PLURAL = re.compile(
     [((0, "GPU"), "0 GPUs"), ((1, "GPU"), "1 GPU"), ((2, "GPU"), "2 GPUs"), ((1, "query", "queries"), "1 query"),
      ((3, "query", "queries"), "3 queries")],
 )  # fmt: skip
-def test_a_noun_follows_its_number(arguments, text):
+def test_nouns_match_their_number(arguments, text):
     assert counted(*arguments) == text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PLUGINS)))
-def test_no_text_has_a_plural_for_every_number(path):
+def test_no_text_has_a_plural_for_any_number(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [found for text in texts for found in PLURAL.findall(text)] == []

@@ -43,7 +43,7 @@ def health_of_one():
     return samples(families)
 
 
-def test_nothing_known_is_nothing_said(nvml):
+def test_unknown_values_are_not_exported(nvml):
     assert health_of_one() == {}
 
 
@@ -65,7 +65,7 @@ def test_violations_and_replays(nvml):
 
 
 @pytest.mark.parametrize("code", gpus.GONE)
-def test_a_driver_that_is_gone_is_no_figure_that_is_unknown(code):
+def test_missing_driver_differs_from_an_unknown_value(code):
     def gone():
         raise pynvml.NVMLError(code)
 
@@ -73,7 +73,7 @@ def test_a_driver_that_is_gone_is_no_figure_that_is_unknown(code):
         gpus.ask(gone)
 
 
-def test_gpus_that_cannot_be_counted_are_not_lost(nvml, tmp_path):
+def test_uncountable_gpus_are_not_lost(nvml, tmp_path):
     record = tmp_path / "gpus.json"
     record.write_text('{"GPU-1": {"index": "0", "model": "a model"}}')
     with pytest.raises(pynvml.NVMLError):
@@ -85,7 +85,7 @@ def test_gpus_that_cannot_be_counted_are_not_lost(nvml, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"GPU-1": 3}', '{"GPU-1": {"index": "x", "model": ""}}'])
-def test_a_record_that_is_no_record_is_none(tmp_path, text):
+def test_invalid_record_is_ignored(tmp_path, text):
     record = tmp_path / "gpus.json"
     record.write_text(text)
     assert Gpus(record).known == {}
@@ -104,7 +104,7 @@ def test_recent_is_five_minutes():
     assert xids.counts() == ({(WHOLE, 31): 2}, {})
 
 
-def test_figures_of_long_ago_are_none():
+def test_old_samples_give_no_values():
     now = [0.0]
     measured = gpm.Gpm(Gpus(), interval=10, clock=lambda: now[0])
     measured._figures[("GPU-1", None)] = (0.0, {"sm_active": 0.4})
@@ -144,8 +144,8 @@ def test_figures_of_two_samples(nvml, values, figures):
     assert gpm.between(None, None) == figures
 
 
-def test_rates_are_told_of_the_whole_gpu_and_ratios_of_its_instances(nvml):
-    """Two samples of a GPU with an instance; each takes one of the whole besides."""
+def test_rates_are_per_gpu_and_ratios_per_instance(nvml):
+    """Each of two samples of a GPU with an instance also includes the whole GPU."""
     taken = []
     nvml(
         nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),
@@ -174,7 +174,7 @@ def test_two_compute_instances_have_the_memory_once():
     assert not first.shares_memory and second.shares_memory
 
 
-def test_a_scrape_does_not_wait_for_ever_behind_another(monkeypatch):
+def test_scrape_waits_for_another_one_only_until_a_timeout(monkeypatch):
     monkeypatch.setattr(collector, "PATIENCE", 0.01)
     one = collector.HostCollector(Gpus(), None)
     with one.lock, pytest.raises(TimeoutError, match="has not answered"):

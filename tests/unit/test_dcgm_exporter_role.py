@@ -44,7 +44,7 @@ def test_passwords_are_kept_out_of_logs():
 
 
 def test_the_example_explains_every_variable_and_shows_its_default():
-    """A value that is commented out is the default."""
+    """A value in a comment is the default."""
     example = EXAMPLE.read_text()
     for name, default in defaults().items():
         assert re.search(rf"^(# )?{name}:", example, re.MULTILINE), name
@@ -53,7 +53,7 @@ def test_the_example_explains_every_variable_and_shows_its_default():
             assert yaml.safe_load(shown.group(1)) == {name: default}
 
 
-def test_tests_use_the_very_versions_that_hosts_get():
+def test_tests_use_the_versions_of_hosts():
     hosts = python_pins.read((ROLE / "files" / "embedded-requirements.txt").read_text())
     groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
     assert {"%s==%s" % (pin.name, pin.version) for pin in hosts} <= set(groups["unit"])
@@ -64,8 +64,11 @@ def counters():
     return [[cell.strip() for cell in row] for row in csv.reader(line for line in lines if line and line[0] != "#")]
 
 
-def test_the_counters_file_is_one_that_dcgm_exporter_reads():
-    """Three cells; a comma more would be a fourth. Types: https://github.com/NVIDIA/dcgm-exporter (README)."""
+def test_counters_file_is_valid_for_dcgm_exporter():
+    """Three cells: one more comma would be a fourth.
+
+    Types: https://github.com/NVIDIA/dcgm-exporter (README).
+    """
     rows = counters()
     assert all(len(row) == 3 for row in rows)
     assert {row[1] for row in rows} <= {"gauge", "counter", "label"}
@@ -74,8 +77,8 @@ def test_the_counters_file_is_one_that_dcgm_exporter_reads():
     assert all(re.fullmatch(r"DCGM_(FI_(DEV|PROF)|EXP)_\w+|DCGM_FI_DRIVER_VERSION", name) for name in names)
 
 
-def test_the_counters_file_has_what_the_shipped_ones_leave_out():
-    """NVIDIA's have SM_ACTIVE and SM_OCCUPANCY commented out, and no field from which a total of memory follows."""
+def test_counters_file_has_fields_that_shipped_ones_lack():
+    """NVIDIA's have SM_ACTIVE and SM_OCCUPANCY in comments, and no fields for the total of memory."""
     names = {row[0] for row in counters()}
     wanted = ["SM_ACTIVE", "SM_OCCUPANCY", "DRAM_ACTIVE", "PIPE_TENSOR_ACTIVE", "GR_ENGINE_ACTIVE"]
     assert {"DCGM_FI_PROF_" + name for name in wanted} <= names

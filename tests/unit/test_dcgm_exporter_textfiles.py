@@ -67,7 +67,7 @@ def readable(folder):
         'a{b="\0"} 1',
     ],
 )
-def test_a_file_that_is_not_in_the_format_is_left_out_and_named(text, tmp_path, capsys):
+def test_malformed_textfile_is_skipped_and_named(text, tmp_path, capsys):
     (tmp_path / "bad.prom").write_text(f"before 1\n{text}\n")
     (tmp_path / "good.prom").write_text('# TYPE good gauge\ngood{of="a b"} 1\n')
     assert readable(tmp_path) == {"bad.prom": False, "good.prom": True}
@@ -76,22 +76,22 @@ def test_a_file_that_is_not_in_the_format_is_left_out_and_named(text, tmp_path, 
     assert "bad.prom is skipped: " in capsys.readouterr().out
 
 
-def test_what_is_no_text_or_no_file_is_left_out(tmp_path):
+def test_non_text_and_non_files_are_skipped(tmp_path):
     (tmp_path / "bytes.prom").write_bytes(b"a\xff 1\n")
     (tmp_path / "folder.prom").mkdir()
     os.mkfifo(tmp_path / "pipe.prom")
     assert readable(tmp_path) == {"bytes.prom": False, "folder.prom": False, "pipe.prom": False}
 
 
-def test_one_that_has_no_end_is_left_out(tmp_path, capsys):
-    """It need not lie on a disk: zeros that nobody wrote have a size too."""
+def test_sparse_file_is_skipped(tmp_path, capsys):
+    """A sparse file has a size without using disk space."""
     with (tmp_path / "huge.prom").open("wb") as file:
         file.truncate(1 << 40)
     assert readable(tmp_path) == {"huge.prom": False}
     assert "huge.prom is skipped: more than 4194304 bytes" in capsys.readouterr().out
 
 
-def test_of_jobs_no_more_is_read_than_a_scheduler_writes(tmp_path):
+def test_job_files_are_read_up_to_a_limit(tmp_path):
     for name, write in (("pipe", os.mkfifo), ("folder", os.mkdir)):
         write(tmp_path / name)
         with pytest.raises(ValueError, match="not a regular file"):
@@ -102,12 +102,12 @@ def test_of_jobs_no_more_is_read_than_a_scheduler_writes(tmp_path):
         textfiles.content(tmp_path / "jobs", 5)
 
 
-def test_a_file_has_a_name_that_can_be_served(tmp_path):
+def test_textfile_names_are_validated(tmp_path):
     (tmp_path / os.fsdecode(b"\xff.prom")).write_text("good 1\n")
     assert readable(tmp_path) == {"?.prom": True}
 
 
-def test_what_the_format_allows_is_passed_on(tmp_path):
+def test_valid_text_is_served_unchanged(tmp_path):
     (tmp_path / "all.prom").write_text(
         "# a remark\n#\n\n# HELP a:b Text with \\\\ and ä.\n# TYPE a:b counter\na:b 1\n"
         'c {d="x\\"y\\\\z\\n", _e = "ä", __meta="", } 2 1700000000000\n'
@@ -121,7 +121,7 @@ def test_what_the_format_allows_is_passed_on(tmp_path):
     assert samples["a:b_total"] == "1.0"
 
 
-def test_one_metric_of_two_files_is_one(tmp_path):
+def test_metric_in_two_files_is_merged(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.prom").write_text(f'# TYPE both gauge\nboth{{of="{name}"}} 1\n')
     assert {'both{of="a"}', 'both{of="b"}'} <= set(served(tmp_path))

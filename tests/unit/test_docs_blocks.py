@@ -72,7 +72,7 @@ def test_other_spellings_of_yaml_do_not_escape():
 
 
 @pytest.mark.parametrize("body", ["a: b: c", "a: 1\na: 2", "just words"])
-def test_broken_blocks_are_seen(body):
+def test_broken_blocks_are_detected(body):
     ((line, found),) = blocks("Text\n\n  ```yaml\n  %s\n  ```\n" % body.replace("\n", "\n  "), "yaml")
     assert line == 3
     with pytest.raises((yaml.YAMLError, AssertionError)):

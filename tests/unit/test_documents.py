@@ -40,7 +40,7 @@ def links(path):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_lead_somewhere(document):
+def test_links_have_targets(document):
     broken = []
     for link in links(document):
         if re.match(r"[a-z]+:", link):
@@ -52,7 +52,7 @@ def test_links_lead_somewhere(document):
     assert broken == []
 
 
-def test_the_readme_takes_two_screens():
+def test_readme_fits_two_screens():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     # Two screens of prose: lines do not count, because each sentence has its own.
     assert len(text.split()) <= 1000
@@ -66,8 +66,8 @@ def test_every_page_is_listed():
     assert pages - set(links(INDEX)) == set()
 
 
-def test_the_demo_installs_what_right_sizing_needs():
-    """Without OR-Tools the first proposal that a reader sees is the weaker one."""
+def test_demo_installs_packages_for_right_sizing():
+    """Without OR-Tools the first proposal of a reader would be a weaker one."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)[1]
     assert recipe.index("--requirement requirements-rightsize.txt") < recipe.index("tests/lab/demo.py")

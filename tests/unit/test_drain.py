@@ -32,7 +32,7 @@ def running(name, **relations):
     return Unit(name, "loaded", "active", **relations)
 
 
-def test_what_depends_on_a_unit_goes_before_it():
+def test_dependents_stop_before_a_unit():
     look = looking_at(
         running("a.service", dependents=("b.service", "c.service")),
         running("b.service", dependents=("d.service",)),
@@ -47,7 +47,7 @@ def test_what_depends_on_a_unit_goes_before_it():
     assert names[-1] == "a.service"
 
 
-def test_what_would_start_a_unit_again_goes_first():
+def test_triggers_of_a_unit_stop_first():
     look = looking_at(
         running("a.service", triggered_by=("a.socket",), dependents=("b.service",)),
         # The usual circle: the socket belongs to the service, which requires it.
@@ -79,25 +79,25 @@ def test_a_socket_starts_before_its_service():
         ("x.timer", "x.timer"),
     ],
 )
-def test_names_are_read_as_systemctl_reads_them(written, meant):
+def test_names_are_read_like_systemctl(written, meant):
     assert unit_name(written) == meant
 
 
 @pytest.mark.parametrize(
     "name", ["", "a b", "inference@.service", "lab-*", "gpu.target", "user.slice", "-.mount", None]
 )
-def test_what_names_no_unit_to_stop_is_refused(name):
+def test_invalid_unit_names_are_refused(name):
     with pytest.raises(DrainError):
         unit_name(name)
 
 
 @pytest.mark.parametrize("state", ["active", "reloading", "activating", "refreshing"])
-def test_a_unit_that_runs_or_begins_to_is_to_come_back(state):
+def test_running_or_starting_unit_is_restored(state):
     assert Unit("a.service", "loaded", state).runs
 
 
 @pytest.mark.parametrize("state", ["inactive", "failed", "deactivating", "maintenance"])
-def test_a_unit_that_others_stopped_is_not(state):
+def test_unit_stopped_by_others_is_not_restored(state):
     assert not Unit("a.service", "loaded", state).runs
 
 
@@ -149,12 +149,12 @@ def test_reasons(written, reason, user):
 
 
 @pytest.mark.parametrize("reason", ["", "  ", 'the "fan"', "a\nb", "a\tb", "x [y]"])
-def test_reasons_that_slurm_would_not_give_back_are_refused(reason):
+def test_reasons_that_slurm_would_change_are_refused(reason):
     with pytest.raises(DrainError, match="gpu_drain_slurm_reason"):
         check_reason(reason)
 
 
-def test_a_reason_is_kept_as_slurm_keeps_it():
+def test_reason_is_compared_as_slurm_stores_it():
     assert check_reason(" driver upgrade: x=1 ") == "driver upgrade: x=1"
 
 
@@ -190,18 +190,18 @@ def test_jobs_are_named_with_user_and_time():
     assert (jobs[0]["id"], jobs[0]["name"], jobs[0]["user"]) == ("5", "train it | now", "alice")
 
 
-def test_a_job_s_name_is_no_other_job_and_a_line_of_text():
+def test_job_name_cannot_pose_as_another_job_and_is_one_line():
     names = {"5": "a\n99 RUNNING 1:00 root\n", "6": "\x1b[2J\u2028b\x85\n"}
     jobs = Slurm(squeue(names)).jobs("gpu-a")
     assert [(job["id"], job["name"]) for job in jobs] == [("5", "a"), ("6", "\\x1b[2J\\u2028b\\x85")]
 
 
-def test_an_unknown_node_says_which_variable_to_set():
+def test_unknown_node_names_the_variable_to_set():
     with pytest.raises(DrainError, match="gpu_drain_slurm_node"):
         Slurm(Answers(1, stdout="Node gpu-x not found\n")).node("gpu-x")
 
 
-def test_slurm_without_its_tools_is_named():
+def test_missing_slurm_tools_are_named():
     def absent(command):
         raise FileNotFoundError(2, "No such file or directory", command[0])
 
@@ -217,7 +217,7 @@ def pod(name, phase="Running", owner=None, **annotations):
     return {"metadata": metadata, "status": {"phase": phase}}
 
 
-def test_pods_that_do_not_go_or_have_ended_are_not_awaited():
+def test_staying_or_ended_pods_are_not_awaited():
     pods = [
         pod("job", owner="Job"),
         pod("bare"),
@@ -229,7 +229,7 @@ def test_pods_that_do_not_go_or_have_ended_are_not_awaited():
     assert awaited_pods(pods) == ["ml/job", "ml/bare", "ml/new"]
 
 
-def test_pods_of_daemonsets_are_awaited_that_a_paused_label_takes_off():
+def test_daemonset_pods_removed_by_a_paused_label_are_awaited():
     labels = {"a/deploy": "paused", "b/deploy": "paused"}
     selectors = {"plugin": {"a/deploy": "true"}, "tool": {"a/deploy": "paused"}, "other": {"c": "true"}, "any": None}
     pods = [{**pod(name, owner="DaemonSet"), "spec": {"nodeSelector": found}} for name, found in selectors.items()]
@@ -240,8 +240,8 @@ def test_pods_of_daemonsets_are_awaited_that_a_paused_label_takes_off():
 
 
 @pytest.mark.parametrize("name", ["--help", "gpu a;x", "State=DOWN", "a,b", "gpu-[1-9]", "ALL=", "x" * 256])
-def test_what_slurmd_calls_this_host_is_a_name_or_refused(name):
-    """Whatever answers in its place would have root's scontrol change other nodes, or read it as an option."""
+def test_node_name_from_slurmd_is_validated(name):
+    """A forged answer could make root's scontrol change other nodes, or add an option."""
     said = Answers(stdout="Hostname                 = %s\n" % name)
     if " " in name:
         assert Slurm(said).name_from_slurmd() == "gpu"
@@ -251,7 +251,7 @@ def test_what_slurmd_calls_this_host_is_a_name_or_refused(name):
 
 
 @pytest.mark.parametrize(("of", "own"), [("gpu-a", True), ("gpu-a.example.org", True), ("gpu-b", False)])
-def test_a_node_of_another_host_is_not_drained_on_slurmd_s_word(tmp_path, monkeypatch, of, own):
+def test_node_of_another_host_is_not_drained(tmp_path, monkeypatch, of, own):
     monkeypatch.setattr(drain.os, "uname", lambda: types.SimpleNamespace(nodename="gpu-a.example.org"))
 
     def answer(command):
@@ -267,15 +267,15 @@ def test_a_node_of_another_host_is_not_drained_on_slurmd_s_word(tmp_path, monkey
         taking.own_node()
 
 
-def test_names_of_very_many_jobs_are_not_asked_for_without_end(monkeypatch):
-    """All jobs count, those without their names too."""
+def test_names_of_very_many_jobs_are_queried_in_part(monkeypatch):
+    """All jobs count, even without their names."""
     monkeypatch.setattr(drain_slurm, "_NAMES_SECONDS", -1)
     found = Slurm(squeue({})).jobs("gpu-a")
     assert [(job["id"], job["name"], job["user"]) for job in found] == [("5", "", "alice"), ("6", "", "CORP\\Bob B")]
 
 
 def test_texts_of_slurm_are_printable_and_short_in_messages():
-    """Who may update a node gives a reason, and a user names a job."""
+    """Reasons are from users who may update nodes, and job names from any user."""
     hostile = "x\r\x1b[2J\u2028" + "y" * 5000
     node = parse_node("NodeName=gpu-a State=DOWN+DRAIN Reason=%s [mallory@2026-01-01T00:00:00]" % hostile)
     assert node.described().isprintable() and len(node.described()) < 500

@@ -57,7 +57,7 @@ def resumed(found, labels=LABELS):
 
 
 @pytest.mark.parametrize("annotations", [None, {"others": "1"}])
-def test_what_a_drain_changes_comes_back(annotations):
+def test_changes_of_a_drain_are_undone(annotations):
     before = node({"x/plugin": "true", "y": "1"}, annotations)
     during = patched(before, drained(before))
     assert during["spec"]["unschedulable"] is True
@@ -71,7 +71,7 @@ def test_what_a_drain_changes_comes_back(annotations):
     assert resumed(after) == {"operations": [], "paused": []}
 
 
-def test_a_node_that_others_cordoned_stays_so_and_its_labels_come_back():
+def test_node_cordoned_by_others_stays_cordoned_and_labels_are_restored():
     before = node({"x/plugin": "true"}, unschedulable=True)
     during = patched(before, drained(before))
     assert CORDONED not in during["metadata"]["annotations"]
@@ -88,7 +88,7 @@ def test_a_node_that_others_cordoned_stays_so_and_its_labels_come_back():
     ],
     ids=["cordon", "label", "first annotation"],
 )
-def test_a_change_since_the_look_refuses_the_drain(change):
+def test_change_after_the_read_refuses_the_drain(change):
     found = node({"x/plugin": "true"})
     operations = drained(found)
     change(found)
@@ -96,7 +96,7 @@ def test_a_change_since_the_look_refuses_the_drain(change):
         patched(found, operations)
 
 
-def test_a_label_that_others_changed_during_the_drain_stays():
+def test_label_changed_by_others_during_the_drain_stays():
     during = patched(
         node({"x/plugin": "true", "x/exporter": "true"}), drained(node({"x/plugin": "true", "x/exporter": "true"}))
     )
@@ -106,7 +106,7 @@ def test_a_label_that_others_changed_during_the_drain_stays():
     assert BEFORE not in after["metadata"]["annotations"]
 
 
-def test_a_label_that_is_paused_later_joins_the_record():
+def test_label_paused_later_is_added_to_the_record():
     first = node({"x/plugin": "true", "x/exporter": "1"})
     during = patched(first, drained(first, {"x/plugin": "paused"}))
     during = patched(during, drained(during))
@@ -127,8 +127,8 @@ def test_a_label_that_is_paused_later_joins_the_record():
         json.dumps({"node-restriction.kubernetes.io/trusted": "true"}),
     ],
 )
-def test_who_runs_the_node_decides_no_label_but_those_that_the_inventory_pauses(written):
-    """The annotation is written by whoever may write the node, a kubelet that was taken over too."""
+def test_node_can_change_only_labels_that_the_inventory_pauses(written):
+    """Anything that may write the node can write the annotation, also a compromised kubelet."""
     annotations = {BEFORE: written} if written is not None else None
     during = node({"x/plugin": "paused", "node-restriction.kubernetes.io/trusted": "false"}, annotations)
     found = resumed(during)
@@ -138,5 +138,5 @@ def test_who_runs_the_node_decides_no_label_but_those_that_the_inventory_pauses(
 
 
 @pytest.mark.parametrize("form", [None, [], {}, {"metadata": 3, "spec": []}])
-def test_nodes_of_another_form_have_nothing_to_bring_back(form):
+def test_malformed_nodes_have_nothing_to_restore(form):
     assert resumed(form) == {"operations": [], "paused": []}

@@ -29,7 +29,7 @@ MINIMUMS = minimum_versions()
 
 
 @pytest.mark.parametrize("model", load_models().values(), ids=lambda model: model.key)
-def test_each_model_has_its_minimum_driver_with_a_source_or_a_doubt(model):
+def test_each_model_has_a_minimum_driver_with_a_source_or_a_note(model):
     rules.check_version(model.minimum_driver)
     sources = [text for text in model.sources if "minimum driver version" in text]
     assert bool(sources) or model.unconfirmed.get("minimum_driver"), model.key
@@ -50,7 +50,7 @@ def test_each_model_has_its_minimum_driver_with_a_source_or_a_doubt(model):
         ("2684", "515", "520"),
     ],
 )
-def test_a_driver_older_than_the_gpu_is_refused_with_gpu_branch_and_minimum(device_id, version, minimum):
+def test_driver_older_than_the_gpu_is_refused_with_gpu_branch_and_minimum(device_id, version, minimum):
     with pytest.raises(PlanError) as caught:
         rules.check_gpus(gpus(AMPERE, device_id), version, MINIMUMS)
     message = str(caught.value)
@@ -67,16 +67,16 @@ def test_a_driver_older_than_the_gpu_is_refused_with_gpu_branch_and_minimum(devi
     [(BLACKWELL, "570"), (BLACKWELL, "570.133.20"), (BLACKWELL, "570.133"), ("2bb1", "570"), ("2bb5", "580"), (HOPPER, "525"),
      (HOPPER, "580.95.05"), ("2204", "470"), (VOLTA, "470")],
 )  # fmt: skip
-def test_a_driver_that_runs_the_gpu_is_taken(device_id, version):
+def test_supported_driver_is_accepted(device_id, version):
     assert rules.check_gpus(gpus(device_id), version, MINIMUMS) == ()
 
 
-def test_a_minimum_that_no_document_names_is_a_note():
+def test_undocumented_minimum_is_a_note():
     (note,) = rules.check_gpus(gpus("2348"), "550", MINIMUMS)
     assert "0000:10:00.0" in note and "565.57.01" in note and "not confirmed" in note
 
 
-def test_the_gpus_that_need_open_modules_are_named():
+def test_gpus_that_need_open_modules_are_named():
     with pytest.raises(PlanError, match=r"0000:11:00\.0 \(10de:2901\)"):
         rules.flavor(gpus(HOPPER, BLACKWELL), "proprietary", 580)
 
@@ -100,7 +100,7 @@ def ours(distribution="debian-12"):
 
 @pytest.mark.parametrize(("name", "what"), FOREIGN)
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
-def test_a_driver_of_other_packages_is_named_and_never_removed_unasked(distribution, name, what):
+def test_driver_of_other_packages_is_removed_only_if_allowed(distribution, name, what):
     seen = host(distribution, packages=(*ours(), Package(name, "580.95.05-1")))
     patterns = PATTERNS[distribution]
     assert not rules.of_the_driver(Package(name, "580.95.05-1"), patterns)
@@ -130,13 +130,13 @@ def test_a_driver_of_other_packages_is_named_and_never_removed_unasked(distribut
         ({"driver_container": "/run/nvidia/driver/usr"}, "/run/nvidia/driver/usr", "driver.enabled=false"),
     ],
 )
-def test_another_way_of_installation_is_named_and_refused(left, text, cure):
+def test_other_installation_method_is_named_and_refused(left, text, cure):
     with pytest.raises(PlanError) as caught:
         rules.refuse_mixing(host(packages=ours(), **left), Request("580"), PATTERNS["debian-12"])
     assert text in str(caught.value) and cure in caught.value.cure
 
 
-def test_all_other_ways_are_named_at_once():
+def test_all_other_installation_methods_are_named_at_once():
     seen = host(
         packages=(Package(VGPU, "580.95.05-1"),), runfile="/usr/bin/nvidia-uninstall", driver_container="/run/x"
     )
@@ -146,7 +146,7 @@ def test_all_other_ways_are_named_at_once():
     assert "nvidia-uninstall" not in str(caught.value), "its removal is allowed"
 
 
-def test_what_the_packages_themselves_left_is_no_other_way():
+def test_leftovers_of_packages_are_no_other_method():
     seen = finished(dkms=("580.95.05",), installer_log="/var/lib/nvidia/log")
     assert rules.refuse_mixing(seen, Request("580"), PATTERNS["debian-12"]) == ()
     torn = host(dkms=("590.44.01",), interrupted=True)
@@ -155,7 +155,7 @@ def test_what_the_packages_themselves_left_is_no_other_way():
     assert rules.refuse_mixing(toolkit, Request("580", source="runfile"), PATTERNS["debian-12"]) == ()
 
 
-def test_a_run_file_is_not_installed_over_packages():
+def test_runfile_is_not_installed_over_packages():
     with pytest.raises(PlanError, match="nvidia-driver-cuda") as caught:
         rules.refuse_mixing(host(packages=ours()), Request("580.95.05", source="runfile"), PATTERNS["debian-12"])
     assert "nvidia_driver_allow_removal" in caught.value.cure
@@ -170,7 +170,7 @@ def make(seen, request, transaction=None, version="580.95.05"):
     return plan.present(seen, request, goal, plan.Repository(seen.key_fingerprints, entry["patterns"]))
 
 
-def test_the_run_files_driver_goes_before_the_packages_come():
+def test_runfile_driver_is_removed_before_packages_are_installed():
     seen = host(runfile="/usr/bin/nvidia-uninstall", library="575.57.08", on_disk="575.57.08")
     transaction = Transaction("580.95.05", tuple((name, "", "580.95.05-1") for name in HEADLESS))
     made = make(seen, Request("580", allow_removal=("runfile",), reboot="now"), transaction)
@@ -239,14 +239,14 @@ def test_signed_modules_follow_the_kernels_image():
          ("kernel-uek-devel-matched", "kernel-uek-devel-matched-5.15.0-312.187.5.el9uek.x86_64")),
     ],
 )  # fmt: skip
-def test_red_hats_variants_have_packages_of_their_own(distribution, kernel, build, following):
+def test_red_hats_variants_have_their_own_packages(distribution, kernel, build, following):
     found = wanted(distribution, kernel, headers=False)
     assert build in found.free
     assert found.next_kernel == (following,)
 
 
-def test_a_host_without_the_meta_package_of_its_kernels_gets_it():
-    """Its headers came with the kernel; the next one's would not."""
+def test_host_without_the_kernel_meta_package_gets_it():
+    """Its headers were installed with the kernel, but those of the next kernel would be missing."""
     entry = DISTRIBUTIONS["debian-12"]
     names = [*HEADLESS, "linux-image-amd64"]
     for more, version in (([], ""), (["linux-headers-amd64"], "580.95.05")):
@@ -255,11 +255,11 @@ def test_a_host_without_the_meta_package_of_its_kernels_gets_it():
         assert plan.settled(seen, Request("580"), found) == version
 
 
-def test_libraries_alone_need_nothing_of_a_kernel():
+def test_libraries_alone_need_no_kernel_packages():
     seen = host(packages=(Package("linux-image-amd64", "1"),))
     assert rules.wanted(seen, Request("580", kernel_modules="none"), DISTRIBUTIONS["debian-12"], 580).next_kernel == ()
 
 
-def test_what_no_source_has_is_a_note():
+def test_packages_without_source_are_a_note():
     made = make(host(), Request("580"), Transaction("580.95.05", missing=("linux-headers-custom",)))
     assert any("linux-headers-custom" in note and "next kernel" in note for note in made.notes)

@@ -34,7 +34,7 @@ Conf libnvidia-ml1 (580.95.05-1 lab:/ [amd64])
 """
 
 
-def test_what_apt_would_do():
+def test_plan_of_apt():
     found = apt.parse("580.95.05", SIMULATED, ("x",))
     assert found.installs == (
         ("libgdbm6", "", "1.23-3"),
@@ -87,7 +87,7 @@ def resolve(said, asked="580", **more):
         manager.close()
 
 
-def test_dnf_gets_exact_versions_the_newest_of_the_branch():
+def test_dnf_gets_the_exact_newest_version_of_the_branch():
     found, _manager = resolve(Said(OFFERED), nvswitches=4)
     assert found.version == "580.105.08"
     assert found.arguments[:3] == (
@@ -97,7 +97,7 @@ def test_dnf_gets_exact_versions_the_newest_of_the_branch():
     )
 
 
-def test_dnf_asks_a_repository_that_is_verified_in_every_way():
+def test_dnf_repository_is_fully_verified():
     said = Said(OFFERED)
     resolve(said)
     settings = said.commands[0]
@@ -107,14 +107,14 @@ def test_dnf_asks_a_repository_that_is_verified_in_every_way():
     assert not any("nogpgcheck" in word or word.endswith("gpgcheck=0") for command in said.commands for word in command)
 
 
-def test_dnf_refuses_a_version_that_is_not_there_and_a_repository_that_fails():
+def test_dnf_refuses_missing_versions_and_failing_repositories():
     with pytest.raises(PlanError, match=r"There is: 590\.48\.01, 580\.105\.08, 580\.95\.05"):
         resolve(Said(OFFERED), "595.1.2")
     with pytest.raises(PlanError, match="the repository cannot be used: Error: it broke"):
         resolve(Said(OFFERED, fails=("makecache",)))
 
 
-def test_dnf_changes_and_holds():
+def test_dnf_changes_and_locks():
     said = Said(OFFERED)
     found, manager = resolve(said)
     assert manager.install(found) == ""
@@ -157,7 +157,7 @@ class History(Said):
         return subprocess.CompletedProcess(command, int(bool(failed)), "", "Error: it broke\n" if failed else "")
 
 
-def test_dnf_undoes_nothing_if_its_own_transaction_never_began():
+def test_dnf_undoes_nothing_before_its_own_transaction():
     said = History("", OURS, "the administrator's", breaks="before")
     manager = Dnf(said)
     mark = manager.mark()
@@ -167,7 +167,7 @@ def test_dnf_undoes_nothing_if_its_own_transaction_never_began():
 
 
 @pytest.mark.parametrize("change", ["install", "remove"])
-def test_dnf_undoes_its_own_transactions_and_no_others(change):
+def test_dnf_undoes_only_its_own_transactions(change):
     said = History(OURS, "", breaks="after")
     manager = Dnf(said)
     mark = manager.mark()
@@ -177,15 +177,15 @@ def test_dnf_undoes_its_own_transactions_and_no_others(change):
     assert said.undone == [3]
 
 
-def test_dnf_starts_with_an_empty_history_and_says_if_it_cannot_be_read():
+def test_dnf_handles_empty_and_unreadable_histories():
     assert Dnf(History()).mark() == "0"
     manager = Dnf(Said({}, fails=("history",)))
     assert manager.mark() == ""
     assert manager.put_back([], [], "3") == "the history of DNF cannot be read"
 
 
-def test_a_key_that_cannot_be_written_leaves_the_history_of_dnf_alone(tmp_path):
-    """The way back from before the packages: the last transaction is the administrator's."""
+def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path):
+    """A rollback before the packages must not undo the administrator's last transaction."""
     said, seen = History("the administrator's"), host("el-9")
     steps = (Step("key", "write the key"), Step("packages", "install", ("a", "", "1")))
     made = Plan("580.105.08", steps, transaction=Transaction("580.105.08", (("a", "", "1"),), (), ("a-1",)))
@@ -198,7 +198,7 @@ def test_a_key_that_cannot_be_written_leaves_the_history_of_dnf_alone(tmp_path):
     assert not said.undone
 
 
-def test_dnf_gets_its_versionlock_where_it_has_none():
+def test_dnf_gets_the_versionlock_plugin_if_missing():
     said = Said({}, fails=("--query",))
     assert Dnf(said).hold(["nvidia-driver-cuda"]) == ""
     done = [command[-2:] for command in said.commands if command[0] == "dnf"]
@@ -206,13 +206,13 @@ def test_dnf_gets_its_versionlock_where_it_has_none():
     assert Dnf(Said({}, fails=("--query", "install"))).hold(["x"]) == "Error: it broke"
 
 
-def test_what_dnf_has_locked():
-    """As the guide shows it, https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
+def test_locks_of_dnf():
+    """As in the guide: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
     text = "# Added lock\nkmod-nvidia-open-dkms-3:575.51-1.fc41.*\n\n!nvidia-settings-3:575.51-1.fc41.*\nnvlsm-0:2025.06-1.*\n"
     assert locked(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
 
 
-def test_dnf_removes_what_is_the_drivers():
+def test_dnf_removes_the_drivers_packages():
     seen = Host("el-9", "x86_64", "5.14", gpus("2330"), packages=packages("580.95.05-1.el9", "nvidia-driver-cuda"))
     found = Dnf(Said({})).resolve_removal(seen, DISTRIBUTIONS["el-9"]["patterns"])
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
@@ -222,7 +222,7 @@ def test_dnf_removes_what_is_the_drivers():
 
 
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
-def test_files_of_distributions_are_whole(name):
+def test_files_of_distributions_are_complete(name):
     entry = DISTRIBUTIONS[name]
     assert set(entry) == {"manager", "repository", "patterns", "build", "next_kernel", "packages"}
     assert set(entry["repository"]) == {"directory", "architectures", "key", "fingerprints"}

@@ -57,7 +57,7 @@ def right(**more):
 
 
 @pytest.mark.parametrize("asked", ["580.95.05", "580"])
-def test_nothing_is_done_where_all_is_right(asked):
+def test_correct_host_needs_no_steps(asked):
     made = make(right(), Request(asked))
     assert (made.steps, made.disruptive, made.reboot) == ((), False, "")
 
@@ -76,7 +76,7 @@ def test_nothing_is_done_where_all_is_right(asked):
         (host(), "580", ""),
     ],
 )  # fmt: skip
-def test_packages_are_right_when_all_are_there_in_one_version_that_was_asked_for(seen, asked, version):
+def test_packages_are_correct_if_complete_in_one_requested_version(seen, asked, version):
     request = Request(asked)
     names = rules.wanted(seen, request, CATALOGUE, rules.branch_of(asked))
     assert plan.settled(seen, request, names) == version
@@ -85,7 +85,7 @@ def test_packages_are_right_when_all_are_there_in_one_version_that_was_asked_for
 # -- Installing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_bare_host_gets_everything_in_order():
+def test_bare_host_gets_everything_in_order():
     seen = host(packages=packages("5.1-1", "bash", held=False))
     made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
     assert kinds(made) == ["key", "write", "write", "write", "packages", "packages", "packages", "initramfs", "hold",
@@ -96,7 +96,7 @@ def test_a_bare_host_gets_everything_in_order():
     assert hold.items == HEADLESS
 
 
-def test_nouveau_takes_a_reboot_and_until_then_nothing_is_loaded_or_started():
+def test_nouveau_needs_a_reboot_before_anything_is_loaded_or_started():
     seen = host(nouveau_loaded=True)
     made = make(seen, Request("580", reboot="now"), change("580.95.05", seen, *HEADLESS))
     assert made.reboot == "nouveau is loaded and holds the GPUs"
@@ -111,7 +111,7 @@ def test_without_gpus_the_module_is_not_loaded():
     assert made.notes == ("no NVIDIA GPU is on the PCI bus",)
 
 
-def test_a_reboot_that_is_not_allowed_is_refused_before_anything_changes():
+def test_forbidden_reboot_is_refused_before_any_change():
     seen = right()
     with pytest.raises(PlanError, match=r"580\.95\.05, and the driver's other parts are 580\.105\.08") as caught:
         make(seen, Request("580.105.08"), change("580.105.08", seen, *HEADLESS), "580.105.08")
@@ -122,7 +122,7 @@ def test_a_reboot_that_is_not_allowed_is_refused_before_anything_changes():
 @pytest.mark.parametrize(
     ("to", "verb"), [("580.105.08", "upgrade"), ("580.65.06", "downgrade"), ("590.48.01", "upgrade")]
 )
-def test_a_driver_in_use_is_changed_with_the_clients_off_and_a_reboot(to, verb):
+def test_driver_in_use_is_changed_with_stopped_clients_and_a_reboot(to, verb):
     seen = right()
     made = make(seen, Request(to, reboot="now"), change(to, seen, *HEADLESS), to)
     assert made.disruptive
@@ -133,7 +133,7 @@ def test_a_driver_in_use_is_changed_with_the_clients_off_and_a_reboot(to, verb):
     assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
 
 
-def test_the_other_flavour_of_the_same_version_takes_a_reboot_too():
+def test_other_flavour_of_the_same_version_needs_a_reboot():
     seen = right()
     request = Request("580", kernel_modules="proprietary", reboot="now")
     gone = ("nvidia-kernel-open-dkms", "580.95.05-1")
@@ -142,7 +142,7 @@ def test_the_other_flavour_of_the_same_version_takes_a_reboot_too():
     assert made.disruptive
 
 
-def test_skew_that_somebody_else_left_is_cured_by_a_reboot():
+def test_version_skew_by_others_is_fixed_by_a_reboot():
     seen = right(loaded="580.65.06")
     made = make(seen, Request("580", reboot="now"))
     assert (made.steps, made.disruptive) == ((), True)
@@ -157,7 +157,7 @@ def test_a_new_kernel_without_modules_gets_them_built():
     assert made.steps[0].items == ("580.95.05", "6.1.0-40-amd64")
 
 
-def test_what_was_interrupted_is_finished_first():
+def test_interrupted_changes_are_completed_first():
     seen = right(interrupted=True)
     assert kinds(make(seen, Request("580"))) == ["repair"]
     torn = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("libcuda1", "580.95.05-1", True, broken=True)))
@@ -172,7 +172,7 @@ def test_secure_boot_refuses_before_anything_else():
     assert make(right(secure_boot=SecureBoot(True)), Request("580")).steps == ()
 
 
-def test_packages_of_others_are_not_removed_unasked():
+def test_foreign_packages_are_removed_only_if_allowed():
     seen = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("slurm-gpu-plugin", "1.0-1")))
     moved = change("580.105.08", seen, *HEADLESS, removals=[("slurm-gpu-plugin", "1.0-1")])
     request = Request("580.105.08", reboot="now")
@@ -182,25 +182,25 @@ def test_packages_of_others_are_not_removed_unasked():
     assert "remove slurm-gpu-plugin 1.0-1" in [step.text for step in make(seen, allowed, moved, "580.105.08").steps]
 
 
-def test_holds_are_put_back_and_taken_off_as_asked():
+def test_holds_are_set_and_removed_as_requested():
     loose = right(packages=packages("580.95.05-1", *HEADLESS, held=False))
     assert kinds(make(loose, Request("580"))) == ["hold"]
     assert kinds(make(loose, Request("580", hold=False))) == []
     assert kinds(make(right(), Request("580", hold=False))) == ["release"]
 
 
-def test_a_key_that_is_not_trusted_any_more_is_replaced():
+def test_untrusted_key_is_replaced():
     assert kinds(make(right(key_fingerprints=("0" * 40,)), Request("580"))) == ["key"]
     assert kinds(make(right(key_fingerprints=(TRUSTED, "0" * 40)), Request("580"))) == ["key"]
 
 
-def test_a_service_that_is_down_is_started():
+def test_stopped_service_is_started():
     down = right(units={"nvidia-persistenced.service": Unit(True, True, False)})
     assert kinds(make(down, Request("580"))) == ["start"]
 
 
-def test_an_initramfs_of_dracuts_is_told_apart_what_to_take_and_what_not():
-    """It would leave /etc/modprobe.d out, and might take nouveau along."""
+def test_dracut_is_configured_explicitly():
+    """It would omit /etc/modprobe.d, and might include nouveau."""
     made = make(host(dracut=True), Request("580"), change("580.95.05", host(), *HEADLESS))
     text = {step.items[0]: step.items[1] for step in made.steps if step.kind == "write"}[files.DRACUT]
     assert 'install_items+=" %s "\n' % files.BLACKLIST in text
@@ -211,7 +211,7 @@ def test_an_initramfs_of_dracuts_is_told_apart_what_to_take_and_what_not():
     assert files.DRACUT not in desired("580.95.05")
 
 
-def test_the_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
+def test_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     names = (*HEADLESS, "nvidia-fabricmanager", "nvlsm", "infiniband-diags")
     units = {name: Unit(True, True, True) for name in (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER)}
     board = right(packages=packages("580.95.05-1", *names), units=units, nvlink_bridges=2)
@@ -225,8 +225,8 @@ def test_the_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     assert make(replace(board, nvlink_bridges=0, nvswitches=4), Request("580")).steps == ()
 
 
-def test_what_has_a_version_of_its_own_is_held_at_once():
-    """A second run would find it not held, and so something left to do."""
+def test_packages_with_their_own_version_are_held_at_once():
+    """Otherwise a second run would have to hold them."""
     board = host(gpus=gpus("2901"), nvlink_bridges=2)
     transaction = change("580.95.05", board, *HEADLESS, "nvidia-fabricmanager")
     more = (("nvlsm", "", "2025.06.11-1"), ("infiniband-diags", "", "44.0-2"))
@@ -248,8 +248,8 @@ def test_imex_is_restarted_for_other_nodes_with_the_clients_off():
     assert kinds(make(down, request, imex_nodes=("10.0.0.2",))) == ["write", "start"]
 
 
-def test_what_another_way_to_install_left_goes():
-    """NVIDIA's source beside the distribution's packages, or a blacklist without kernel modules."""
+def test_leftovers_of_another_method_are_removed():
+    """NVIDIA's source with the distribution's packages, or a blacklist without kernel modules."""
     moved = right(packages=packages("535.261.03-1", "libcuda1", "libnvidia-ml1", "nvidia-smi"), library="535.261.03")
     made = make(moved, Request("535", source="distribution", kernel_modules="none"), version="535.261.03")
     gone = [step.items[0] for step in made.steps if step.kind == "delete"]
@@ -268,7 +268,7 @@ def test_what_another_way_to_install_left_goes():
         ((), None),
     ],
 )
-def test_the_initramfs_is_made_by_what_the_host_has(monkeypatch, there, command):
+def test_initramfs_is_built_by_the_hosts_tool(monkeypatch, there, command):
     monkeypatch.setattr(initramfs, "program", lambda name: "/usr/sbin/" + name if name in there else None)
     said = []
 
@@ -289,7 +289,7 @@ def remove(seen, request=None):
     return plan.absent(seen, request or Request("", reboot="now"), "apt", files.APT_KEYRING, transaction, PATTERNS)
 
 
-def test_everything_of_the_driver_goes_and_nothing_else():
+def test_removal_affects_only_the_driver():
     seen = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("nvidia-container-toolkit", "1.19.1-1")))
     made = remove(seen)
     assert [step.items[0] for step in made.steps if step.kind == "packages"] == list(HEADLESS)
@@ -300,12 +300,12 @@ def test_everything_of_the_driver_goes_and_nothing_else():
     assert made.reboot == "the kernel module 580.95.05 is loaded still"
 
 
-def test_where_nothing_is_there_nothing_goes():
+def test_removal_from_a_bare_host_does_nothing():
     made = remove(host())
     assert (made.steps, made.disruptive, made.reboot) == ((), False, "")
 
 
-def test_removal_that_takes_a_reboot_needs_leave_as_well():
+def test_removal_with_a_reboot_needs_permission():
     with pytest.raises(PlanError, match="a reboot is needed"):
         remove(right(), Request(""))
 
@@ -323,7 +323,7 @@ def test_files_on_debian():
     assert "blacklist nouveau\n" in text[files.BLACKLIST]
 
 
-def test_files_on_red_hat_are_signed_too_and_arm_is_sbsa():
+def test_files_on_red_hat_are_signed_and_arm_is_sbsa():
     repository = dict(DISTRIBUTIONS["el-9"]["repository"], url=REPOSITORY["url"], key_url="")
     catalogue = dict(DISTRIBUTIONS["el-9"], repository=repository)
     text = files.wanted("dnf", "repository", "580.95.05", catalogue, "aarch64", files.Needs("open"))
@@ -333,7 +333,7 @@ def test_files_on_red_hat_are_signed_too_and_arm_is_sbsa():
     assert {"gpgcheck=1", "repo_gpgcheck=1", "gpgkey=file://" + files.RPM_KEYRING} <= set(lines)
 
 
-def test_the_distributions_own_packages_bring_no_source_and_libraries_alone_no_blacklist():
+def test_distribution_packages_need_no_source_and_libraries_no_blacklist():
     assert sorted(desired("535.261.03", "open", "distribution")) == sorted([files.PREFERENCES, files.BLACKLIST])
     assert sorted(desired("535.261.03", "none", "distribution")) == [files.PREFERENCES]
     assert sorted(desired("580.95.05", "open", "runfile")) == [files.BLACKLIST]
@@ -344,7 +344,7 @@ def test_imex_gets_its_nodes():
     assert text[files.IMEX_NODES] == "10.0.0.1\n10.0.0.2\n"
 
 
-def test_steps_come_in_the_order_of_their_kinds():
+def test_steps_are_ordered_by_kind():
     seen = host(gpus=gpus("2330"), nvswitches=4, interrupted=True)
     made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
     assert kinds(made) == sorted(kinds(made), key=plan.KINDS.index)

@@ -20,7 +20,7 @@ def told(*command):
 
 # A shell with configuration files and maintainer scripts, a library with links, data alone.
 @pytest.mark.parametrize("name", ["bash", "libtinfo6", "base-files"])
-def test_a_package_made_again_is_the_same(tmp_path, name):
+def test_repacked_package_is_identical(tmp_path, name):
     assert repack(name, tmp_path) == ""
     path = str(tmp_path / (name + ".deb"))
     for field in ("Package", "Version", "Architecture", "Depends"):
@@ -40,5 +40,5 @@ def test_a_package_made_again_is_the_same(tmp_path, name):
     assert list(tmp_path.iterdir()) == [tmp_path / (name + ".deb")]
 
 
-def test_what_is_not_installed_is_said(tmp_path):
+def test_missing_package_is_an_error(tmp_path):
     assert repack("no-such-package", tmp_path) == "no-such-package is not installed"

@@ -44,12 +44,12 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
         ("4.4.1-1", ""),
     ],
 )
-def test_the_drivers_version_in_a_packages(package, version):
+def test_upstream_version_of_a_package(package, version):
     assert rules.upstream(package) == version
 
 
 def test_versions_compare_as_numbers():
-    """As strings 580.95.05 would be the newest of them."""
+    """As strings, 580.95.05 would be the newest."""
     versions = ["580.105.08", "580.95.05", "580.95.15", "595.58.03", "590.48.01"]
     assert sorted(versions, key=rules.order) == ["580.95.05", "580.95.15", "580.105.08", "590.48.01", "595.58.03"]
 
@@ -66,17 +66,17 @@ def test_versions_compare_as_numbers():
         ("", "580", False),
     ],
 )
-def test_what_satisfies_a_request(version, asked, right):
+def test_versions_that_satisfy_a_request(version, asked, right):
     assert rules.satisfies(version, asked) is right
 
 
 @pytest.mark.parametrize("asked", ["580.105", "580", "580.105.08"])
-def test_versions_that_can_be_asked_for(asked):
+def test_valid_requested_versions(asked):
     rules.check_version(asked)
 
 
 @pytest.mark.parametrize("asked", ["latest", "58", "580.105.08-1", "580.", "R580"])
-def test_versions_that_cannot(asked):
+def test_invalid_requested_versions(asked):
     with pytest.raises(PlanError, match="in quotes"):
         rules.check_version(asked)
 
@@ -98,7 +98,7 @@ def test_versions_that_cannot(asked):
         ([], "auto", 580, "open"),
     ],
 )
-def test_open_wherever_the_gpus_can(ids, asked, branch, chosen):
+def test_open_modules_if_all_gpus_support_them(ids, asked, branch, chosen):
     assert rules.flavor(gpus(*ids), asked, branch) == chosen
 
 
@@ -113,7 +113,7 @@ def test_open_wherever_the_gpus_can(ids, asked, branch, chosen):
         ([BLACKWELL, PASCAL], "auto", 580, "no driver runs all of its GPUs"),
     ],
 )
-def test_modules_that_no_driver_has(ids, asked, branch, said):
+def test_unavailable_modules(ids, asked, branch, said):
     with pytest.raises(PlanError, match=said) as caught:
         rules.flavor(gpus(*ids), asked, branch)
     assert caught.value.cure
@@ -146,18 +146,18 @@ def test_packages_of_a_headless_host(distribution, branch, locked):
     assert found.units == ("nvidia-persistenced.service",)
 
 
-def test_each_distribution_has_its_packages_here():
+def test_each_distribution_has_expected_packages():
     assert {distribution for distribution, *_ in HEADLESS} == set(DISTRIBUTIONS)
 
 
-def test_the_other_flavour_is_not_to_be_there():
+def test_other_flavour_must_not_be_installed():
     request = Request("580", kernel_modules="proprietary")
     found = wanted(request=request)
     assert "nvidia-kernel-dkms" in found.locked
     assert {"nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms"} <= set(found.unwanted)
 
 
-def test_headers_are_wanted_where_this_kernel_has_none():
+def test_headers_are_installed_if_missing_for_this_kernel():
     assert wanted(headers=False).free == ("nvidia-persistenced", "linux-headers-6.1.0-40-amd64")
     assert wanted(headers=True).free == ("nvidia-persistenced",)
 
@@ -177,36 +177,36 @@ def test_libraries_alone_need_no_daemon_no_headers_and_no_modules():
         ("el-9", 580, "nvidia-fabricmanager"),
     ],
 )
-def test_nvswitches_on_the_pci_bus_ask_for_fabric_manager_of_the_drivers_version(distribution, branch, name):
+def test_nvswitches_need_fabric_manager_of_the_drivers_version(distribution, branch, name):
     found = wanted(distribution, branch, nvswitches=4)
     assert name in found.locked
     assert "nvidia-fabricmanager.service" in found.units
     assert "nvlsm" not in found.free
 
 
-def test_blackwell_boards_ask_for_the_subnet_manager_too():
+def test_blackwell_boards_need_the_subnet_manager():
     found = wanted(gpus=gpus(*[BLACKWELL] * 8), nvlink_bridges=4)
     assert "nvidia-fabricmanager" in found.locked
     assert "nvlsm" in found.free
 
 
 @pytest.mark.parametrize(("asked", "there"), [("auto", False), ("absent", False), ("present", True)])
-def test_without_nvswitches_fabric_manager_comes_only_when_asked_for(asked, there):
+def test_without_nvswitches_fabric_manager_is_installed_only_on_request(asked, there):
     found = wanted(request=Request("580", fabric_manager=asked))
     assert ("nvidia-fabricmanager" in found.locked) is there
 
 
-def test_a_source_without_fabric_manager_is_no_source_for_an_nvswitch_host():
+def test_source_without_fabric_manager_is_refused_for_nvswitches():
     with pytest.raises(PlanError, match="distribution has no fabric manager"):
         wanted(branch=535, request=Request("535", source="distribution"), nvswitches=4)
 
 
-def test_branches_that_a_source_does_not_have():
+def test_missing_branches_of_a_source():
     with pytest.raises(PlanError, match="branch 580 cannot be had from nvidia_driver_source distribution"):
         wanted(request=Request("580", source="distribution"))
 
 
-def test_with_secure_boot_ubuntus_signed_modules_take_the_place_of_built_ones():
+def test_secure_boot_uses_ubuntus_signed_modules():
     request = Request("580", source="distribution")
     found = wanted(
         "ubuntu-24.04", request=request, secure_boot=SecureBoot(True), headers=False, kernel="6.8.0-90-generic"
@@ -215,7 +215,7 @@ def test_with_secure_boot_ubuntus_signed_modules_take_the_place_of_built_ones():
     assert not [name for name in (*found.locked, *found.free) if "dkms" in name or "headers" in name]
 
 
-def test_what_belongs_to_the_driver():
+def test_packages_of_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
     # Numbered for itself, and of no use without the driver.
@@ -245,7 +245,7 @@ def test_parts_of_different_versions_are_named():
     assert rules.skew(host(library="580.95.05")) == ""
 
 
-def test_secure_boot_with_an_enrolled_key_is_in_nobodys_way():
+def test_secure_boot_with_an_enrolled_key_does_not_block():
     trusted = SecureBoot(True, "/var/lib/dkms/mok.pub", True)
     assert rules.secure_boot_problem(host(secure_boot=trusted), "open", signed=False) is None
     assert rules.secure_boot_problem(host(secure_boot=SecureBoot(True)), "none", signed=False) is None
@@ -253,7 +253,7 @@ def test_secure_boot_with_an_enrolled_key_is_in_nobodys_way():
     assert rules.secure_boot_problem(host(), "open", signed=False) is None
 
 
-def test_without_one_the_way_to_enrol_one_is_told():
+def test_secure_boot_without_a_key_explains_enrolling():
     fresh = rules.secure_boot_problem(host(secure_boot=SecureBoot(True)), "open", signed=False)
     assert "openssl req" in fresh.cure
     assert "mokutil --import /var/lib/dkms/mok.pub" in fresh.cure
@@ -274,12 +274,12 @@ RELEASES = [
 
 
 @pytest.mark.parametrize(("release", "name"), RELEASES)
-def test_distributions_by_their_os_release(release, name):
+def test_distributions_are_detected_by_os_release(release, name):
     assert distribution(release) == name
 
 
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
-def test_a_distribution_is_told_by_a_release_and_documented(name):
+def test_each_distribution_is_detectable_and_documented(name):
     family, _, version = name.partition("-")
     assert family in {known.partition("-")[0] for _, known in RELEASES}
     page = (REPOSITORY / "docs" / "nvidia_driver.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ OWN = [
 
 @pytest.mark.parametrize("message", OWN)
 @pytest.mark.parametrize("prefix", ["", "{host}: "])
-def test_the_identity_of_a_host_and_its_gpus_makes_no_difference(message, prefix):
+def test_identity_of_a_host_and_its_gpus_is_ignored(message, prefix):
     texts = {host: prefix.format(host=host) + message(number) for number, host in enumerate(HOSTS)}
     (only,) = group(texts.items())
     assert only.hosts == HOSTS
@@ -59,7 +59,7 @@ def test_the_identity_of_a_host_and_its_gpus_makes_no_difference(message, prefix
         lambda number: "the server node%02d.example does not answer." % (number + 1),
     ],
 )
-def test_any_other_difference_is_another_error(message):
+def test_other_differences_make_separate_errors(message):
     assert len(group((host, message(number)) for number, host in enumerate(HOSTS))) == len(HOSTS)
 
 
@@ -68,8 +68,8 @@ def test_each_line_of_a_message_is_an_error():
     assert [str(equal) for equal in (first, second, third)] == ["a: one", "a, b: two", "b: three"]
 
 
-def test_the_name_of_another_host_is_kept():
-    """A host's name is replaced as a whole word only."""
+def test_names_of_other_hosts_are_kept():
+    """A host's name is replaced only as a whole word."""
     assert len(group([("h1", "h10 does not answer"), ("h10", "h10 does not answer")])) == 2
     assert len(group([("h1", "see h1"), ("h2", "see h2")])) == 1
 
@@ -99,7 +99,7 @@ def test_problems_of_a_plan_from_the_catalogue_are_errors():
 
 
 @pytest.mark.parametrize("result", [{"failed": True, "msg": "it is wrong"}, {"unreachable": True, "msg": "gone"}, None])
-def test_an_error_that_a_task_has_printed_is_not_printed_again(result):
+def test_printed_error_is_not_repeated(result):
     assert losses(["a"], [], {"a": result}, 0).errors == []
 
 

@@ -48,7 +48,7 @@ def data(found):
     return layout
 
 
-def test_gpus_that_are_alike_share_an_entry():
+def test_equal_gpus_share_an_entry():
     one, two, three = gpus(3)
     busy = dataclasses.replace(two, compute_mode="exclusive_process")
     assert data(exported([one, busy, three])) == [
@@ -58,7 +58,7 @@ def test_gpus_that_are_alike_share_an_entry():
     assert data(exported([one, two, three])) == [{"gpus": "all", "sharing": "shared"}]
 
 
-def test_instances_that_are_alike_are_counted_unless_they_are_pinned():
+def test_equal_instances_are_counted_unless_pinned():
     gpu = partitioned(gpus()[0], half(0, 3), half(4, 3))
     assert data(exported([gpu]))[0]["mig"] == [{"profile": "3g.40gb", "count": 2}]
     assert data(exported([gpu], pin_placements=True))[0]["mig"] == [
@@ -67,7 +67,7 @@ def test_instances_that_are_alike_are_counted_unless_they_are_pinned():
     ]
 
 
-def test_a_split_is_named_part_by_part():
+def test_split_instance_lists_its_parts():
     gpu = partitioned(gpus()[0], half(0, 1, 2), half(4, 1))
     assert data(exported([gpu]))[0]["mig"] == [
         {"profile": "3g.40gb", "compute_instances": ["2c.3g.40gb", "1c.3g.40gb"]},
@@ -84,7 +84,7 @@ def test_a_split_is_named_part_by_part():
         (lambda gpu: dataclasses.replace(gpu, compute_mode=None), "not told", 0),
     ],
 )
-def test_what_no_layout_can_say_is_told(change, said, left):
+def test_inexpressible_state_is_reported(change, said, left):
     found = exported([change(gpus()[0])])
     assert len(found.left_out) == 1 and said in found.left_out[0]
     assert len(data(found)) == left
@@ -94,7 +94,7 @@ def exclusive(gpu):
     return dataclasses.replace(gpu, compute_mode="exclusive_process")
 
 
-def test_mps_daemons_are_told_where_they_serve():
+def test_mps_daemons_are_exported_with_their_devices():
     one, two, three = map(exclusive, gpus(3))
     alone = MpsDaemon("alone", (MpsPlace(one.uuid),), 4, 25, 18 << 30)
     pair = MpsDaemon("pair", (MpsPlace(two.uuid), MpsPlace(three.uuid)), 4, 50)
@@ -115,14 +115,14 @@ def test_a_daemon_in_an_instance_belongs_to_it():
     ]
 
 
-def test_a_time_slice_is_time_slicing_and_with_a_process_mode_nothing():
+def test_time_slice_is_time_slicing_unless_a_process_mode_is_set():
     one, two = (dataclasses.replace(gpu, settings={"time_slice": Setting("long")}) for gpu in gpus(2))
     found = exported([one, exclusive(two)])
     assert data(found) == [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}]
     assert "compute mode (exclusive_process, time slice long)" in found.left_out[0]
 
 
-def test_a_daemon_on_a_gpu_that_anybody_may_use_is_told():
+def test_daemon_on_an_open_gpu_is_reported():
     gpu = gpus()[0]
     found = exported([gpu], daemons=[MpsDaemon("a", (MpsPlace(gpu.uuid),), 4, 25)])
     assert found.layout.entries == ()
@@ -144,14 +144,14 @@ def tenant(name, *gpus, percent=30, **more):
         (("dmem", "preload"), "auto"),
     ],
 )
-def test_the_provider_is_one_under_which_tenants_stay_as_they_are(providers, told):
+def test_provider_keeps_tenants_unchanged(providers, told):
     (gpu,) = gpus(1)
     there = [tenant(name, gpu, provider=provider) for name, provider in zip("ab", providers)]
     (entry,) = exported([gpu], tenants=there).layout.entries
     assert entry.part.provider == told
 
 
-def test_tenants_are_told_with_the_gpus_that_they_share():
+def test_tenants_are_exported_with_shared_gpus():
     one, two, three = gpus(3)
     there = [
         tenant("b", two),
@@ -171,7 +171,7 @@ def test_tenants_are_told_with_the_gpus_that_they_share():
     assert data(exported([one, two, three], pin_placements=True, tenants=there)) == expected
 
 
-def test_promises_beyond_a_gpu_are_told_as_such():
+def test_oversubscription_is_exported():
     (gpu,) = gpus()
     many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]
     found = data(exported([gpu], tenants=many))
@@ -189,7 +189,7 @@ def test_promises_beyond_a_gpu_are_told_as_such():
         ({"uuid": "GPU-other"}, [("a", {})], "is missing"),
     ],
 )
-def test_tenants_that_no_layout_can_have_are_told(change, tenants, said):
+def test_inexpressible_tenants_are_reported(change, tenants, said):
     (gpu,) = gpus()
     there = [tenant(name, gpu, **more) for name, more in tenants]
     found = exported([dataclasses.replace(gpu, **change)], tenants=there)

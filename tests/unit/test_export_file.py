@@ -25,7 +25,7 @@ def write(folder, layout, known=None, overwrite=False, dry=False, left_out=()):
     return export_file.write(plan, known, overwrite, dry), plan.path
 
 
-def test_a_file_is_written_once(tmp_path):
+def test_file_is_written_once(tmp_path):
     done, path = write(tmp_path, HALVES, dry=True)
     assert (done.changed, done.text) == (True, "h1: would write %s (1 entry)" % path)
     assert not path.exists()
@@ -41,7 +41,7 @@ def test_a_file_is_written_once(tmp_path):
     assert (done.changed, done.text) == (False, "h1: the inventory has this layout already")
 
 
-def test_the_same_layout_in_other_words_is_left(tmp_path):
+def test_equivalent_layout_is_not_rewritten(tmp_path):
     path = tmp_path / "host_vars" / "h1" / "gpu_layout.yml"
     path.parent.mkdir(parents=True)
     text = "# ours\ngpu_layout:\n  - sharing: mig\n    gpus: all\n    mig: [{profile: 3g.40gb, count: 2}]\n"
@@ -53,7 +53,7 @@ def test_the_same_layout_in_other_words_is_left(tmp_path):
 @pytest.mark.parametrize(
     "text", ["gpu_layout: []\n", "", "a: [", "gpu_layout: !vault x\n", "gpu_layout: []\nother: 1\n"]
 )
-def test_a_file_with_another_content_stays_without_the_option(tmp_path, text):
+def test_different_file_stays_without_the_option(tmp_path, text):
     path = tmp_path / "host_vars" / "h1" / "gpu_layout.yml"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -66,7 +66,7 @@ def test_a_file_with_another_content_stays_without_the_option(tmp_path, text):
     assert yaml.safe_load(path.read_text()) == {"gpu_layout": HALVES}
 
 
-def test_a_layout_elsewhere_in_the_inventory_counts_too(tmp_path):
+def test_layout_elsewhere_in_the_inventory_counts(tmp_path):
     assert not write(tmp_path, SHARED, known=SHARED)[0].changed
     with pytest.raises(FleetError, match="the inventory has another gpu_layout"):
         write(tmp_path, HALVES, known=SHARED)
@@ -74,8 +74,8 @@ def test_a_layout_elsewhere_in_the_inventory_counts_too(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["../h1", "a/b", ".hidden", "a\0b"])
-def test_a_host_whose_name_is_no_directory_is_refused(tmp_path, host):
-    with pytest.raises(FleetError, match="no directory"):
+def test_host_name_that_is_no_directory_is_refused(tmp_path, host):
+    with pytest.raises(FleetError, match="a directory cannot"):
         export_file.plan(host, str(tmp_path), SHARED, [])
 
 
@@ -95,12 +95,12 @@ def test_a_host_whose_name_is_no_directory_is_refused(tmp_path, host):
         None,
     ],
 )
-def test_what_a_host_sends_is_a_layout_of_its_own_gpus_or_nothing(layout):
+def test_only_valid_layouts_of_own_gpus_are_accepted(layout):
     with pytest.raises(FleetError, match="Find out who changed"):
         export_file.checked("h1", {"gpu_layout": layout, "left_out": []})
 
 
-def test_what_a_host_left_out_is_fit_to_be_shown():
+def test_left_out_sentences_are_printable():
     _layout, left_out = export_file.checked("h1", {"gpu_layout": [], "left_out": ["a\nb: c\x1b[31m", 7]})
     assert "\n" not in "".join(left_out) and "\x1b" not in "".join(left_out)
 
@@ -119,7 +119,7 @@ def test_what_a_host_left_out_is_fit_to_be_shown():
         "",
     ],
 )
-def test_a_sentence_of_a_host_is_one_line_of_ascii_in_the_file(tmp_path, sentence):
+def test_sentences_are_one_line_of_ascii_in_the_file(tmp_path, sentence):
     _done, path = write(tmp_path, HALVES, left_out=[sentence, "b"])
     lines = path.read_text(encoding="utf-8").splitlines()
     assert all(line.isascii() and line.isprintable() for line in lines)
@@ -127,10 +127,10 @@ def test_a_sentence_of_a_host_is_one_line_of_ascii_in_the_file(tmp_path, sentenc
     assert yaml.safe_load(path.read_text()) == {"gpu_layout": HALVES}
 
 
-def test_a_text_that_reads_otherwise_is_not_written(tmp_path, monkeypatch):
+def test_text_that_reads_differently_is_not_written(tmp_path, monkeypatch):
     for other in ("gpu_layout: []\n", "gpu_layout: [\n", layout_yaml(HALVES) + "other: 1\n"):
         monkeypatch.setattr(export_file, "layout_yaml", lambda _layout, other=other: other)
-        with pytest.raises(FleetError, match="reads the same"):
+        with pytest.raises(FleetError, match="would change when written as YAML"):
             write(tmp_path, HALVES)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_a_text_that_reads_otherwise_is_not_written(tmp_path, monkeypatch):
 # -- pynvml --
 
 
-def test_it_is_lent_only_where_it_is_missing():
+def test_pynvml_is_lent_only_if_missing():
     asked = []
 
     def execute(args):
@@ -152,16 +152,16 @@ def test_it_is_lent_only_where_it_is_missing():
     assert len(asked) == 3
 
 
-def test_one_with_an_unknown_hash_is_not_lent(monkeypatch, tmp_path):
+def test_pynvml_with_an_unknown_hash_is_not_lent(monkeypatch, tmp_path):
     (tmp_path / "pynvml.py").write_text("# another\n")
     monkeypatch.setattr(
         nvml_source.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "pynvml.py")})
     )
     result = lent_pynvml.run(lambda _args: {"pynvml_missing": True}, {}, [])
-    assert result["failed"] and "has the SHA-256" in result["msg"] and result["msg"].endswith("Nothing was changed.")
+    assert result["failed"] and "the SHA-256 of " in result["msg"] and result["msg"].endswith("Nothing was changed.")
 
 
-def test_the_lent_text_serves_as_the_module(monkeypatch):
+def test_lent_source_works_as_the_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvml_calls.lend(Path(pynvml.__file__).read_text())
     lent = nvml_calls._binding()

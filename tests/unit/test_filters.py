@@ -57,7 +57,7 @@ def test_a_layout_is_planned_on_expected_gpus():
 
 
 @pytest.mark.parametrize("expected", [[], ["A100-80GB"]])
-def test_pci_addresses_that_are_not_on_the_bus_are_problems_without_a_driver(expected):
+def test_unknown_pci_addresses_are_problems_without_a_driver(expected):
     bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}]
     layout = [
         {"gpus": ["0000:1B:00.0", "0000:3b:00.0"], "sharing": "shared"},
@@ -71,32 +71,32 @@ def test_pci_addresses_that_are_not_on_the_bus_are_problems_without_a_driver(exp
     assert plan_without_driver(layout, ["A100-80GB"])["problems"] == []
 
 
-def test_a_pci_address_on_the_bus_has_a_plan_without_a_driver():
+def test_known_pci_address_has_a_plan_without_a_driver():
     bus = [{"address": "0000:1b:00.0", "device_id": "20b2"}, {"address": "0000:3b:00.0", "device_id": "20b2"}]
     layout = [{"gpus": ["0000:3b:00.0"], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}]
     (line,) = plan_without_driver(layout, [], bus)["plan"]
     assert line.startswith("gpu 1")
 
 
-def test_gpus_on_the_bus_stand_in_for_expected_ones():
+def test_gpus_on_the_bus_replace_expected_ones():
     found = plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
     assert found["checked"]
     assert found["problems"] == []
 
 
-def test_a_board_on_the_bus_is_called_by_its_own_name():
+def test_board_on_the_bus_has_its_own_name():
     by_model = [{"gpus": [{"model": "A100 80GB PCIe"}], "sharing": "shared"}]
     assert plan_without_driver(by_model, [], [{"address": "0000:1b:00.0", "device_id": "20b5"}])["problems"] == []
     sxm = plan_without_driver(by_model, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
     assert "no GPU of this host matches" in sxm["problems"][0]
 
 
-def test_unknown_boards_leave_the_layout_unchecked_and_say_so():
+def test_unknown_boards_leave_the_layout_unchecked_with_a_note():
     assert plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "ffff"}])["checked"] is False
     assert plan_without_driver(SEVENTHS)["checked"] is False
 
 
-def test_all_problems_of_form_and_the_first_of_fit_are_returned():
+def test_all_syntax_problems_and_the_first_misfit_are_returned():
     form = plan_without_driver([{"gpus": [0], "sharing": "nope"}, {"gpu": [1], "sharing": "shared"}])
     assert len(form["problems"]) >= 2
     assert "gpu_layout[0]" in form["problems"][0]
@@ -127,7 +127,7 @@ def test_tenants_are_packed_without_a_driver_too():
     assert plan_without_driver(pinned, ["H100-80GB"])["problems"] == []
 
 
-def test_the_report_adds_up():
+def test_report_sums_are_correct():
     instance = {"profile": "1g.10gb", "placement": {"start": 0, "size": 1}, "mig_uuids": [None]}
     words = {"asked": "mig: 2x 1g.10gb", "before": "MIG off", "after": "MIG on"}
     gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [instance, instance], "changed": True}
@@ -161,7 +161,7 @@ def test_the_report_adds_up():
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
 
-def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say():
+def test_dry_run_counts_changes_of_hosts_without_a_driver():
     new = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS, ["H100-80GB"])}
     unknown = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS)}
     report = fleet_report({"new": new, "unknown": unknown}, planned=True)
@@ -186,7 +186,7 @@ def test_a_forecast_counts_gpus_with_daemons_or_tenants_as_changed():
 
 
 @pytest.mark.parametrize(("planned", "word"), [(True, "would change"), (False, "changed")])
-def test_the_page_of_a_dry_run_says_what_would_change(planned, word):
+def test_page_of_a_dry_run_shows_planned_changes(planned, word):
     words = {"asked": "shared", "before": "MIG on", "after": "MIG off"}
     gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [], "changed": True}
     page = fleet_page(fleet_report({"a": {"gpus": [gpu, {**gpu, "changed": False}]}}, planned=planned), planned=planned)
@@ -194,12 +194,12 @@ def test_the_page_of_a_dry_run_says_what_would_change(planned, word):
     assert said == [">%s<" % word, ">unchanged<"]
 
 
-def test_a_note_in_the_report_does_not_repeat_the_host():
+def test_note_does_not_repeat_the_host():
     report = fleet_report({"a": {"failed": True, "msg": "a: gpu 3 is lost."}})
     assert report["hosts"][0]["note"] == "gpu 3 is lost."
 
 
-def test_the_report_warns_of_the_hosts_that_it_concerns():
+def test_report_has_warnings_of_its_hosts():
     gpu = {"index": 0, "instances": [], "changed": False}
     hosts = fleet_report({"a": {"gpus": [gpu]}, "b": None}, warnings={"a": [], "b": ["the driver is old"]})["hosts"]
     assert [host["warnings"] for host in hosts] == [[], ["the driver is old"]]
@@ -249,12 +249,12 @@ def test_the_report_names_gpus_that_lost_their_entry():
         ([{"model": "T4-16GB", "count": "²"}], ["gpu_simulator_gpus[0] has the count '²'"]),
     ],
 )
-def test_bad_simulated_gpus_are_refused_by_place_problem_and_cure(groups, words):
+def test_invalid_simulated_gpus_are_refused_with_place_and_fix(groups, words):
     with pytest.raises(AnsibleFilterError) as refused:
         gpu_models(groups)
     for word in words:
         assert word in str(refused.value)
 
 
-def test_a_count_may_be_text_as_templates_make_it():
+def test_count_can_be_text_from_templates():
     assert gpu_models([{"model": "T4-16GB", "count": "2"}]) == ["T4-16GB"] * 2

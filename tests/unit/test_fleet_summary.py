@@ -20,7 +20,7 @@ def result(create, destroy, keep):
     return {"driver_present": True, "counts": counts}
 
 
-def test_a_plan_that_two_plays_tell_counts_once():
+def test_plan_printed_by_two_plays_counts_once():
     summary = Summary(check_mode=True)
     for _play in ("plan", "apply"):
         summary.ran("a", result(12, 3, 1), check_mode=True)
@@ -28,7 +28,7 @@ def test_a_plan_that_two_plays_tell_counts_once():
     assert summary.line() == "Plan: 12 to create, 3 to destroy, 71 kept; 1 GPU to change on 1 of 2 hosts"
 
 
-def test_what_was_planned_is_not_what_was_applied():
+def test_planned_and_applied_changes_are_separate():
     summary = Summary(check_mode=False)
     for host in ("a", "b", "c"):
         summary.ran(host, result(2, 1, 4), check_mode=True)
@@ -47,7 +47,7 @@ def test_two_changes_of_one_host_add_up():
     assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept; 1 GPU changed on 1 of 1 host"
 
 
-def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
+def test_pending_reboot_changes_count_once():
     for after in (result(0, 0, 3), result(2, 0, 1)):
         summary = Summary(check_mode=False)
         summary.ran("a", dict(result(2, 1, 1), reboot_required=True), check_mode=False)
@@ -64,7 +64,7 @@ def test_gpus_that_lost_their_entry_are_counted():
     assert "unmanaged" not in summary.line()
 
 
-def test_who_is_waited_for_is_named():
+def test_awaited_holders_are_named():
     busy = [{"what": "gpu 3: 1g.10gb@4", "who": ["pid 7 (python3)", "Slurm job 12"]}]
     assert waiting("a", {"busy": busy}) == ["a: waiting: gpu 3: 1g.10gb@4 is in use by pid 7 (python3), Slurm job 12"]
     assert waiting("a", {"failed": True}) == []
@@ -106,14 +106,14 @@ def test_a_host_of_unknown_gpus_without_a_driver_is_named_as_not_counted():
     )
 
 
-def test_hosts_without_a_plan_are_not_among_those_that_stay_as_they_are():
+def test_hosts_without_a_plan_do_not_count_as_unchanged():
     summary = Summary(check_mode=True)
     summary.ran("a", result(1, 0, 0), check_mode=True)
     summary.hosts.update("bc")
     assert summary.line() == "Plan: 1 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 3 hosts, no plan for 2"
 
 
-def test_of_a_reason_the_first_line_is_told():
+def test_first_line_of_a_reason_is_shown():
     summary = Summary(check_mode=False)
     summary.failed("a", "\n the GPU is in use\nby pid 7")
     summary.failed("b", "")
@@ -129,7 +129,7 @@ def test_of_a_reason_the_first_line_is_told():
     }
 
 
-def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
+def test_host_without_a_plan_keeps_its_reason():
     summary = Summary(check_mode=False)
     for host in ("a", "b"):
         summary.failed(host, "%s: gpu 3 is lost. Look." % host)
@@ -154,9 +154,7 @@ def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
         ("json", [], True),
     ],
 )
-def test_beside_the_playbooks_it_is_silent_where_another_prints_or_a_program_reads(
-    monkeypatch, stdout, enabled, silent
-):
+def test_summary_is_silent_next_to_other_callbacks_and_machine_output(monkeypatch, stdout, enabled, silent):
     path = Path(__file__).parents[2] / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py"
     spec = importlib.util.spec_from_file_location("openfleet_gpu_summary", path)
     beside = importlib.util.module_from_spec(spec)

@@ -50,7 +50,7 @@ LASTING, PASSING = spec("/etc/cdi/nvidia.yaml"), spec("/run/cdi/nvidia.yaml")
 # --- What is decided ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_follows_where_nothing_lists_devices():
+def test_no_service_is_restarted_without_device_lists():
     assert steps(Seen()) == ()
 
 
@@ -81,28 +81,28 @@ def test_specifications_come_before_services_that_may_be_containers():
         (unit(REFRESH, "inactive", "", "not-found"), False),
     ],
 )
-def test_the_toolkits_own_unit_is_restarted_where_it_is_let_work(refresh, restarted):
+def test_toolkits_enabled_unit_is_restarted(refresh, restarted):
     found = steps(Seen(True, (LASTING,), (PASSING,), refresh))
     assert found == ((Restart(refresh, "restart", True),) if restarted else ()) + (Renew(LASTING), Renew(PASSING))
 
 
 @pytest.mark.parametrize("active", ["active", "activating", "reloading"])
-def test_services_that_run_are_restarted(active):
+def test_running_services_are_restarted(active):
     running = unit("a.service", active)
     assert steps(Seen(services=(running,))) == (Restart(running, "try-restart", True),)
 
 
 @pytest.mark.parametrize("active", ["inactive", "failed", "deactivating"])
-def test_services_that_do_not_run_are_not(active):
+def test_stopped_services_are_not_restarted(active):
     assert steps(Seen(services=(unit("a.service", active),))) == ()
 
 
-def test_a_run_that_makes_up_for_another_starts_what_failed_but_not_what_was_stopped():
+def test_recovery_starts_failed_but_not_stopped_services():
     failed, stopped = unit("a.service", "failed"), unit("b.service", "inactive")
     assert steps(Seen(services=(failed, stopped)), again=True) == (Restart(failed, "restart", True),)
 
 
-def test_at_boot_nothing_is_waited_for_and_what_the_refresh_will_write_is_left_to_it():
+def test_boot_waits_for_nothing_and_leaves_refreshed_files():
     refresh, service = unit(REFRESH, "inactive"), unit("a.service")
     assert steps(Seen(True, (LASTING,), (PASSING,), refresh, (service,), starting=True)) == (
         Restart(refresh, "restart", False),
@@ -164,7 +164,7 @@ def names(path: Path) -> list[str]:
         ),
     ],
 )
-def test_a_specification_is_made_anew_with_the_same_kind_of_names(toolkit, format, strategies, before, after):
+def test_specification_is_regenerated_with_the_same_kind_of_names(toolkit, format, strategies, before, after):
     options = ["--device-name-strategy=%s" % strategy for strategy in strategies]
     path = toolkit.generate(toolkit.etc / ("nvidia.%s" % format), "--format=%s" % format, *options)
     assert names(path) == before
@@ -173,7 +173,7 @@ def test_a_specification_is_made_anew_with_the_same_kind_of_names(toolkit, forma
     assert names(path) == after
 
 
-def test_both_directories_are_served_and_a_second_time_changes_nothing(toolkit):
+def test_both_directories_are_updated_once(toolkit):
     one, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.generate(toolkit.run / "gpus.yaml")
     toolkit.devices.write_text(SPLIT)
     assert toolkit.follow() == tuple("CDI: %s written again" % path for path in (one, other))
@@ -194,7 +194,7 @@ def test_the_file_is_replaced_at_once_and_keeps_its_mode(toolkit):
     assert sorted(file.name for file in toolkit.etc.iterdir()) == ["nvidia.yaml"]
 
 
-def test_a_link_stays_a_link(toolkit):
+def test_links_stay_links(toolkit):
     path = toolkit.generate(toolkit.root / "elsewhere")
     link = toolkit.etc / "nvidia.yaml"
     link.symlink_to(path)
@@ -213,7 +213,7 @@ OTHERS = {
 }
 
 
-def test_what_nvidia_ctk_did_not_make_is_left_alone(toolkit):
+def test_specifications_of_other_tools_are_not_changed(toolkit):
     for name, text in OTHERS.items():
         (toolkit.etc / name).write_text(text)
     (toolkit.etc / "dangling.yaml").symlink_to("nowhere")
@@ -221,12 +221,12 @@ def test_what_nvidia_ctk_did_not_make_is_left_alone(toolkit):
     assert {path.name: path.read_text() for path in toolkit.etc.iterdir() if path.exists()} == OTHERS
 
 
-def test_none_is_made_where_there_was_none(toolkit):
+def test_missing_specification_is_not_created(toolkit):
     assert toolkit.follow() == ()
     assert list(toolkit.etc.iterdir()) == list(toolkit.run.iterdir()) == []
 
 
-def test_an_output_path_in_the_environment_leads_nothing_astray(toolkit):
+def test_output_path_in_the_environment_is_ignored(toolkit):
     path, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.root / "other.yaml"
     toolkit.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", str(other))
     toolkit.devices.write_text(SPLIT)
@@ -234,7 +234,7 @@ def test_an_output_path_in_the_environment_leads_nothing_astray(toolkit):
     assert not other.exists()
 
 
-def test_a_failure_names_the_file_and_leaves_it_and_the_others_are_written(toolkit):
+def test_failed_file_is_kept_and_named_and_others_are_written(toolkit):
     one, other = toolkit.generate(toolkit.etc / "a.yaml"), toolkit.generate(toolkit.etc / "b.json", "--format=json")
     toolkit.devices.write_text(SPLIT)
 
@@ -255,7 +255,7 @@ def test_a_failure_names_the_file_and_leaves_it_and_the_others_are_written(toolk
     assert one.read_text() == old and "1:0" in names(other)
 
 
-def test_an_answer_that_is_no_specification_is_not_written(toolkit):
+def test_invalid_specification_is_not_written(toolkit):
     path = toolkit.generate(toolkit.etc / "nvidia.yaml")
     old = path.read_text()
     with pytest.raises(FollowError, match="printed no specification"):
@@ -311,14 +311,14 @@ def root(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["running", "starting"])
-def test_a_service_that_was_started_often_of_late_is_restarted_all_the_same(root, state):
+def test_start_limit_does_not_block_a_restart(root, state):
     systemd = Systemd(unit("a.service"), unit("b.service", "inactive"), state=state, limited=["a.service", "b.service"])
     assert len(follow(["a.service", "b.service"], systemd, root)) == 1
     assert systemd.called[-1].endswith("try-restart -- a.service")
     assert systemd.limited == {"b.service"}, "what is not started keeps what systemd knows of it"
 
 
-def test_services_are_restarted_in_the_order_given_and_once_each(root):
+def test_services_are_restarted_once_in_the_given_order(root):
     systemd = Systemd(unit("a.service"), unit("b.service"), unit("c.service", "inactive"))
     systemd.units["alias.service"] = systemd.units["a.service"]
     done = follow(["b.service", "a.service", "alias.service", "c.service", "absent.service"], systemd, root)
@@ -326,20 +326,20 @@ def test_services_are_restarted_in_the_order_given_and_once_each(root):
     assert systemd.called == ["try-restart -- b.service", "try-restart -- a.service"]
 
 
-def test_a_dry_run_says_the_same_and_does_nothing(root):
+def test_dry_run_reports_the_same_and_does_nothing(root):
     systemd = Systemd(unit("a.service"), unit("b.service", "failed"))
     assert predict(["a.service", "b.service"], systemd, root) == ("restart a.service",)
     assert predict(["a.service", "b.service"], systemd, root, again=True) == ("restart a.service", "restart b.service")
     assert systemd.called == []
 
 
-def test_a_service_that_was_restarted_with_another_is_not_restarted_again(root):
+def test_jointly_restarted_service_is_not_restarted_again(root):
     systemd = Systemd(unit("a.service"), unit("b.service"), together=("a.service", "b.service"))
     assert follow(["a.service", "b.service"], systemd, root) == ("a.service restarted", "b.service restarted")
     assert systemd.called == ["try-restart -- a.service"]
 
 
-def test_a_service_that_does_not_come_back_is_named_and_the_others_are_restarted(root):
+def test_failed_restart_is_named_and_others_are_restarted(root):
     systemd = Systemd(unit("a.service"), unit("b.service"), breaks=("a.service",))
     with pytest.raises(FollowError) as error:
         follow(["a.service", "b.service"], systemd, root)
@@ -348,30 +348,30 @@ def test_a_service_that_does_not_come_back_is_named_and_the_others_are_restarted
 
 
 @pytest.mark.parametrize("state", ["initializing", "starting"])
-def test_nothing_is_waited_for_while_the_host_boots(root, state):
+def test_nothing_is_awaited_while_the_host_boots(root, state):
     systemd = Systemd(unit("a.service"), state=state)
     assert follow(["a.service"], systemd, root) == ("a.service is to be restarted by systemd",)
     assert systemd.called == ["--no-block try-restart -- a.service"]
 
 
-def test_nothing_is_waited_for_while_the_boot_unit_runs(root):
+def test_nothing_is_awaited_while_the_boot_unit_runs(root):
     systemd = Systemd(unit("a.service"), unit(BOOT, "activating"))
     follow(["a.service"], systemd, root)
     assert systemd.called == ["--no-block try-restart -- a.service"]
 
 
-def test_the_units_that_are_this_collections_or_the_toolkits_are_no_services(root):
+def test_units_of_the_collection_and_the_toolkit_are_not_followed(root):
     systemd = Systemd(unit(BOOT), unit(REFRESH))
     assert follow([BOOT, REFRESH], systemd, root) == ()
 
 
-def test_without_systemd_there_is_nothing_to_restart(tmp_path):
+def test_without_systemd_nothing_is_restarted(tmp_path):
     systemd = Systemd(unit("a.service"))
     assert follow(["a.service"], systemd, str(tmp_path)) == ()
     assert systemd.called == []
 
 
-def test_a_systemd_that_does_not_answer_is_an_error_with_a_cure(root):
+def test_unresponsive_systemd_is_an_error_with_a_fix(root):
     def run(command, **_options):
         if command[0] != "systemctl":
             raise FileNotFoundError(2, "No such file or directory", command[0])
@@ -384,7 +384,7 @@ def test_a_systemd_that_does_not_answer_is_an_error_with_a_cure(root):
 # --- The mark ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_mark_stands_until_it_is_taken_away(tmp_path):
+def test_mark_stays_until_removed(tmp_path):
     owing = PendingFollowUp(str(tmp_path / "state"))
     assert not owing.due()
     owing.begin()
@@ -395,6 +395,6 @@ def test_the_mark_stands_until_it_is_taken_away(tmp_path):
     assert not owing.due()
 
 
-def test_a_damaged_mark_is_a_mark(tmp_path):
+def test_damaged_mark_counts(tmp_path):
     (tmp_path / "follow.json").write_text("{")
     assert PendingFollowUp(str(tmp_path)).due()

@@ -46,7 +46,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("arguments", "named"), GIVEN)
-def test_a_value_is_what_dataclass_makes(arguments, named):
+def test_values_behave_like_dataclasses(arguments, named):
     ours, theirs = OURS(*arguments, **named), THEIRS(*arguments, **named)
     assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
     assert repr(ours) == repr(theirs) and "secret" not in repr(ours)
@@ -55,7 +55,7 @@ def test_a_value_is_what_dataclass_makes(arguments, named):
     assert [each.name for each in dataclasses.fields(ours)] == [each.name for each in dataclasses.fields(theirs)]
 
 
-def test_values_are_compared_as_dataclass_does():
+def test_values_compare_like_dataclasses():
     for one in (OURS, THEIRS):
         assert one("a") == one("a", seen=True) != one("a", password="secret")
         assert one("a", notes={"b": 1}) != one("a")
@@ -69,7 +69,7 @@ def test_defaults_are_not_shared():
     assert first.notes == {} and first.notes is not second.notes
 
 
-def test_nothing_can_be_set_or_deleted():
+def test_attributes_cannot_be_set_or_deleted():
     value = OURS("a")
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'name'"):
         value.name = "b"
@@ -79,7 +79,7 @@ def test_nothing_can_be_set_or_deleted():
 
 
 @pytest.mark.parametrize(("arguments", "named"), [((), {}), (("a",), {"name": "b"}), (("a",), {"other": 1})])
-def test_wrong_arguments_are_refused_from_the_first_value_on(arguments, named):
+def test_wrong_arguments_are_refused(arguments, named):
     value = make(frozen)
     for _time in range(2):
         with pytest.raises(TypeError):
@@ -134,7 +134,7 @@ def make_sortable(*decorators):
     return Place
 
 
-def test_values_are_sorted_as_dataclass_does():
+def test_values_sort_like_dataclasses():
     given = [("b", 1), ("a", 2), ("a", 1), ("b", 1, True), ("a",)]
     orders = []
     for place in (make_sortable(frozen, sortable), make_sortable(dataclass(frozen=True, order=True))):

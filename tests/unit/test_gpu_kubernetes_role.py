@@ -33,7 +33,7 @@ def test_each_entry_point_has_its_tasks_and_the_same_variables():
 
 
 def test_task_files_that_name_modules_of_another_collection_are_included_behind_a_check():
-    """Ansible resolves the names of modules when it loads a file, before any of its tasks could say what is missing."""
+    """Ansible resolves names of modules when it loads a file, before a task could report a missing collection."""
     first = {
         "plan.yml",
         "main.yml",
@@ -47,7 +47,7 @@ def test_task_files_that_name_modules_of_another_collection_are_included_behind_
     assert not named & first
 
 
-def test_role_and_filter_offer_the_librarys_words():
+def test_role_and_filter_have_the_librarys_choices():
     of_filter = yaml.safe_load(kubernetes_mapping.DOCUMENTATION)["options"]
     backends = [OPTIONS["gpu_kubernetes_backend"]["choices"], of_filter["backend"]["choices"]]
     strategies = [OPTIONS["gpu_kubernetes_mig_strategy"]["choices"], of_filter["mig_strategy"]["choices"]]

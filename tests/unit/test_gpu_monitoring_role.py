@@ -34,8 +34,8 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
         assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults(ROLE)
 
 
-def test_the_exporters_defaults_are_known_here():
-    """Of GPU hosts only the inventory is read, so the role's defaults stand twice."""
+def test_exporter_defaults_are_equal_here():
+    """Only the inventory of GPU hosts is read, so the role's defaults exist twice."""
     exporter = defaults(ROLES / "dcgm_exporter")
     assert exporter["dcgm_exporter_state"] == "present"
     assert exporter["dcgm_exporter_listen_address"] == scraping.ADDRESS
@@ -45,8 +45,8 @@ def test_the_exporters_defaults_are_known_here():
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", "reset.yml"])
-def test_a_monitoring_host_that_is_down_keeps_the_fleet_from_nothing(playbook):
-    """A play all of whose hosts fail ends the playbook, so what reaches a monitoring host comes last."""
+def test_unreachable_monitoring_host_does_not_block_the_fleet(playbook):
+    """If all hosts of a play fail, the playbook ends, so monitoring hosts come last."""
     plays = yaml.safe_load((ROLES.parent / "playbooks" / playbook).read_text(encoding="utf-8"))
     hosts = [play["hosts"] for play in plays if play.get("become")]
     assert "gpu_monitoring" in hosts[-2] and "gpu_audit" in hosts[-1]
@@ -58,7 +58,7 @@ def target(plan, host, job="gpu_exporter"):
     return found
 
 
-def test_hosts_are_scraped_where_their_exporters_listen():
+def test_hosts_are_scraped_at_their_exporters_address():
     plan = scrape_plan(
         ["b", "a", "off", "six", "wide"],
         {
@@ -97,7 +97,7 @@ def test_with_tls_a_host_is_scraped_by_its_name_unless_it_has_an_address():
     assert {group["labels"]["__scheme__"] for group in plan["targets"]} == {"https"}
 
 
-def test_an_exporter_on_its_own_loopback_interface_is_the_monitoring_hosts_alone():
+def test_exporter_on_loopback_is_scraped_only_on_the_monitoring_host():
     plan = scrape_plan(
         ["here", "there", "tunnel"],
         {
@@ -114,7 +114,7 @@ def test_an_exporter_on_its_own_loopback_interface_is_the_monitoring_hosts_alone
     assert "gpu_monitoring_address" in problem
 
 
-def test_hosts_with_one_password_share_one_way_in():
+def test_hosts_with_one_password_share_a_job():
     def host(users):
         return {"dcgm_exporter_listen_address": "192.0.2.1", "dcgm_exporter_basic_auth_users": users}
 
@@ -134,7 +134,7 @@ def test_hosts_with_one_password_share_one_way_in():
     ]
 
 
-def test_the_name_of_a_password_stays_when_other_hosts_come_and_go():
+def test_password_file_name_is_stable():
     def names(*hosts):
         passwords = {"a": "one", "b": "two", "c": "three"}
         variables = {
@@ -152,7 +152,7 @@ def test_the_name_of_a_password_stays_when_other_hosts_come_and_go():
     assert len(set(names("a", "b", "c").values())) == 3
 
 
-def test_a_host_that_speaks_of_no_exporter_is_not_watched():
+def test_host_without_exporter_is_not_scraped():
     plan = scrape_plan(
         ["bare", "off", "seen"],
         {
@@ -175,7 +175,7 @@ class Unknown(dict):
         return super().get(name, default)
 
 
-def test_a_variable_that_cannot_be_worked_out_is_told_with_its_host_and_a_cure():
+def test_unresolvable_variable_is_named_with_host_and_fix():
     plan = scrape_plan(
         ["a", "b", "c"],
         {
@@ -208,7 +208,7 @@ def test_node_exporters_and_further_targets_are_scraped_too():
     }
 
 
-def test_labels_of_the_collections_own_are_refused():
+def test_reserved_labels_are_refused():
     plan = scrape_plan(
         ["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {"host": "x", "rack": "1"}}}
     )
@@ -221,8 +221,8 @@ def test_labels_of_the_collections_own_are_refused():
 TWICE = "Rules know an exporter by its job and address: its GPUs would pass for those of both."
 
 
-def test_an_address_that_is_scraped_twice_in_a_job_is_told_with_its_hosts():
-    """The series of both have the same job and instance."""
+def test_address_scraped_twice_is_named_with_its_hosts():
+    """Both series would have the same job and instance."""
     plan = scrape_plan(
         ["a", "b", "c", "d"],
         {
@@ -255,7 +255,7 @@ def test_an_address_that_is_scraped_twice_in_a_job_is_told_with_its_hosts():
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "localhost"])
-def test_a_certificate_on_the_monitoring_hosts_own_loopback_interface_leads_nowhere(listen):
+def test_certificate_name_that_resolves_to_loopback_is_refused(listen):
     tls = {"dcgm_exporter_listen_address": listen, "dcgm_exporter_tls_certificate": "/srv/here.pem"}
     (problem,) = scrape_plan(["here"], {"here": tls}, here="here")["problems"]
     assert problem.startswith("here: its exporter has a certificate and listens on %s" % listen)
@@ -267,7 +267,7 @@ def test_a_certificate_on_the_monitoring_hosts_own_loopback_interface_leads_nowh
 
 @pytest.mark.parametrize("address", ["tunnel:9500", "[2001:db8::1]:9500", "192.0.2.1:9400", "http://tunnel", "a/b"])
 @pytest.mark.parametrize("variable", ["gpu_monitoring_address", "dcgm_exporter_listen_address"])
-def test_an_address_with_more_than_a_name_is_told_once(variable, address):
+def test_invalid_address_is_reported_once(variable, address):
     host = {variable: address, "gpu_monitoring_host_exporter_port": 9100}
     assert scrape_plan(["a"], {"a": host})["problems"] == [
         "a: %s is %s, which is no name or address alone. Give it without scheme, port and path; the ports are "
@@ -283,14 +283,14 @@ def test_brackets_around_an_address_are_one_pair(variable, address):
     assert target(plan, "a")["targets"] == ["[2001:db8::1]:9400"]
 
 
-def test_brackets_around_the_loopback_address_hide_it_not():
+def test_brackets_do_not_hide_a_loopback_address():
     (problem,) = scrape_plan(["a"], {"a": {"dcgm_exporter_listen_address": "[::1]"}})["problems"]
     assert problem.startswith("a: its exporter listens on ::1, which no other host reaches.")
 
 
 @pytest.mark.parametrize("name", ["rack-no", "2nd", "", "ort\u00fc", "__address__", "__scheme__", "job"])
-def test_a_label_that_prometheus_would_refuse_is_told_with_its_host(name):
-    """It would refuse the file, and with it the targets of all hosts."""
+def test_label_invalid_in_prometheus_is_named_with_its_host(name):
+    """Prometheus would refuse the file, and so the targets of all hosts."""
     plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1", "_ok2": 2}}})
     (problem,) = plan["problems"]
     assert problem.startswith("a: gpu_monitoring_labels has the label %s" % name)
@@ -300,7 +300,7 @@ def test_a_label_that_prometheus_would_refuse_is_told_with_its_host(name):
 @pytest.mark.parametrize(
     ("labels", "said"), [(["rack"], "is ['rack']."), ({"rack": None}, "no text in the label rack")]
 )
-def test_labels_that_are_none_are_told_with_their_host(labels, said):
+def test_malformed_labels_are_named_with_their_host(labels, said):
     plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": labels}})
     (problem,) = plan["problems"]
     assert problem.startswith("a: gpu_monitoring_labels ") and said in problem
@@ -317,7 +317,7 @@ def test_labels_that_are_none_are_told_with_their_host(labels, said):
         ({"targets": ["npu-01:8082"], "labels": {"__access__": "x"}}, "has the label __access__"),
     ],
 )
-def test_a_further_target_that_prometheus_would_refuse_is_told_with_its_place(group, said):
+def test_target_invalid_in_prometheus_is_named_with_its_place(group, said):
     good = {"targets": ["a:1"], "labels": {"__scheme__": "https", "__metrics_path__": "/gpu", "rack": 7}}
     plan = scrape_plan([], {}, extra=[good, group])
     (problem,) = plan["problems"]
@@ -326,7 +326,7 @@ def test_a_further_target_that_prometheus_would_refuse_is_told_with_its_place(gr
     assert expected.items() <= plan["targets"][0]["labels"].items()
 
 
-def test_the_first_line_of_prices_that_a_model_matches_counts():
+def test_first_matching_price_is_used():
     rules = price_rules([{"model": "H100*", "price": 2.4}, {"model": "*", "price": 1}])
     assert [rule["record"] for rule in rules] == ["gpu:price_per_hour"] * 2
     matchers = [re.findall(r'model(=~|!~)"((?:[^"\\]|\\.)*)"', rule["expr"]) for rule in rules]
@@ -348,7 +348,7 @@ def test_the_first_line_of_prices_that_a_model_matches_counts():
     assert price("GH100") == [1.0]
 
 
-def test_a_glob_means_its_letters():
+def test_glob_is_escaped_in_rules():
     assert re.fullmatch(glob_pattern("RTX 6000 (Ada) v1.0?"), "NVIDIA RTX 6000 (Ada) v1.0b")
     assert not re.fullmatch(glob_pattern("v1.0"), "v1x0")
 
@@ -356,7 +356,7 @@ def test_a_glob_means_its_letters():
 @pytest.mark.parametrize(
     "line", [{"model": "H100*"}, {"price": 1}, {"model": "*", "price": "cheap"}, {"model": "*", "price": -1}]
 )
-def test_a_price_that_is_none_is_refused_with_its_place(line):
+def test_invalid_price_is_refused_with_its_place(line):
     with pytest.raises(AnsibleFilterError, match=r"^gpu_monitoring_prices\[1\]"):
         price_rules([{"model": "A*", "price": 1}, line])
 
@@ -399,7 +399,7 @@ StateChangeTimestamp={change}
         ("", {"/rules": "1700000001.0"}, "yesterday", []),
     ],
 )
-def test_services_are_overdue_whose_files_are_newer_than_what_they_have(said, times, loaded, overdue):
+def test_services_with_newer_files_are_overdue(said, times, loaded, overdue):
     found = overdue_services([DROP_IN, ALERTS, FILES], shown=said, times=times, loaded=loaded)
     assert [entry["handler"] for entry in found] == overdue
 
@@ -412,7 +412,7 @@ def writing(task):
     return task.get("ansible.builtin.copy") or task["ansible.builtin.template"]
 
 
-def test_what_may_have_secrets_is_not_for_all_to_read_nor_shown():
+def test_files_with_secrets_are_private_and_not_shown():
     for path in ("gpu_monitoring__secrets", "gpu_monitoring__prometheus }}", "gpu_monitoring__web }}"):
         (task,) = (one for one in tasks("files.yml") if path in writing(one)["dest"])
         written = writing(task)
@@ -421,6 +421,6 @@ def test_what_may_have_secrets_is_not_for_all_to_read_nor_shown():
         assert task.get("no_log") is True or task.get("diff") is False
 
 
-def test_old_passwords_go_once_prometheus_does_without_them():
+def test_old_passwords_are_removed_after_prometheus_reloads():
     names = [task["name"] for task in tasks("present.yml")]
     assert names.index("Remove stale passwords") > names.index("Apply the changes to Prometheus")

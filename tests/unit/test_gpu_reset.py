@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import reset
 UUID = "GPU-5c89d3fa-0000-4000-8000-000000000001"
 
 
-def test_without_nvidia_smi_it_says_what_to_install(monkeypatch):
+def test_missing_nvidia_smi_names_its_package(monkeypatch):
     def missing(command, **_options):
         raise FileNotFoundError(command[0])
 
@@ -25,7 +25,7 @@ def test_without_nvidia_smi_it_says_what_to_install(monkeypatch):
     assert refused.value.cure.startswith("Install it (nvidia-utils")
 
 
-def test_a_refusal_has_the_words_of_the_tool(monkeypatch):
+def test_refusal_quotes_the_tool(monkeypatch):
     answer = subprocess.CompletedProcess([], 19, "GPU is currently in use\n", "by another process.\n")
     monkeypatch.setattr(reset, "run_tool", lambda command, **_options: answer)
     with pytest.raises(ResetRefusedError) as refused:

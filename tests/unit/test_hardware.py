@@ -107,7 +107,7 @@ def test_every_value_of_a_variant_has_its_line(file):
             assert '"%s": %s' % (path, json.dumps(value)) in lines[int(where.rpartition(":")[2]) - 1]
 
 
-def test_nvidia_smi_that_says_the_same_differs_in_nothing():
+def test_equal_nvidia_smi_output_has_no_differences():
     checks = list(host_checks.smi_checks(facts(), nvidia_smi.parse(XML)))
     assert differing(checks) == {}
     assert [check.what for check in checks if check.outcome == "not run"] == ["compute mode"]
@@ -125,12 +125,12 @@ def test_nvidia_smi_that_says_the_same_differs_in_nothing():
         (UUID, UUID[:-1] + "b", "UUIDs of all GPUs"),
     ],
 )
-def test_what_nvidia_smi_says_otherwise_is_a_difference(old, new, what):
+def test_different_nvidia_smi_output_is_a_difference(old, new, what):
     assert old in XML
     assert what in differing(host_checks.smi_checks(facts(), nvidia_smi.parse(XML.replace(old, new))))
 
 
-def test_nvidia_smi_that_fails_is_a_reason():
+def test_failing_nvidia_smi_is_a_reason():
     def missing(_command):
         raise FileNotFoundError
 
@@ -191,7 +191,7 @@ def read(root):
     return host_files.read_host(["0000:1a:00.0"], str(root))
 
 
-def test_files_of_the_kernel_that_agree(kernel):
+def test_matching_kernel_files(kernel):
     checks = list(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
     # A node with the minor 255 is beyond what a test may make.
     assert differing(checks) == {"/dev/nvidiactl": ("a character device", "missing")}
@@ -209,8 +209,8 @@ def test_files_of_the_kernel_that_agree(kernel):
     } <= held
 
 
-def test_the_vbios_is_the_same_in_capital_and_small_letters(kernel):
-    """NVML of driver 580 has it in capitals, the open kernel module in small letters."""
+def test_vbios_is_compared_ignoring_case(kernel):
+    """NVML of driver 580 uses upper case, the open kernel module lower case."""
     file = kernel / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
     for inside, outcome in (("96.00.a5.00.1a", "held"), ("96.00.a5.00.1b", "differs")):
         file.write_text(file.read_text().replace("96.00.99.00.01", inside).replace("96.00.a5.00.1a", inside))
@@ -221,7 +221,7 @@ def test_the_vbios_is_the_same_in_capital_and_small_letters(kernel):
         assert (check.outcome, check.expected, check.found) == (outcome, "96.00.A5.00.1A", inside)
 
 
-def test_files_of_simulated_gpus_are_checked_except_for_those_that_no_simulator_can_make(kernel):
+def test_simulated_gpus_have_only_possible_kernel_files_checked(kernel):
     (kernel / "dev/nvidia5").unlink()
     (kernel / "proc/modules").unlink()
     checks = list(host_checks.kernel_checks(nvml_of_one(simulated=True), read(kernel)))
@@ -242,21 +242,21 @@ def test_files_of_simulated_gpus_are_checked_except_for_those_that_no_simulator_
         ("sys/bus/pci/devices/0000:1a:00.0/device", "0x2330", "0x2331", "vendor and device"),
     ],
 )
-def test_files_of_the_kernel_that_say_otherwise(kernel, path, old, new, what):
+def test_different_kernel_files(kernel, path, old, new, what):
     text = (kernel / path).read_text()
     assert old in text
     (kernel / path).write_text(text.replace(old, new))
     assert what in differing(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
 
 
-def test_a_host_without_the_files_is_no_difference(tmp_path):
+def test_missing_kernel_files_are_no_difference(tmp_path):
     for is_simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia does not exist")):
         checks = list(host_checks.kernel_checks(nvml_of_one(is_simulated), read(tmp_path)))
         assert {check.outcome for check in checks} == {"not run"}
         assert all(word in check.reason for check in checks)
 
 
-def test_masking_leaves_nothing_that_names_one_card():
+def test_masking_removes_identities_of_a_card():
     value = {"a": [UUID, "see %s" % UUID, {"serial": "165"}], "MIG-%s" % UUID[4:]: 1, "old": "MIG-%s/1/0" % UUID}
     text = json.dumps(report.masked(value, {UUID: "(UUID of GPU 0)", "165": "(serial number of GPU 0)"}))
     assert UUID[4:] not in text
@@ -265,7 +265,7 @@ def test_masking_leaves_nothing_that_names_one_card():
 
 
 @pytest.mark.parametrize(("serial", "stays"), [("1650000000001", False), ("0", True), ("N/A", True)])
-def test_a_serial_number_that_names_no_card_is_no_word_to_replace(serial, stays):
+def test_placeholder_serial_number_is_not_masked(serial, stays):
     reading = whole_reading()
     for call in reading["nvml"]["gpus"][0]["calls"]:
         if call["call"] == "nvmlDeviceGetSerial":
@@ -278,7 +278,7 @@ def test_a_serial_number_that_names_no_card_is_no_word_to_replace(serial, stays)
     assert ("(serial number of GPU 0)" in report.to_text(made)) is not stays
 
 
-def test_the_page_shows_what_a_host_said_as_text():
+def test_page_escapes_texts_of_hosts():
     evil = "<script>alert(1)</script>"
     check = {
         "area": evil,
@@ -364,8 +364,8 @@ def judged(reading):
     return {(check.area, check.what): check for check in checks.judge(reading, FILES)}
 
 
-def test_a_field_that_the_driver_does_not_fill_in_is_no_figure():
-    """An H200 with driver 580 says success for these fields and leaves the zeros that the caller had there."""
+def test_unfilled_field_is_no_value():
+    """An H200 with driver 580 returns success for these fields and leaves the caller's zeros."""
     reading = whole_reading()
     call = "nvmlDeviceGetFieldValues"
     for of in ("power min limit", "module power default limit"):
@@ -382,7 +382,7 @@ def test_a_field_that_the_driver_does_not_fill_in_is_no_figure():
     assert found["NVML", call].found == "2 values, 2 not filled in"
 
 
-def test_the_most_instances_are_those_of_the_profiles_where_mig_mode_is_off():
+def test_maximum_of_instances_is_from_profiles_without_mig_mode():
     reading = whole_reading()
     of_gpu(reading["nvml"], "nvmlDeviceGetMaxMigDeviceCount")["value"] = 0
     assert judged(reading)["model file", "max_gpu_instances"].outcome == "differs"
@@ -403,7 +403,7 @@ def test_the_most_instances_are_those_of_the_profiles_where_mig_mode_is_off():
         (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
     ],
 )
-def test_a_board_is_held_against_its_variant(subsystem, reserved, vbios, differing):
+def test_board_is_compared_with_its_variant(subsystem, reserved, vbios, differing):
     reading = whole_reading()
     of_gpu(reading["nvml"], "nvmlDeviceGetPciInfo")["value"] = {"pciDeviceId": 0x233510DE, "pciSubSystemId": subsystem}
     of_gpu(reading["nvml"], "nvmlDeviceGetVbiosVersion")["value"] = vbios
@@ -416,7 +416,7 @@ def test_a_board_is_held_against_its_variant(subsystem, reserved, vbios, differi
     assert all("h200-141gb.json:" in found[what].where for what in differing)
 
 
-def test_a_gpu_that_has_just_worked_is_not_judged_as_idle():
+def test_recently_busy_gpu_is_not_checked_as_idle():
     reading = whole_reading()
     values = {"nvmlDeviceGetMaxClockInfo": 1980, "nvmlDeviceGetClockInfo": 1980, "nvmlDeviceGetPowerUsage": 126000}
     for call, value in values.items():
@@ -429,7 +429,7 @@ def test_a_gpu_that_has_just_worked_is_not_judged_as_idle():
 
 
 @pytest.mark.parametrize(("gpus", "outcome"), [(1, "held"), (2, "differs")])
-def test_only_a_gpu_without_others_may_have_no_nearest(gpus, outcome):
+def test_only_a_single_gpu_can_have_no_nearest(gpus, outcome):
     reading = whole_reading()
     of_gpu(reading["nvml"], "nvmlDeviceGetTopologyNearestGpus", "single").update(error="InvalidArgument", code=2)
     reading["nvml"]["gpus"] += [dict(reading["nvml"]["gpus"][0], index=index) for index in range(1, gpus)]
@@ -439,7 +439,7 @@ def test_only_a_gpu_without_others_may_have_no_nearest(gpus, outcome):
 @pytest.mark.parametrize(
     ("parameters", "off"), [({"NvLinkDisable": "1"}, True), ({"NvLinkDisable": "0"}, False), ({}, False)]
 )
-def test_links_that_the_module_has_turned_off_are_no_difference(kernel, parameters, off):
+def test_links_disabled_in_the_module_are_no_difference(kernel, parameters, off):
     lines = "".join("%s: %s\n" % pair for pair in parameters.items())
     (kernel / "proc/driver/nvidia/params").write_text('ResmanDebugLevel: 4294967295\n%sRmMsg: ""\n' % lines)
     reading = whole_reading()
@@ -460,7 +460,7 @@ def test_links_that_the_module_has_turned_off_are_no_difference(kernel, paramete
     assert ("NvLinkDisable=1" in found["links", "NVLinks"].reason) is off
 
 
-def test_what_cannot_be_compared_with_a_simulated_gpu_is_left_out():
+def test_values_without_simulated_counterpart_are_skipped():
     reading, other = whole_reading(), whole_reading()
     fields, state = "nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState"
     of_gpu(reading["nvml"], fields, "power min limit")["value"] = 0.0
@@ -479,7 +479,7 @@ def test_what_cannot_be_compared_with_a_simulated_gpu_is_left_out():
     assert "NvLinkDisable=1" in found[state].reason
 
 
-def test_whatever_a_host_sends_is_judged_or_refused_by_name():
+def test_any_reading_of_a_host_is_judged_or_refused():
     judged = host_reading.judged("gpu-7", whole_reading(), False, acceptance.Limits())
     assert judged.report["acceptance"]["accepted"]
     refused = 0
@@ -520,7 +520,7 @@ def reading_of_chained_names(count):
 
 @pytest.mark.parametrize("count", [5, 9, 17])
 @pytest.mark.parametrize("small", [False, True], ids=["large indexes", "small indexes"])
-def test_names_that_a_host_chose_do_not_multiply(count, small):
+def test_hostile_names_do_not_multiply_on_masking(count, small):
     reading = reading_of_chained_names(count)
     for number, gpu in enumerate(reading["nvml"]["gpus"] if small else ()):
         gpu["index"] = number
@@ -532,7 +532,7 @@ def test_names_that_a_host_chose_do_not_multiply(count, small):
         assert sum(map(len, made.files.values())) < 1_000_000
 
 
-def test_words_that_were_put_in_are_not_looked_at_again():
+def test_placeholders_are_not_masked_again():
     names = {"1" * 6: "(UUID of GPU %s)" % ("2" * 18), "2" * 6: "(UUID of GPU %s)" % ("1" * 18)}
     assert report.masked("1" * 6, names) == "(UUID of GPU 222222222222222222)"
 
@@ -547,7 +547,7 @@ def test_words_that_were_put_in_are_not_looked_at_again():
     ],
     ids=["65 GPUs", "a large index", "a negative index", "one index twice"],
 )
-def test_a_host_has_few_gpus_and_each_an_index_of_its_own(change):
+def test_reading_has_limited_gpus_with_distinct_indices(change):
     reading = whole_reading()
     change(reading["nvml"]["gpus"])
     with pytest.raises(FleetError, match="invalid format"):
@@ -555,8 +555,8 @@ def test_a_host_has_few_gpus_and_each_an_index_of_its_own(change):
 
 
 @pytest.mark.parametrize("place", ["gpus", "mig_devices"])
-def test_nvidia_smi_has_no_more_gpus_than_a_host(place):
-    """Each serial number is a word to look for in all texts of the reading."""
+def test_nvidia_smi_reading_has_limited_gpus(place):
+    """Each serial number is searched in all texts of the reading."""
     reading = whole_reading()
     (gpu,) = reading["nvidia_smi"]["gpus"]
     rows = {"gpus": dict(gpu, serial=None), "mig_devices": ["0", "0"]}
@@ -568,7 +568,7 @@ def test_nvidia_smi_has_no_more_gpus_than_a_host(place):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())
 
 
-def test_a_report_has_a_bound(monkeypatch):
+def test_report_size_is_limited(monkeypatch):
     reading = whole_reading()
     call = {"call": "nvmlDeviceGetName", "of": "", "value": "x" * 900}
     reading["nvml"]["gpus"][0]["calls"] += [dict(call, of=str(number)) for number in range(1000)]

@@ -41,8 +41,8 @@ def test_every_requirement_has_an_exact_version_and_a_hash(lock):
 
 
 @pytest.mark.parametrize("lock", [lock for lock in renew_hashes.LOCKS if lock.group], ids=lambda lock: lock.path)
-def test_hashes_are_of_the_versions_that_were_asked_for(lock):
-    """After a change of a version `make hashes` was run."""
+def test_hashes_match_the_requested_versions(lock):
+    """`make hashes` was run after each change of a version."""
     asked = dict(lock.pins())
     found = pins(ROOT / lock.path)
     assert (
@@ -86,11 +86,11 @@ def test_one_version_of_ansible_core():
         ("x-1-cp39-abi3-manylinux_2_31_armv7l.whl", None),
     ],
 )
-def test_which_wheels_a_host_may_choose(file, minor):
+def test_wheels_that_a_host_may_choose(file, minor):
     assert renew_hashes.usable(renew_hashes.WHEEL.fullmatch(file), range(8, 15)) == minor
 
 
-def test_a_pin_is_read_as_it_is_written():
+def test_pin_is_read_as_written():
     pin = python_pins.Pin("fleet-tool", "2.0", ("0" * 64, "1" * 64))
     assert python_pins.read("# x\n%sother==1\n" % pin) == [pin, python_pins.Pin("other", "1")]
     assert python_pins.of_files([("fleet_tool-2.0-py3-none-any.whl", "0" * 64), ("requirements.txt", "2" * 64)]) == [
@@ -116,31 +116,31 @@ def test_the_shipped_version_has_the_shipped_hashes():
 
 def test_another_version_needs_its_hashes():
     said = source(version="12.1")["problem"]
-    assert said.startswith("gpu_layout_nvml_version: it is 12.1, and gpu_layout_nvml_hashes is empty")
+    assert said.startswith("gpu_layout_nvml_version: it is 12.1, but the collection has only hashes of ")
     assert "Set gpu_layout_nvml_hashes to" in said and "pip hash" in said
     found = source(version="12.1", hashes=[OTHER])
     assert found["problem"] == "" and found["requirements"] == "nvidia-ml-py==12.1 \\\n    --hash=%s\n" % OTHER
 
 
 @pytest.mark.parametrize("text", ["0" * 64, "sha256:abc", "md5:" + "0" * 32, OTHER + "\n    --hash=sha256:x", ""])
-def test_a_hash_that_is_none_is_refused(text):
+def test_invalid_hash_is_refused(text):
     said = source(hashes=[text])["problem"]
-    assert "gpu_layout_nvml_hashes: %r is no hash" % text in said and "pip hash FILE" in said
+    assert "gpu_layout_nvml_hashes: %r is not a hash" % text in said and "pip hash FILE" in said
 
 
-def test_a_wheel_is_known_by_its_hash_and_not_by_its_name(tmp_path):
+def test_wheel_is_verified_by_hash_not_name(tmp_path):
     digest = wheel(tmp_path, "nvidia-ml-py", nvml_source.shipped().wheels.version, module="pynvml")
     (path,) = tmp_path.iterdir()
     said = source(source="wheel", wheel=str(path))["problem"]
-    assert said.startswith("gpu_layout_nvml_wheel: %s has the SHA-256 %s" % (path, digest))
+    assert said.startswith("gpu_layout_nvml_wheel: the SHA-256 of %s is %s" % (path, digest))
     assert "add sha256:%s to gpu_layout_nvml_hashes" % digest in said
     found = source(source="wheel", wheel=str(path), hashes=[OTHER, "sha256:" + digest])
     assert found == {"problem": "", "path": str(path), "sha256": "", "requirements": ""}
-    assert "no such file" in source(source="wheel", wheel=str(tmp_path / "none"))["problem"]
-    assert "no such file" in source(source="wheel")["problem"]
+    assert "the controller has no file" in source(source="wheel", wheel=str(tmp_path / "none"))["problem"]
+    assert "the controller has no file" in source(source="wheel")["problem"]
 
 
-def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
+def test_controllers_file_is_verified_by_hash(tmp_path, monkeypatch):
     import pynvml
 
     found = source(source="controller")
@@ -150,7 +150,7 @@ def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "pynvml")
     digest = hashlib.sha256(b"import os\n").hexdigest()
     said = source(source="controller")["problem"]
-    assert "%s has the SHA-256 %s" % (tmp_path / "pynvml.py", digest) in said
+    assert "the SHA-256 of %s is %s" % (tmp_path / "pynvml.py", digest) in said
     assert "pip install --require-hashes --only-binary=:all: --requirement %s" % NVML in said
     assert source(source="controller", hashes=["sha256:" + digest])["path"] == str(tmp_path / "pynvml.py")
     # The package of that name, which is another one.
@@ -161,8 +161,8 @@ def test_the_controllers_own_file_is_known_by_its_hash(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("entry", ["main", "plan"])
-def test_the_role_checks_it_before_anything_else(entry):
-    """As the first task, also of what site.yml plans on all hosts before it changes any."""
+def test_role_verifies_pynvml_first(entry):
+    """It is the first task, also when site.yml plans all hosts before any change."""
     tasks = yaml.safe_load((ROOT / "roles/gpu_layout/tasks" / f"{entry}.yml").read_text())
     # Facts of a host would name the file, and the hash.
     assert tasks[0]["ansible.builtin.include_tasks"].endswith("/playbooks/tasks/facts.yml")
@@ -181,7 +181,7 @@ def test_the_role_checks_it_before_anything_else(entry):
         ("registry.example.org:5000/dcgm-exporter", True),
     ],
 )
-def test_an_image_with_a_tag_alone_is_warned_of(image, warned, monkeypatch):
+def test_image_without_digest_is_a_warning(image, warned, monkeypatch):
     said = []
     monkeypatch.setattr(pinned_image.display, "warning", said.append)
     assert pinned_image.pinned_image(image, "dcgm_exporter_image") == image

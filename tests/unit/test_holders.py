@@ -56,8 +56,8 @@ def find(dev, tmp_path):
     return look
 
 
-def test_the_cpu_time_of_a_process_is_the_kernels_count(dev, find):
-    """Of all threads; a few ticks are 10 ms each."""
+def test_cpu_time_of_a_process_is_from_the_kernel(dev, find):
+    """The sum of all threads, in ticks of 10 ms."""
     code = (
         "import sys, threading, time\nfile = open(sys.argv[1])\n"
         "def work():\n    while time.process_time() < 0.3: pass\n"
@@ -75,7 +75,7 @@ def test_the_cpu_time_of_a_process_is_the_kernels_count(dev, find):
     assert holder.started_seconds is not None and holder.started_ticks is not None
 
 
-def test_a_process_that_has_a_node_open_holds_the_gpu_until_it_ends(dev, find):
+def test_process_with_an_open_node_holds_the_gpu_until_it_ends(dev, find):
     with opened(dev / "nvidia1") as process:
         (holder,) = find(host(gpu(0), gpu(1)), process)
         assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-1", None, "device_handle")
@@ -87,12 +87,12 @@ def test_a_process_that_has_a_node_open_holds_the_gpu_until_it_ends(dev, find):
     assert find(host(gpu(0), gpu(1)), process) == []
 
 
-def test_nodes_of_no_gpu_hold_nothing(dev, find):
+def test_other_nodes_hold_nothing(dev, find):
     with opened(dev / "nvidiactl", dev / "nvidia-uvm", dev / "nvidia-caps/nvidia-cap2") as process:
         assert find(host(gpu(0), gpu(1)), process) == []
 
 
-def test_a_capability_holds_its_instance_and_no_other(dev, find):
+def test_capability_holds_only_its_instance(dev, find):
     # The example of NVIDIA's guide: gpu3/gi3/ci3 is 439 and gpu6/gi11/ci5 is 918; here gpu1/gi2 and gpu1/gi2/ci0.
     for minor in (156, 157):
         (dev / "nvidia-caps" / ("nvidia-cap%d" % minor)).touch()
@@ -104,7 +104,7 @@ def test_a_capability_holds_its_instance_and_no_other(dev, find):
         assert blocking([holder], "GPU-1", 1) == blocking([holder], "GPU-0") == ()
 
 
-def test_one_in_nvml_is_named_once_and_by_what_the_system_knows(dev, find):
+def test_nvml_process_is_listed_once_with_its_origin(dev, find):
     with opened(dev / "nvidia0") as process:
         listed = [Process(process.pid, "compute", "python", 1 << 30, 1, 0)]
         (holder,) = find(host(gpu(0, instance(1, 0), instance(2, 2), processes=listed)), process)
@@ -112,21 +112,21 @@ def test_one_in_nvml_is_named_once_and_by_what_the_system_knows(dev, find):
         assert OPEN.replace("\n", "\\x0a") in holder.command
 
 
-def test_a_secret_of_a_command_line_is_not_told(dev, find):
+def test_secret_in_a_command_line_is_hidden(dev, find):
     with opened(dev / "nvidia0", "--token=s3cret") as process:
         (holder,) = find(host(gpu(0)), process)
         assert holder.command.endswith(" --token=***")
         assert "s3cret" not in repr(holder)
 
 
-def test_one_in_nvml_counts_though_proc_does_not_show_it(find):
+def test_nvml_process_without_proc_entry_counts(find):
     listed = [Process(2**22 + 1, "graphics", "Xorg")]
     (holder,) = find(host(gpu(0, processes=listed)), listed[0])
     assert (holder.kind, holder.command, holder.user) == ("process", "Xorg", None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root is not believed to be a watcher")
-def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
+def test_monitoring_blocks_only_a_reset(dev, find, tmp_path):
     watcher = named(tmp_path, "nv-hostengine")
     (dev / "nvidia-caps/nvidia-cap12").touch()
     of = host(gpu(0, instance(1, 0)))
@@ -150,7 +150,7 @@ def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/dcgm-exporter.service", False),
     ],
 )
-def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path, cgroup, watches):
+def test_system_monitoring_unit_counts_under_any_user(dev, tmp_path, cgroup, watches):
     proc = Proc(tmp_path / "proc")
     proc.process(7, "python3", dev / "nvidia0", cgroup=cgroup, uid=61234)
     (holder,) = find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools)
@@ -159,7 +159,7 @@ def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path,
 
 @pytest.mark.parametrize("word", ["metrics", "holders", "keep-serve", "vgpu-agent"])
 @pytest.mark.parametrize("name", ["gpu-layout", "gpu-layout-nvml"])
-def test_the_collections_own_look_blocks_no_run(dev, find, tmp_path, word, name):
+def test_scan_of_the_collection_blocks_no_run(dev, find, tmp_path, word, name):
     program = named(tmp_path, name)
     with opened(dev / "nvidia0", word, program=program) as process:
         assert find(host(gpu(0)), process) == []
@@ -167,7 +167,7 @@ def test_the_collections_own_look_blocks_no_run(dev, find, tmp_path, word, name)
         assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]
 
 
-def test_only_roots_children_that_were_killed_and_have_not_ended_hang(tmp_path):
+def test_only_killed_unended_children_of_root_count_as_hanging(tmp_path):
     proc = Proc(tmp_path / "proc")
     killed = "SigPnd:\t0000000000000100\n"
     for pid, name, uid, more in (
@@ -182,8 +182,8 @@ def test_only_roots_children_that_were_killed_and_have_not_ended_hang(tmp_path):
     assert hung_children(str(proc.folder)) == [7]
 
 
-def test_a_look_that_hangs_in_the_driver_holds_and_is_named(dev, tmp_path):
-    """It was killed when its call did not return, and no signal ends it: it keeps the GPU open."""
+def test_hanging_scan_holds_and_is_named(dev, tmp_path):
+    """It was killed when its call did not return, but no signal ends it, so it keeps the GPU open."""
     proc = Proc(tmp_path / "proc")
     proc.process(7, "gpu-layout-nvml", dev / "nvidia0", words=("metrics",))
     assert find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools) == ()
@@ -204,7 +204,7 @@ def device_node(path, major, minor):
     return path
 
 
-def test_where_there_is_a_driver_a_name_is_no_device(dev, tmp_path):
+def test_with_a_driver_names_are_no_devices(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     proc.write("devices", "Character devices:\n195 nvidia-frontend\n511 nvidia-caps\n")
     (dev / "nvidia-caps/nvidia-cap12").touch()
@@ -214,7 +214,7 @@ def test_where_there_is_a_driver_a_name_is_no_device(dev, tmp_path):
     assert [(h.pid, h.gpu_uuid) for h in found] == [(8, "GPU-1")]
 
 
-def test_the_driver_counts_its_nodes_in_its_own_order(dev, tmp_path):
+def test_device_numbers_follow_the_drivers_order(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     for index, minor in ((0, 1), (1, 0)):
         information = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-%d\nDevice Minor: \t %d\n" % (index, minor)
@@ -227,7 +227,7 @@ def test_the_driver_counts_its_nodes_in_its_own_order(dev, tmp_path):
     assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-0", "unknown"), ("GPU-1", "device_handle")]
 
 
-def test_the_drivers_list_of_capabilities_goes_before_the_rule(dev, tmp_path):
+def test_drivers_list_of_capabilities_takes_precedence(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     proc.write("driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi5/access 3\ngpu0/gi5/ci0/access 4\n")
     for minor, of in ((4, 5), (12, 1)):
@@ -238,7 +238,7 @@ def test_the_drivers_list_of_capabilities_goes_before_the_rule(dev, tmp_path):
         assert [h.gpu_instance_id for h in found if h.pid == minor + 10] == [of]
 
 
-def test_the_number_of_a_node_counts_and_not_its_name(dev, tmp_path):
+def test_node_is_recognized_by_number_not_name(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     proc.process(7, "train", device_node(dev / "nvidia0", 195, 1))
     proc.process(8, "other", device_node(dev / "accelerator", 195, 0))
@@ -260,7 +260,7 @@ def as_nobody(look, *arguments):
         return pool.apply(look, arguments)
 
 
-def test_what_cannot_be_seen_counts_as_held(dev):
+def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
@@ -272,8 +272,8 @@ def test_what_cannot_be_seen_counts_as_held(dev):
         assert holder.blocks(1)
 
 
-def test_where_there_are_no_nodes_none_is_open(empty_dev):
-    """Simulated GPUs have no kernel side; what a process has open then cannot be a GPU, whether it can be seen or not."""
+def test_without_nodes_none_is_open(empty_dev):
+    """Simulated GPUs have no kernel driver, so no open file is a GPU, even if it cannot be read."""
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")
     assert as_nobody(find_holders, host(gpu(0)), "/proc", str(empty_dev), no_tools) == ()
@@ -317,7 +317,7 @@ ID = "3f2a" * 16
         ),
     ],
 )
-def test_a_cgroup_tells_what_started_a_process(cgroup, origin):
+def test_origin_of_a_process_is_from_its_cgroup(cgroup, origin):
     assert parse_cgroup(cgroup + "\n") == origin
 
 
@@ -344,7 +344,7 @@ def test_names_below_a_delegated_cgroup_are_no_origin(cgroup, origin):
     assert parse_cgroup(cgroup + "\n") == origin
 
 
-def test_the_container_that_is_the_host_is_nobodys_origin():
+def test_container_of_the_host_is_no_origin():
     inside = "0::/machine.slice/libpod-%s.scope/system.slice/train.service\n" % ID
     assert parse_cgroup(inside, ID) == Origin("train.service")
     other = "0::/machine.slice/libpod-%s.scope/machine.slice/libpod-%s.scope\n" % (ID, "a" * 64)

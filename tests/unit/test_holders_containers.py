@@ -58,27 +58,27 @@ def docker(said, status=0):
     return run
 
 
-def test_docker_s_containers_are_called_by_their_names(there):
+def test_docker_containers_have_names(there):
     there.start(70, "train", "nvidia0")
     (holder,) = there.find(docker("%s billing-api\n%s other\n" % (ID, "b" * 64)))
     assert holder.unit_or_container == "docker container billing-api"
     assert holder.who == "docker container billing-api (pid 70: train --flag), which was given the device"
 
 
-def test_a_link_of_old_is_no_name(there):
+def test_legacy_link_is_no_name(there):
     there.start(70, "train", "nvidia0")
     (holder,) = there.find(docker("%s web/db,db\n" % ID))
     assert holder.unit_or_container == "docker container db"
 
 
 @pytest.mark.parametrize("run", [no_tools, docker("", 1), docker("rubbish\n"), docker("%s\n" % ID)])
-def test_where_docker_does_not_tell_the_id_stays(there, run):
+def test_id_is_used_if_docker_gives_no_name(there, run):
     there.start(70, "train", "nvidia0")
     (holder,) = there.find(run)
     assert holder.unit_or_container == "docker container 3f2a3f2a3f2a"
 
 
-def test_docker_is_not_asked_for_what_is_not_its_own(there):
+def test_docker_is_queried_only_for_its_containers(there):
     def asked(command, **_options):
         assert command[0] != "docker"
         raise FileNotFoundError(2, "No such file or directory", command[0])
@@ -89,7 +89,7 @@ def test_docker_is_not_asked_for_what_is_not_its_own(there):
 
 
 @pytest.mark.parametrize(("owner", "name"), [(0, "podman container web"), (1000, "podman@1000 container web")])
-def test_podman_s_are_called_by_name_and_a_user_s_with_the_user(there, owner, name):
+def test_podman_containers_have_names_and_users(there, owner, name):
     there.start(70, "train", "nvidia0", cgroup="0::/user.slice/user-1000.slice/session-3.scope")
     there.proc.process(60, "conmon")
     there.proc.write("60/cmdline", "conmon\0-n\0web\0")
@@ -99,7 +99,7 @@ def test_podman_s_are_called_by_name_and_a_user_s_with_the_user(there, owner, na
     assert holder.unit_or_container == name
 
 
-def test_an_exporter_s_container_only_watches(there):
+def test_exporter_container_only_watches(there):
     there.start(70, "dcgm-exporter", "nvidia0", "nvidia-caps/nvidia-cap12")
     (holder,) = there.find(docker("%s gpu-dcgm-exporter-1\n" % ID))
     assert (holder.kind, holder.gpu_instance_id, holder.watches) == ("container", 1, True)
@@ -107,7 +107,7 @@ def test_an_exporter_s_container_only_watches(there):
     assert holder.who.endswith("which was given the device and only watches it")
 
 
-def test_with_anything_else_in_it_it_does_not(there):
+def test_exporter_container_with_other_processes_is_a_holder(there):
     there.start(70, "dcgm-exporter", "nvidia0", "nvidia-caps/nvidia-cap12")
     there.start(71, "python3")
     (holder,) = there.find()
@@ -132,8 +132,8 @@ POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice
     ],
 )
 @pytest.mark.parametrize("opened", [(), ("nvidia0",)], ids=["given", "open"])
-def test_a_program_s_name_makes_no_watcher_of_a_container(there, program, cgroup, run, watches, opened):
-    """Root in a container without a user namespace has the host's user id, and calls its files as it likes."""
+def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watches, opened):
+    """Root in a container without a user namespace has the host's user id and chooses names of files."""
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)
     assert {holder.watches for holder in found} == {watches}
@@ -142,7 +142,7 @@ def test_a_program_s_name_makes_no_watcher_of_a_container(there, program, cgroup
         assert all(holder.who.endswith(("given the device", "its device node open")) for holder in found)
 
 
-def test_an_exporter_that_went_into_an_instance_is_in_its_way(there):
+def test_exporter_in_an_instance_blocks_it(there):
     caps = ("nvidia0", "nvidia-caps/nvidia-cap12")
     there.start(70, "dcgm-exporter", *caps, opened=caps)
     (holder,) = there.find()
@@ -150,8 +150,8 @@ def test_an_exporter_that_went_into_an_instance_is_in_its_way(there):
 
 
 @pytest.mark.parametrize(("mounts", "counts"), [(10, False), (5000, True)])
-def test_of_a_privileged_container_with_very_many_mounts_not_all_are_read(there, monkeypatch, mounts, counts):
-    """It may have the driver behind those that are read."""
+def test_mounts_of_a_privileged_container_are_read_up_to_a_limit(there, monkeypatch, mounts, counts):
+    """The driver may be after the limit, so the rest is unknown."""
     monkeypatch.setattr(holders_containers, "_MOST_MOUNTS", 100_000, raising=False)
     monkeypatch.setattr(holders_containers, "_has_every_device", lambda dev, names: True)
     there.start(70, "storage", "nvidia0")
@@ -159,7 +159,7 @@ def test_of_a_privileged_container_with_very_many_mounts_not_all_are_read(there,
     assert bool(there.find()) == counts
 
 
-def test_since_when_it_runs_is_told(there):
+def test_start_time_is_reported(there):
     there.start(70, "train", "nvidia0")
     assert there.find()[0].started_seconds is None
     there.proc.write("stat", "cpu 0 0\nbtime 1795000000\n")
@@ -169,7 +169,7 @@ def test_since_when_it_runs_is_told(there):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads every /dev")
-def test_a_dev_that_somebody_has_made_unreadable_holds_nothing(there):
+def test_unreadable_dev_holds_nothing(there):
     there.start(70, "chroot", cgroup="0::/user.slice/user-1000.slice/session-3.scope")
     (there.proc.folder / "70/root").mkdir()
     (there.proc.folder / "70/root/dev").symlink_to("dev")

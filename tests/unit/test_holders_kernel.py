@@ -70,7 +70,7 @@ def loaded(kernel, count, modeset="Y"):
     (kernel.device / "drm/renderD129").mkdir()
 
 
-def test_a_display_is_foreseen_and_named_with_its_module_and_count(kernel):
+def test_display_is_detected_with_its_module_and_count(kernel):
     loaded(kernel, 4)
     assert listing(display_holders(A100, **kernel.roots())) == "nvidia_drm (use count 4, card1)"
     line = foreseen(A100, **kernel.roots())
@@ -81,18 +81,18 @@ def test_a_display_is_foreseen_and_named_with_its_module_and_count(kernel):
 
 
 @pytest.mark.parametrize(("count", "modeset", "held"), [(0, "Y", True), (1, "N", True), (0, "N", False)])
-def test_a_module_holds_by_modesetting_or_by_a_user_of_it(kernel, count, modeset, held):
+def test_module_holds_by_modesetting_or_by_its_users(kernel, count, modeset, held):
     loaded(kernel, count, modeset)
     assert bool(display_holders(A100, **kernel.roots())) == held
     assert (foreseen(A100, **kernel.roots()) is not None) == held
 
 
-def test_a_display_of_another_gpu_is_no_holder_of_this_one(kernel):
+def test_display_of_another_gpu_is_no_holder(kernel):
     loaded(kernel, 4)
     assert foreseen(dataclasses.replace(A100, pci_address="0000:99:00.0"), **kernel.roots()) is None
 
 
-def test_a_console_is_named_and_how_to_unbind_it(kernel):
+def test_console_is_named_with_a_way_to_unbind(kernel):
     (kernel.device / "graphics/fb0").mkdir(parents=True)
     assert "the console on fb0" in foreseen(A100, **kernel.roots())
     assert "vtconsole" in without_reboot(display_holders(A100, **kernel.roots()))
@@ -103,8 +103,8 @@ def test_a_console_is_named_and_how_to_unbind_it(kernel):
     assert "the console on fb0" in foreseen(A100, **kernel.roots())
 
 
-def test_modules_on_top_of_the_driver_count_by_more_users_than_modules(kernel):
-    """Their own dependents are in the use count: nvidia_modeset has nvidia_drm there."""
+def test_dependent_modules_count_by_their_additional_users(kernel):
+    """The use count includes their own dependents: nvidia_drm for nvidia_modeset."""
     loaded(kernel, 0, "N")
     # Programs on other GPUs have nvidia_uvm open, and are holders themselves.
     kernel.write(kernel.sys / "module/nvidia_uvm/refcnt", "12")
@@ -116,13 +116,13 @@ def test_modules_on_top_of_the_driver_count_by_more_users_than_modules(kernel):
     assert "nvidia_drm" not in without_reboot(holders_in_kernel(A100, **kernel.roots()))
 
 
-def test_proc_modules_tells_where_sysfs_is_hidden(kernel):
+def test_proc_modules_is_used_if_sysfs_is_hidden(kernel):
     kernel.write(kernel.proc / "modules", MODULES)
     found = holders_in_kernel(A100, **kernel.roots())
     assert listing(found) == "nvidia_drm (use count 4), nvidia_modeset (use count 5)"
 
 
-def test_a_part_of_a_gpu_that_a_virtual_machine_has_is_a_holder(kernel, tmp_path, monkeypatch):
+def test_gpu_part_of_a_virtual_machine_is_a_holder(kernel, tmp_path, monkeypatch):
     name = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
     assert virtual_machines(A100, str(kernel.sys)) == []
     (kernel.device / name).mkdir()

@@ -77,7 +77,7 @@ def jobs(tmp_path, slurmd):
     return look
 
 
-def test_a_job_holds_the_gpus_that_it_was_given(jobs):
+def test_job_holds_its_allocated_gpus(jobs):
     found = jobs(FOUR, Slurm())
     assert [(h.gpu_uuid, h.gpu_instance_id, h.kind, h.job, h.user) for h in found] == [
         ("GPU-0", None, "slurm", "1", "root"),
@@ -86,13 +86,13 @@ def test_a_job_holds_the_gpus_that_it_was_given(jobs):
     assert found[0].who == "Slurm job 1 (train) of user root"
 
 
-def test_an_idle_node_costs_one_question(jobs):
+def test_idle_node_needs_one_query(jobs):
     run = Slurm(node=NODE_IDLE)
     assert jobs(FOUR, run) == ()
     assert len(run.called) == 1
 
 
-def test_gpus_that_cannot_be_told_are_all_held(jobs):
+def test_undeterminable_gpus_are_all_held(jobs):
     found = jobs(host(*(gpu(i) for i in range(5))), Slurm())
     assert [(h.gpu_uuid, h.job) for h in found] == [("GPU-%d" % i, "1") for i in range(5)]
     assert "of unknown GPUs" in found[0].who
@@ -100,7 +100,7 @@ def test_gpus_that_cannot_be_told_are_all_held(jobs):
     assert len(jobs(FOUR, Slurm(job1=unsaid))) == 4
 
 
-def test_with_mig_the_jobs_processes_tell_its_devices(tmp_path):
+def test_with_mig_devices_are_determined_by_processes(tmp_path):
     of = host(gpu(0, instance(1, 0), instance(2, 2)), gpu(1, instance(3, 0)), gpu(2), gpu(3))
     job = {"cgroup": "0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0"}
     for step, devices, held in (
@@ -132,13 +132,13 @@ def test_with_mig_the_jobs_processes_tell_its_devices(tmp_path):
         ("nvidia-cuda-mps-control", 1000, ()),
     ],
 )
-def test_a_daemon_that_is_not_roots_or_has_no_name_is_not_asked(tmp_path, name, uid, words):
+def test_daemon_not_of_root_is_not_queried(tmp_path, name, uid, words):
     proc = Proc(tmp_path / "proc")
     proc.process(5, name, uid=uid, words=words, variables=(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mine"),))
     assert find_holders(FOUR, str(proc.folder), str(tmp_path / "dev"), never, str(tmp_path)) == ()
 
 
-def test_a_daemon_is_what_it_executes_and_not_what_it_calls_itself(tmp_path):
+def test_daemon_is_recognized_by_its_executable(tmp_path):
     proc = Proc(tmp_path / "proc")
     for pid, name in ((5, "slurmd"), (6, "nvidia-cuda-mps-control")):
         proc.process(pid, name)
@@ -147,7 +147,7 @@ def test_a_daemon_is_what_it_executes_and_not_what_it_calls_itself(tmp_path):
     assert find_holders(FOUR, str(proc.folder), str(tmp_path / "dev"), never, str(tmp_path)) == ()
 
 
-def test_a_process_that_has_no_gpu_open_is_not_ended_on_the_word_of_a_server(tmp_path):
+def test_process_without_an_open_gpu_is_not_ended_by_a_servers_answer(tmp_path):
     dev = tmp_path / "dev"
     dev.mkdir()
     (dev / "nvidia0").touch()
@@ -190,9 +190,7 @@ NOT_KNOWN = "is not known to be of that server and is not ended"
         (None, None, None, "nvidia0", "has no GPU open itself that the server has open and is not ended"),
     ],
 )
-def test_a_client_is_ended_only_by_what_the_kernel_shows_of_it_and_of_its_server(
-    tmp_path, server, uid, parent, opened, problem
-):
+def test_client_is_ended_only_if_the_kernel_confirms_it(tmp_path, server, uid, parent, opened, problem):
     dev = tmp_path / "dev"
     dev.mkdir()
     for name in ("nvidia0", "nvidia1"):
@@ -215,7 +213,7 @@ def test_a_client_is_ended_only_by_what_the_kernel_shows_of_it_and_of_its_server
     assert (("GPU-1" if opened == "nvidia1" else "GPU-0"), 7) in {(h.gpu_uuid, h.pid) for h in found}
 
 
-def test_a_daemon_that_names_more_than_any_can_have_is_not_followed(tmp_path):
+def test_implausibly_long_answer_of_a_daemon_is_ignored(tmp_path):
     proc = Proc(tmp_path / "proc")
     proc.process(5, "nvidia-cuda-mps-control")
 
@@ -241,8 +239,8 @@ ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
         "\x1b[2J\u2028\u202e{{ x }}",
     ],
 )
-def test_a_job_s_name_is_taken_for_nothing_else(jobs, name):
-    """Its user chooses it. What follows what a job was given is his to choose too: paths and comments."""
+def test_job_name_cannot_pose_as_other_fields(jobs, name):
+    """Its user writes another job, another user and other allocations into the name."""
     record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
     found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
     assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [
@@ -252,31 +250,31 @@ def test_a_job_s_name_is_taken_for_nothing_else(jobs, name):
     assert all(holder.who.isprintable() for holder in found)
 
 
-def test_a_job_of_an_array_has_the_name_of_all(jobs):
+def test_array_job_has_the_name_of_the_array(jobs):
     record = JOB.replace("JobId=1 ", "JobId=1 ArrayJobId=1 ArrayTaskId=3 ")
     found = jobs(FOUR, Slurm(name="train\n" * 3, job1=record))
     assert [(h.gpu_uuid, h.who) for h in found] == [("GPU-%d" % n, "Slurm job 1 (train) of user root") for n in (0, 1)]
 
 
-def test_a_job_whose_name_is_told_in_two_ways_hides_nobody(jobs):
+def test_job_with_ambiguous_name_hides_no_other(jobs):
     found = jobs(FOUR, Slurm(name="other\n"))
     assert {h.gpu_uuid for h in found if "the GPUs of Slurm job 1 (other) of user root are not known" in h.who} == {
         "GPU-%d" % n for n in range(4)
     }
 
 
-def test_a_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
+def test_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
     found = jobs(FOUR, Slurm(squeue="99 alice\n"))
     assert [h.kind for h in found] == ["unknown"] * 4
     assert "2 more GPUs" in found[0].who
 
 
-def test_a_job_that_does_not_say_all_that_slurm_counts_is_not_believed(jobs):
+def test_incomplete_job_allocation_is_not_trusted(jobs):
     found = jobs(FOUR, Slurm(job1=JOB.replace("GRES=gpu:h100:2(IDX:0-1)", "GRES=gpu:h100:1(IDX:0)")))
     assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-0", "slurm")] + [("GPU-%d" % i, "unknown") for i in range(4)]
 
 
-def test_a_controller_that_does_not_answer_leaves_all_unknown(jobs):
+def test_unresponsive_controller_leaves_all_unknown(jobs):
     def hangs(command, **_options):
         raise subprocess.TimeoutExpired(command, 10)
 
@@ -295,12 +293,12 @@ def never(command, **_options):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace")
-def test_a_slurmd_in_a_container_is_the_containers_affair(tmp_path):
+def test_slurmd_in_a_container_is_ignored(tmp_path):
     with opened("-N", "gpu-a", program=named(tmp_path, "slurmd"), within=["unshare", "--pid", "--fork"]):
         assert find_holders(FOUR, dev=str(tmp_path / "dev"), run=never, kubelet_directory=str(tmp_path)) == ()
 
 
-def test_without_slurmd_nobody_asks_slurm(tmp_path):
+def test_without_slurmd_slurm_is_not_queried(tmp_path):
     proc = Proc(tmp_path / "proc")
     assert find_holders(FOUR, str(proc.folder), str(tmp_path), never, str(tmp_path)) == ()
 
@@ -371,7 +369,7 @@ def entry(devices, resource="nvidia.com/gpu"):
     return {"PodUID": POD, "ContainerName": "app", "ResourceName": resource, "DeviceIDs": devices, "AllocResp": "Cg=="}
 
 
-def test_a_pod_holds_what_the_kubelet_gave_it(pods):
+def test_pod_holds_its_allocated_devices(pods):
     of = host(gpu(0), gpu(1, instance(1, 0), instance(2, 2)))
     (holder,) = pods(of, entry({"-1": ["GPU-0"]}), entry({"0": ["0000:00:1f.0"]}, "intel.com/sriov"))
     assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-0", None, "kubelet")
@@ -424,7 +422,7 @@ def shared():
         ("example.org/cards", "0000:3B:00.0", (A, None)),
     ],
 )
-def test_a_device_id_of_any_plugin_names_its_gpu(pods, shared, resource, device, place):
+def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, place):
     (holder,) = pods(shared, entry({"0": [device]}, resource))
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
     # A drain evicts these pods.
@@ -449,7 +447,7 @@ def test_a_device_id_of_any_plugin_names_its_gpu(pods, shared, resource, device,
         ("nvidia.com/gpu", A + "7"),
     ],
 )
-def test_ids_of_other_devices_and_of_gone_ones_hold_nothing(pods, shared, resource, device):
+def test_ids_of_other_or_missing_devices_hold_nothing(pods, shared, resource, device):
     assert pods(shared, entry({"0": [device]}, resource)) == ()
 
 
@@ -463,14 +461,14 @@ def test_ids_of_other_devices_and_of_gone_ones_hold_nothing(pods, shared, resour
         ("nvidia.com/mig-1g.5gb", "part-1"),
     ],
 )
-def test_an_id_of_a_gpu_resource_that_cannot_be_read_blocks_every_gpu(pods, shared, resource, device):
+def test_unreadable_id_of_a_gpu_resource_blocks_every_gpu(pods, shared, resource, device):
     found = pods(shared, entry({"0": [device]}, resource))
     assert [(h.kind, h.gpu_uuid, h.job) for h in found] == [("unknown", A, POD), ("unknown", B, POD)]
     assert device in found[0].who and resource in found[0].who
 
 
-def test_the_answer_of_a_plugin_tells_which_gpu_was_given(pods, shared):
-    """HAMi's and Volcano's schedulers choose the GPU, and the kubelet picks any free id of the resource."""
+def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
+    """HAMi's and Volcano's schedulers choose the GPU, and the kubelet any free id of the resource."""
     value = b"NVIDIA_VISIBLE_DEVICES\x12\x28" + B.encode()
     answer = base64.b64encode(b"\x0a" + bytes([len(value) + 2]) + b"\x0a\x16" + value + b"\x12\x00").decode()
     (holder,) = pods(shared, dict(entry({"0": [A + "-3"]}, "volcano.sh/vgpu-number"), AllocResp=answer))
@@ -488,8 +486,8 @@ def test_the_answer_of_a_plugin_tells_which_gpu_was_given(pods, shared):
         ("19", None),
     ],
 )
-def test_what_virtual_machines_are_given_is_looked_up_in_sys(tmp_path, shared, device, place):
-    """A mediated device lies below its GPU, a virtual function has a link to it, and an IOMMU group lists devices."""
+def test_devices_of_virtual_machines_are_found_in_sys(tmp_path, shared, device, place):
+    """A mediated device is below its GPU, a virtual function links to it, and an IOMMU group lists devices."""
     sys = tmp_path / "sys"
     card = sys / "devices/pci0000:3a/0000:3b:00.0"
     mediated = card / "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -547,14 +545,14 @@ def claimed(*devices, driver="gpu.nvidia.com"):
         ),
     ],
 )
-def test_a_claim_of_a_pod_holds_its_device(pods, shared, state, place):
+def test_claim_of_a_pod_holds_its_device(pods, shared, state, place):
     (pods.folder / "dra_manager_state").write_text(state)
     (holder,) = pods(shared)
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
     assert "claim ml/" in holder.who
 
 
-def test_the_driver_s_checkpoint_tells_the_devices_of_a_claim(pods, shared):
+def test_devices_of_a_claim_are_from_the_drivers_checkpoint(pods, shared):
     (pods.folder / "dra_manager_state").write_text(claimed("gpu-0"))
     concrete = {"parentMinor": 1, "giId": 5, "ciId": 0, "migUUID": PART, "parentUUID": B}
     prepared = [{"devices": [{"gpu": None, "mig": {"concrete": concrete, "device": {}}}], "configState": {}}]
@@ -566,7 +564,7 @@ def test_the_driver_s_checkpoint_tells_the_devices_of_a_claim(pods, shared):
     assert (holder.gpu_uuid, holder.gpu_instance_id) == (B, 5)
 
 
-def test_claims_of_other_drivers_hold_nothing_and_a_strange_device_all(pods, shared):
+def test_claims_of_other_drivers_hold_nothing_and_unknown_devices_all(pods, shared):
     for driver, devices in (("compute-domain.nvidia.com", ["channel-0"]), ("gpu.intel.com", ["0000-03-00-0"])):
         (pods.folder / "dra_manager_state").write_text(claimed(*devices, driver=driver))
         assert pods(shared) == ()
@@ -577,7 +575,7 @@ def test_claims_of_other_drivers_hold_nothing_and_a_strange_device_all(pods, sha
     assert [h.kind for h in found] == ["unknown", "unknown"] and "dra_manager_state" in found[0].who
 
 
-def test_a_pod_that_is_gone_holds_nothing(pods):
+def test_removed_pod_holds_nothing(pods):
     of = host(gpu(0))
     (holder,) = pods(of, entry({"0": ["GPU-0"]}))
     assert "has no running process" in holder.who
@@ -590,7 +588,7 @@ def test_a_pod_that_is_gone_holds_nothing(pods):
     assert pods(of, entry({"0": ["GPU-0"]})) == ()
 
 
-def test_what_was_given_before_the_boot_holds_nothing_until_the_kubelet_runs(pods):
+def test_allocations_before_the_boot_hold_nothing_until_the_kubelet_runs(pods):
     def booted(seconds_ago):
         pods.proc.write("stat", "cpu 0 0\nbtime %d\n" % (time.time() - seconds_ago))
         pods.proc.write("1/stat", "1 (a (name) S) S " + " ".join(["0"] * 49))
@@ -619,13 +617,13 @@ ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
     ],
     ids=["account", "wckey", "path", "state", "path alone"],
 )
-def test_what_else_a_job_s_user_writes_is_taken_for_nothing_else(jobs, record, held):
+def test_other_texts_of_a_job_cannot_pose_as_fields(jobs, record, held):
     found = jobs(FOUR, Slurm(job1=record))
     assert {kind: sum(h.kind == kind for h in found) for kind in {h.kind for h in found}} == held
     assert [h.gpu_uuid for h in found if h.kind == "slurm"] == ["GPU-0", "GPU-1"][: held.get("slurm", 0)]
 
 
-def test_jobs_of_hidden_partitions_are_asked_for(jobs):
+def test_jobs_of_hidden_partitions_are_queried(jobs):
     run = Slurm()
     jobs(FOUR, run)
     assert all(" --all " in call for call in run.called if call.startswith("squeue"))
@@ -634,30 +632,30 @@ def test_jobs_of_hidden_partitions_are_asked_for(jobs):
 @pytest.mark.parametrize(
     "text", ["0-99999999999", "0-999999999", "5-1", "\u00b2", "1-\u00b2", "9" * 5000, "-", "", "1,x"]
 )
-def test_indexes_and_names_without_end_are_none(text):
-    """They would fill root's memory, or end the look with a traceback."""
+def test_endless_indexes_and_names_are_refused(text):
+    """They would fill root's memory, or end the scan with a traceback."""
     assert resources("gpu:1(IDX:%s)" % text) == [("gpu", 1, None)]
     assert hostnames("a[%s]" % text) <= {"a1"}
 
 
-def test_a_list_of_very_many_nodes_is_none():
+def test_very_long_list_of_nodes_is_refused():
     assert hostnames("a[1-60000][1-60000],b") == {"b"}
 
 
-def test_a_pod_goes_by_its_name_where_the_logs_tell_it(pods, tmp_path):
+def test_pod_has_its_name_from_the_logs(pods, tmp_path):
     (tmp_path / "log" / "pods" / ("ml_train-0_" + POD)).mkdir(parents=True)
     (holder,) = pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
     assert "container app of pod ml/train-0 (nvidia.com/gpu)" in holder.who
 
 
-def test_a_checkpoint_that_cannot_be_understood_holds_every_gpu(pods):
+def test_unreadable_checkpoint_holds_every_gpu(pods):
     for text in ("{", "{}", '{"Data": {"PodDeviceEntries": [{"PodUID": "x"}]}}'):
         found = pods(host(gpu(0), gpu(1)), text=text)
         assert [h.kind for h in found] == ["unknown", "unknown"]
         assert "kubelet_internal_checkpoint" in found[0].who
 
 
-def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
+def test_mps_client_holds_the_open_gpus_of_its_server(tmp_path):
     dev = tmp_path / "dev"
     (dev / "nvidia-caps").mkdir(parents=True)
     for name in ("nvidia0", "nvidia1", "nvidia-caps/nvidia-cap156"):
@@ -690,13 +688,13 @@ def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
             ]
 
 
-def test_an_mps_daemon_in_a_container_is_the_containers_affair(tmp_path):
+def test_mps_daemon_in_a_container_is_ignored(tmp_path):
     daemon = named(tmp_path, "nvidia-cuda-mps-control")
     with opened(program=daemon, within=["unshare", "--pid", "--fork"]):
         assert find_holders(FOUR, dev=str(tmp_path / "dev"), run=never, kubelet_directory=str(tmp_path)) == ()
 
 
-def test_an_mps_daemon_with_files_of_its_own_is_asked_where_they_are(tmp_path):
+def test_mps_daemon_is_queried_at_its_own_directory(tmp_path):
     (tmp_path / "own").mkdir()
     directory = str(tmp_path / "pipes")
     asked = []
@@ -713,8 +711,11 @@ def test_an_mps_daemon_with_files_of_its_own_is_asked_where_they_are(tmp_path):
         assert set(asked) == {"/proc/%d/root%s" % (running.pid, directory)}
 
 
-def test_very_many_jobs_are_not_asked_for_without_end(tmp_path):
-    """Each is asked for by itself. What those have that had no turn is unknown, and so holds all."""
+def test_very_many_jobs_are_queried_in_part(tmp_path):
+    """Each is queried separately.
+
+    Allocations of the rest are unknown, so they hold all GPUs.
+    """
     proc = Proc(tmp_path / "proc")
     proc.process(5, "slurmd", words=("-N", "gpu-a"))
     run = Slurm(**{"job%d" % number: JOB for number in range(1, 1001)})

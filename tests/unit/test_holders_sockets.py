@@ -135,7 +135,7 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_process_that_listens_has_the_clients_that_are_connected(machine, run):
+def test_listening_process_has_its_connected_clients(machine, run):
     server = machine.add(run())
     assert machine.service() == (False, 0)
     port = server("listen", "127.0.0.1", 0)
@@ -149,13 +149,13 @@ def test_a_process_that_listens_has_the_clients_that_are_connected(machine, run)
             machine.wait_for(True, 2)
 
 
-def test_nobody_looks_unless_asked(machine, run):
+def test_sockets_are_read_only_on_request(machine, run):
     server = machine.add(run())
     server("listen", "127.0.0.1", 0)
     assert machine.service(sockets=False) == (None, None)
 
 
-def test_one_that_is_a_client_itself_serves_nobody(machine, run):
+def test_client_process_serves_no_clients(machine, run):
     holder, other = machine.add(run()), machine.add(run(), "web.service")
     port = other("listen", "127.0.0.1", 0)
     holder("connect", "127.0.0.1", port)
@@ -163,7 +163,7 @@ def test_one_that_is_a_client_itself_serves_nobody(machine, run):
     assert machine.service() == (False, 0)
 
 
-def test_a_unit_serves_by_any_of_its_processes_and_is_no_client_of_its_own(machine, run):
+def test_unit_serves_through_any_of_its_processes_but_not_itself(machine, run):
     worker, front = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     stranger = machine.add(run(), "web.service")
     port = front("listen", "0.0.0.0", 0)
@@ -176,15 +176,15 @@ def test_a_unit_serves_by_any_of_its_processes_and_is_no_client_of_its_own(machi
     machine.wait_for(True, 1)
 
 
-def test_a_process_without_a_unit_is_alone(machine, run):
+def test_process_without_a_unit_counts_alone(machine, run):
     machine.add(run())
     neighbour = machine.add(run())
     neighbour("listen", "127.0.0.1", 0)
     assert machine.service() == (False, 0)
 
 
-def test_a_socket_of_ipv6_has_clients_of_ipv4(machine, run):
-    """Both ends of a connection within the unit are known, though the kernel writes them in two tables."""
+def test_ipv6_socket_has_ipv4_clients(machine, run):
+    """Both ends of a connection in the unit are known, although the kernel lists them in two tables."""
     front, worker = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     try:
         port = front("listen", "::", 0)
@@ -197,7 +197,7 @@ def test_a_socket_of_ipv6_has_clients_of_ipv4(machine, run):
         machine.wait_for(True, 1)
 
 
-def test_another_units_port_of_the_same_number_is_not_its_own(machine, run):
+def test_same_port_of_another_unit_is_not_its_own(machine, run):
     server, other = machine.add(run(), "model.service"), machine.add(run(), "web.service")
     port = server("listen", "127.0.0.1", 0)
     other("listen", "127.0.0.2", port)
@@ -207,7 +207,7 @@ def test_another_units_port_of_the_same_number_is_not_its_own(machine, run):
 
 
 @needs_root
-def test_each_network_namespace_has_a_table_of_its_own(machine, run):
+def test_each_network_namespace_has_its_own_table(machine, run):
     server = machine.add(run("unshare", "--net"), "model.service")
     server("loopback")
     port = server("listen", "127.0.0.1", 0)
@@ -223,7 +223,7 @@ def test_each_network_namespace_has_a_table_of_its_own(machine, run):
     machine.wait_for(True, 1)
 
 
-def test_one_that_has_ended_is_not_known(machine, run):
+def test_ended_process_is_unknown(machine, run):
     server = machine.add(run())
     server("listen", "127.0.0.1", 0)
     server.process.kill()
@@ -231,7 +231,7 @@ def test_one_that_has_ended_is_not_known(machine, run):
     assert machine.service() == (None, None)
 
 
-def test_a_process_of_the_unit_that_has_ended_keeps_nothing_back(machine, run):
+def test_ended_process_of_the_unit_does_not_hide_others(machine, run):
     server, gone = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     server("listen", "127.0.0.1", 0)
     gone.process.kill()
@@ -244,7 +244,7 @@ def test_a_process_of_the_unit_that_has_ended_keeps_nothing_back(machine, run):
     [("_MOST_FILES", 20), ("_MOST_PROCESSES", 1), ("_MOST_BYTES", 100)],
     ids=lambda value: str(value),
 )
-def test_what_is_too_much_is_not_known(machine, run, monkeypatch, bound, value):
+def test_too_many_sockets_are_unknown(machine, run, monkeypatch, bound, value):
     server = machine.add(run(), "model.service")
     machine.add(run(), "model.service")
     server("listen", "127.0.0.1", 0)
@@ -254,7 +254,7 @@ def test_what_is_too_much_is_not_known(machine, run, monkeypatch, bound, value):
     assert machine.service() == (None, None)
 
 
-def test_what_takes_too_long_is_not_known(machine, run, monkeypatch):
+def test_slow_scan_is_unknown(machine, run, monkeypatch):
     server = machine.add(run(), "model.service")
     server("listen", "127.0.0.1", 0)
     monkeypatch.setattr("ansible_collections.openfleet.gpu.plugins.module_utils.holders.find._LOOK_SECONDS", -1.0)
@@ -262,8 +262,8 @@ def test_what_takes_too_long_is_not_known(machine, run, monkeypatch):
 
 
 @needs_root
-def test_what_may_not_be_seen_is_not_known(machine, run):
-    """As another user, whose look at root's processes is refused."""
+def test_unreadable_sockets_are_unknown(machine, run):
+    """As another user, who may not read root's processes."""
     server = machine.add(run())
     server("listen", "127.0.0.1", 0)
     for folder in (machine.proc, machine.proc.parent, *list(machine.proc.parents)[:4]):
@@ -280,6 +280,6 @@ def test_what_may_not_be_seen_is_not_known(machine, run):
     os.waitpid(child, 0)
 
 
-def test_a_holder_without_a_process_has_no_sockets():
+def test_holder_without_a_process_has_no_sockets():
     job = Holder("GPU-0", None, "slurm", "job 7")
     assert holders_sockets.with_sockets([job], None, time.monotonic() + DEADLINE) == [job]

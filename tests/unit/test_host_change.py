@@ -43,14 +43,14 @@ def test_failures_of_daemons_and_tenants_are_both_reported():
 @pytest.mark.parametrize(
     ("daemons", "tenants"), [(Part(DAEMON), Part()), (Part(), Part(DAEMON)), (Part(DAEMON), None), (None, Part(DAEMON))]
 )
-def test_a_single_failure_is_reported_as_it_is(daemons, tenants):
+def test_single_failure_is_reported_unchanged(daemons, tenants):
     with pytest.raises(ApplyError) as failed:
         HostChange([each for each in (daemons, tenants) if each]).bring_back(HOST)
     assert failed.value is DAEMON
     assert all(part.tried == 1 for part in (daemons, tenants) if part)
 
 
-def test_parts_after_a_failure_are_tried_and_a_common_cure_is_given_once():
+def test_parts_after_a_failure_are_tried_and_a_common_fix_is_shown_once():
     parts = [Part(FleetError("a", "x", "Run again.")), Part(), Part(FleetError("b", "y", "Run again."))]
     with pytest.raises(ApplyError, match=r"a: x; b: y\. Run again\.$"):
         attempt_all(*(part.bring_back for part in parts))

@@ -98,11 +98,11 @@ def holding(host, *instances):
 
 
 @pytest.mark.parametrize("entry", [HALVES, SERVED, TENANTS], ids=["mig", "mps", "vgpu"])
-def test_what_was_applied_has_not_drifted(entry):
+def test_applied_layout_has_no_drift(entry):
     assert differences(*made(entry, SHARED)) == ({0: (), 1: (), 2: ()}, [])
 
 
-def test_a_gpu_that_no_entry_names_cannot_drift():
+def test_gpu_without_an_entry_cannot_drift():
     assert differences(*made(SHARED)) == ({2: ()}, [])
 
 
@@ -116,7 +116,7 @@ def test_each_difference_counts_once():
     )
 
 
-def test_instances_of_others_differ_unless_they_are_to_be_kept():
+def test_foreign_instances_differ_unless_kept():
     layout, host, beside = made({"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]})
     others = holding(host, ("3g.40gb", 4), ("1g.10gb", 0))
     assert differences(layout, others, beside) == ({0: ("destroy 1g.10gb@0",)}, [])
@@ -127,7 +127,7 @@ def test_instances_of_others_differ_unless_they_are_to_be_kept():
     assert found == {0: ("destroy 7g.80gb@0", "create 3g.40gb@4")} and problems == []
 
 
-def test_a_daemon_that_is_down_is_no_drift_and_one_with_other_limits_is():
+def test_stopped_daemon_is_no_drift_but_other_limits_are():
     layout, host, beside = made(SERVED, SHARED)
     first, second = beside.daemons
     down = dataclasses.replace(first, running=False, active_thread_percentage=None, problem="it does not run")
@@ -144,7 +144,7 @@ def test_a_daemon_that_is_down_is_no_drift_and_one_with_other_limits_is():
     assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]
 
 
-def test_a_daemon_of_which_nothing_is_left_or_that_nobody_asked_for_differs():
+def test_missing_or_unrequested_daemon_differs():
     layout, host, beside = made(SERVED, SHARED)
     first, second = beside.daemons
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(second,)))
@@ -154,7 +154,7 @@ def test_a_daemon_of_which_nothing_is_left_or_that_nobody_asked_for_differs():
     assert found == {0: ("mps more: stop",), 1: (), 2: ()}
 
 
-def test_a_daemon_whose_program_was_replaced_differs():
+def test_daemon_with_a_replaced_program_differs():
     layout, host, beside = made(SERVED)
     old = dataclasses.replace(beside.daemons[0], problem="its program was replaced")
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(old, beside.daemons[1])))
@@ -171,14 +171,14 @@ def test_a_tenant_with_another_quota_differs_on_its_gpu_only():
     assert {number for number, texts in found.items() if texts} == {index[two.tenant.gpus[0]]} and problems == []
 
 
-def test_tenants_that_nothing_holds_to_their_quotas_differ():
+def test_unenforced_tenants_differ():
     layout, host, beside = made(TENANTS, SHARED)
     found, problems = differences(layout, host, dataclasses.replace(beside, library=False))
     assert [len(found[index]) for index in (0, 1, 2)] == [1, 1, 0] and problems == []
 
 
 @pytest.mark.parametrize("entry", [HALVES, SERVED, TENANTS, dict(SERVED, mps=dict(MPS, daemon_per="entry"))])
-def test_beside_a_lost_gpu_the_others_stand(entry):
+def test_other_gpus_are_compared_despite_a_lost_one(entry):
     layout, host, beside = made(entry, SHARED)
     assert differences(layout, without(host, 0), beside, lost=True) == ({1: (), 2: ()}, [])
     other = changed(host, 1, lambda gpu: dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, pending=True)))
@@ -187,7 +187,7 @@ def test_beside_a_lost_gpu_the_others_stand(entry):
         assert found == {1: ("disable MIG mode",), 2: ()} and problems == []
 
 
-def test_beside_a_lost_gpu_a_time_slice_that_nvidia_smi_does_not_tell_is_left_out():
+def test_unreadable_time_slice_is_left_out_with_a_lost_gpu():
     layout, host, beside = made(
         SHARED, {"gpus": [0, 1], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}, gpus=SLICED
     )
@@ -203,19 +203,19 @@ def test_beside_a_lost_gpu_a_time_slice_that_nvidia_smi_does_not_tell_is_left_ou
     assert found == {1: ("set time slice long",), 2: ()}
 
 
-def test_a_selector_of_all_gpus_takes_those_that_answer():
+def test_selector_of_all_gpus_takes_responding_ones():
     layout, host, beside = made({"gpus": "all", "sharing": "exclusive"})
     assert differences(layout, without(host, 1), beside, lost=True) == ({0: (), 2: ()}, [])
 
 
-def test_a_gpu_that_is_gone_for_good_is_a_problem_and_the_others_are_told():
+def test_missing_gpu_is_a_problem_and_others_are_compared():
     layout, host, beside = made(HALVES, SHARED)
     found, problems = differences(layout, without(host, 1), beside)
     assert found == {0: (), 2: ()}
     assert len(problems) == 1 and problems[0].startswith("gpu_layout[0].gpus[1]: this host has no GPU 1")
 
 
-def test_a_gpu_that_cannot_have_its_layout_is_a_problem_and_the_others_are_told():
+def test_impossible_layout_of_a_gpu_is_a_problem_and_others_are_compared():
     layout, host, beside = made(HALVES, SHARED)
     l40s = dataclasses.replace(assumed_gpus(["L40S-48GB"])[0], uuid=host.gpus[0].uuid)
     found, problems = differences(layout, changed(host, 0, lambda _gpu: l40s), beside)
@@ -223,12 +223,12 @@ def test_a_gpu_that_cannot_have_its_layout_is_a_problem_and_the_others_are_told(
     assert len(problems) == 1 and "this GPU has no MIG" in problems[0]
 
 
-def test_what_nobody_could_look_at_is_not_called_a_difference():
+def test_unreadable_state_is_no_difference():
     layout, host, _beside = made(SERVED, SHARED)
     assert differences(layout, host, Beside()) == ({0: (), 1: (), 2: ()}, [])
 
 
-def test_placements_that_the_layout_leaves_open_do_not_matter():
+def test_unpinned_placements_do_not_matter():
     layout, host, beside = made({"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb"}]})
     for start in range(7):
         assert differences(layout, holding(host, ("1g.10gb", start)), beside) == ({0: ()}, [])

@@ -59,19 +59,19 @@ def labels(gpu, **more):
     return tuple(sorted({"gpu_uuid": gpu.uuid, "gpu_index": str(gpu.index), **more}.items()))
 
 
-def test_a_look_that_failed_tells_so_and_nothing_else():
+def test_failed_check_exports_only_its_failure():
     assert told(problems=(FleetError("here", "broken"),)) == {
         "openfleet_layout_check_success": {(): 0},
         "openfleet_layout_check_timestamp_seconds": {(): 1795000000.25},
     }
 
 
-def test_while_a_run_changes_the_host_the_look_is_no_success():
+def test_check_during_a_change_is_no_success():
     assert told(changing=FleetError("this host", "another run"))["openfleet_layout_check_success"] == {(): 0}
     assert told()["openfleet_layout_check_success"] == {(): 1}
 
 
-def test_a_gpu_that_differs_has_drifted():
+def test_differing_gpu_has_drifted():
     found = told(gpus=GPUS, standing=(GpuDrift(WHOLE.uuid, "mps"), GpuDrift(SPLIT.uuid, "mig", ("create", "destroy"))))
     assert found["openfleet_layout_drift"] == {labels(WHOLE): 0, labels(SPLIT): 1}
     assert found["openfleet_layout_differences"] == {labels(WHOLE): 0, labels(SPLIT): 2}
@@ -101,13 +101,13 @@ def test_holders_count_by_gpu_or_instance_and_kind():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_holder_can_be_told(kind):
+def test_every_kind_of_holder_is_exported(kind):
     found = told(gpus=GPUS, holders=(Holder(WHOLE.uuid, None, kind, "a"),))["openfleet_holders"]
     assert found[labels(WHOLE, kind=kind, model=WHOLE.name)] == 1
     assert labels(WHOLE, kind="process", model=WHOLE.name) in found
 
 
-def test_cpu_time_is_that_of_processes_at_work():
+def test_cpu_time_is_of_processes_that_use_the_gpu():
     def holder(uuid, place, kind, pid, seconds, unit=None, job=None):
         return Holder(uuid, place, kind, "a", pid, unit_or_container=unit, job=job, cpu_seconds=seconds)
 
@@ -136,7 +136,7 @@ def test_cpu_time_is_that_of_processes_at_work():
     assert told(gpus=GPUS[:1])["openfleet_holders_cpu_seconds_total"] == {labels(WHOLE, model=WHOLE.name): 0}
 
 
-def test_a_daemon_is_up_on_each_of_its_places():
+def test_daemon_is_up_on_each_of_its_devices():
     place = MpsPlace(SPLIT.uuid, "3g.40gb", 4)
     up = MpsSeen(MpsDaemon("up", (MpsPlace(WHOLE.uuid), MpsPlace("GPU-lost")), 2, 50), (), True, 7, (), (), 50.0)
     silent = MpsSeen(MpsDaemon("silent", (place,), 2, 50), (), True, 8, problem="it does not answer")
@@ -150,7 +150,7 @@ def test_a_daemon_is_up_on_each_of_its_places():
     }
 
 
-def test_deaths_of_servers_are_counted_on_each_place_of_their_daemon():
+def test_deaths_of_servers_count_on_each_device_of_their_daemon():
     whole = MpsSeen(MpsDaemon("whole", (MpsPlace(WHOLE.uuid),), 2, 50), (), True, 7, (), (), 50.0)
     part = MpsSeen(
         MpsDaemon("part", (MpsPlace(SPLIT.uuid, "3g.40gb", 4),), 2, 50), (), False, problem="it does not run"
@@ -163,7 +163,7 @@ def test_deaths_of_servers_are_counted_on_each_place_of_their_daemon():
     }
 
 
-def test_a_tenant_has_what_it_may_and_what_it_uses():
+def test_tenant_has_quota_and_usage():
     seats = (VgpuSeat(WHOLE.uuid, 0), VgpuSeat(SPLIT.uuid, 1))
     usage = VgpuUsage(1, (VgpuUse(WHOLE.uuid, 3 * GIB, 4 * GIB, 17),))
     at_work = VgpuSeen(VgpuTenant("at-work", 8 * GIB, 35, seats), usage=usage)
@@ -179,14 +179,14 @@ def test_a_tenant_has_what_it_may_and_what_it_uses():
 
 
 @pytest.mark.parametrize("text", ['a "b"', "a\\b", "a\\nb", "a\nb", 'end\\"', "größer", "{}=,#"])
-def test_whatever_a_label_or_a_help_says_is_read_back_as_it_is(text):
+def test_labels_and_help_texts_are_escaped(text):
     family = Family("odd", "gauge", text.replace('"', ""), (Sample(1, {"label": text, "other": "x"}),))
     (read,) = text_string_to_metric_families(render([family]))
     assert read.samples[0].labels == {"label": text, "other": "x"}
     assert read.documentation == text.replace('"', "")
 
 
-def test_a_number_loses_nothing():
+def test_numbers_keep_their_precision():
     values = (2**53 - 1, 1795000000.123456, 0.07, 0)
     family = Family("odd", "gauge", "help", tuple(Sample(value, {"n": str(n)}) for n, value in enumerate(values)))
     (read,) = text_string_to_metric_families(render([family]))

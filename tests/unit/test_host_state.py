@@ -50,12 +50,12 @@ def test_the_wait_ends_at_once_with_the_failed_unit_and_its_journal(state):
     assert "fs.inotify.max_user_instances" in str(caught.value)
 
 
-def test_a_host_that_does_not_answer_is_given_up_in_the_end():
+def test_unresponsive_host_times_out():
     with pytest.raises(HostError, match=r"did not start within 0\.1 s: its state is unknown"):
         wait_until_started(lambda command: (125, ""), seconds=0.1)
 
 
-def test_prometheus_without_an_inotify_instance_is_not_waited_for():
+def test_prometheus_without_an_inotify_instance_fails_at_once():
     reason = describe_failures(host(["running"], journal=NO_WATCHER))
     assert NO_WATCHER in reason and "fs.inotify.max_user_instances" in reason
     assert describe_failures(host(["running"], journal="level=info msg=ready")) == ""
@@ -82,7 +82,7 @@ def inotify(action, limit_file):
     return done.stdout
 
 
-def test_a_low_limit_is_raised_with_a_message_and_a_high_one_is_left(tmp_path):
+def test_only_low_limits_are_raised_with_a_message(tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("128\n")
     assert "raised fs.inotify.max_user_instances from 128 to 1024" in inotify("raise", limit)
@@ -93,7 +93,7 @@ def test_a_low_limit_is_raised_with_a_message_and_a_high_one_is_left(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file read-only")
-def test_a_limit_that_cannot_be_raised_is_no_error(tmp_path):
+def test_unraisable_limit_is_no_error(tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("128\n")
     # As in a container whose /proc/sys is mounted read-only.
@@ -104,7 +104,7 @@ def test_a_limit_that_cannot_be_raised_is_no_error(tmp_path):
     assert "does not let it be raised" in done.stdout
 
 
-def test_room_is_counted_in_hosts(tmp_path):
+def test_limit_depends_on_the_number_of_hosts(tmp_path):
     limit = tmp_path / "limit"
     limit.write_text("1000000\n")
     room = int(inotify("room", limit))

@@ -77,11 +77,11 @@ each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE)
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "line", "flag", "number"}))
 @each
-def test_no_name_and_no_count_is_anything_but_that(kind, value):
+def test_names_and_counts_are_validated(kind, value):
     with pytest.raises(HostValueError) as error:
         checked("gpu-1", "gpus[0].uuid", kind, value)
     message = str(error.value)
-    assert message.startswith("gpu-1: gpus[0].uuid: the host says ")
+    assert message.startswith("gpu-1: gpus[0].uuid: the host sent ")
     assert len(message) < 400 and message.isprintable()
 
 
@@ -113,17 +113,17 @@ def test_no_name_and_no_count_is_anything_but_that(kind, value):
         ("text", "any \u8bad\u7ec3"),
     ],
 )
-def test_what_hosts_do_send_is_taken(kind, value):
+def test_real_values_are_accepted(kind, value):
     assert checked("gpu-1", "x", kind, value) == value and is_a(kind, value)
 
 
-def test_every_model_and_profile_of_the_catalogue_is_taken():
+def test_every_model_and_profile_of_the_catalogue_is_accepted():
     for model in load_models().values():
         assert all(is_a("model", board.name) and is_a("pci_device", board.pci_device_id) for board in model.boards)
         assert all(is_a("profile", profile.name) for profile in model.profiles)
 
 
-def test_a_text_is_a_short_line():
+def test_texts_are_short_lines():
     assert text("a\x1b[2J\u2028b") == "a\\x1b[2J\\u2028b"
     for long in ("x" * 10_000_000, "\n" * 10_000_000):
         assert len(text(long)) == 1000 and text(long).endswith("...")
@@ -152,7 +152,7 @@ def honest() -> dict:
     return there
 
 
-def test_what_gpu_info_returns_is_read_whole():
+def test_result_of_gpu_info_is_read_completely():
     read = host_results.gpu_info("gpu-1", honest())
     # By the model that right-sizing makes of it, before and after.
     assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
@@ -185,8 +185,8 @@ def put(value, path, what):
 
 
 @each
-def test_whatever_stands_at_whatever_place_is_refused_or_harmless(value):
-    """Nothing but HostValueError is raised, and what is taken is plain, printable and fit for what reads it."""
+def test_any_value_at_any_place_is_refused_or_harmless(value):
+    """Only HostValueError is raised, and accepted values are plain, printable and valid for their readers."""
     sent = honest()
     for path, was in kinds_of_places(sent):
         put(sent, path, value)
@@ -204,8 +204,8 @@ def test_whatever_stands_at_whatever_place_is_refused_or_harmless(value):
         json.dumps(read, allow_nan=False)
 
 
-def test_whatever_a_host_leaves_out_costs_no_other_host_the_proposal():
-    """Without any one key it is refused by name, or its GPUs can be looked at."""
+def test_missing_keys_of_a_host_do_not_affect_others():
+    """Without any one key, the host is refused or its GPUs are usable."""
     refused = set()
     for path, was in kinds_of_places(honest()):
         if isinstance(path[-1], int):
@@ -229,11 +229,11 @@ def test_whatever_a_host_leaves_out_costs_no_other_host_the_proposal():
     assert tenant == {"name", "memory_bytes", "sm_percent", "uuid"}
 
 
-def test_a_tenant_of_a_helper_has_no_share_and_one_that_cannot_be_looked_at_nothing():
+def test_tenants_of_helpers_lack_quotas_and_unreadable_ones_everything():
     sent = honest()
     del sent["vgpu_tenants"][0]["sm_percent"]
     assert host_results.gpu_info("gpu-1", sent)["vgpu_tenants"][0]["name"] == "a"
-    problem = "gpu-1: vgpu_tenants[0].sm_percent: the host says "
+    problem = "gpu-1: vgpu_tenants[0].sm_percent: the host sent "
     _read, (line,) = host_results.gpu_info_of_all({"gpu-1": sent}, tenants_whole=True)
     assert line.startswith(problem)
     sent["vgpu_tenants"] = [dict.fromkeys(sent["vgpu_tenants"][0], None)]
@@ -241,7 +241,7 @@ def test_a_tenant_of_a_helper_has_no_share_and_one_that_cannot_be_looked_at_noth
     assert host_results.gpu_info("gpu-1", sent, tenants_whole=True)["vgpu_tenants"][0]["problem"]
 
 
-def test_a_million_holders_are_a_few_and_the_rest_unknown():
+def test_million_holders_are_shortened_to_unknown():
     sent = honest()
     row = sent["gpus"][0]["holders"][0]
     sent["gpus"][0]["holders"] = [row] * 1_000_000
@@ -252,7 +252,7 @@ def test_a_million_holders_are_a_few_and_the_rest_unknown():
     assert last["kind"] == "unknown" and last["who"].startswith("%d more" % (1_000_000 - MOST_ENTRIES))
 
 
-def test_lists_of_all_gpus_together_are_bounded_too():
+def test_total_length_of_lists_is_limited():
     sent = honest()
     row = sent["gpus"][0]["holders"][0]
     sent["gpus"] = [dict(sent["gpus"][0], index=n, holders=[row] * 1000) for n in range(64)]
@@ -261,16 +261,16 @@ def test_lists_of_all_gpus_together_are_bounded_too():
 
 
 @pytest.mark.parametrize("most", [65, 1_000_000])
-def test_a_host_of_more_gpus_than_any_is_refused(most):
+def test_too_many_gpus_are_refused(most):
     sent = honest()
     sent["gpus"] = sent["gpus"][:1] * most
     with pytest.raises(
-        HostValueError, match=r'gpu-1: gpus: the host says "a list of %d", which is not one of at most 64' % most
+        HostValueError, match=r'gpu-1: gpus: the host sent "a list of %d", which is not one of at most 64' % most
     ):
         host_results.gpu_info("gpu-1", sent)
 
 
-def test_one_hostile_host_of_many_is_refused_alone():
+def test_only_the_hostile_host_is_refused():
     deep: list = []
     for _level in range(5000):
         deep = [deep]
@@ -285,15 +285,15 @@ def test_one_hostile_host_of_many_is_refused_alone():
     ("result", "reason"),
     [
         ({"unreachable": True, "msg": "No route to host"}, "a: it could not be reached: No route to host"),
-        ({"failed": True, "msg": "pynvml is\nmissing"}, "a: the look at it failed: pynvml is\\x0amissing"),
+        ({"failed": True, "msg": "pynvml is\nmissing"}, "a: reading its GPUs failed: pynvml is\\x0amissing"),
         (
             {"gpus": [], "driver_present": False, "driver_absent_reason": "libnvidia-ml.so.1 is not there"},
-            "a: it was not looked at: libnvidia-ml.so.1 is not there",
+            "a: its GPUs were not read: libnvidia-ml.so.1 is not there",
         ),
     ],
 )
-def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
-    """It is no host without GPUs, or without holders."""
+def test_result_without_gpus_is_no_answer(result, reason):
+    """It is not a host without GPUs or holders."""
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
 
@@ -303,13 +303,13 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
         # As ansible-core has it where sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
-            'No start of json char found. The host said: "/bin/sh: 1: sudo: not found". Check there that Python runs and that '
-            "the account may become root.",
+            'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '
+            "that Python runs and that the account can become root.",
         ),
         (
             {"module_stderr": "Traceback\n  File x\nImportError: No module named 'json'\n"},
-            "No start of json char found. The host said: \"ImportError: No module named 'json'\". Check there that Python runs "
-            "and that the account may become root.",
+            "No start of json char found. The host printed: \"ImportError: No module named 'json'\". Check on the host "
+            "that Python runs and that the account can become root.",
         ),
         ({"module_stderr": "No start of json char found"}, "No start of json char found"),
         (
@@ -319,13 +319,13 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
         ),
     ],
 )
-def test_what_a_host_says_in_place_of_a_result_is_in_the_message(more, message):
+def test_output_instead_of_a_result_is_in_the_message(more, message):
     result = {"failed": True, "msg": "No start of json char found", **more}
     assert host_results.failure(result)["msg"] == message
     assert host_results.layout_result(result)["msg"] == message
 
 
-def test_a_host_that_was_not_asked_is_not_one_that_did_not_answer():
+def test_host_that_was_not_queried_differs_from_an_unanswered_one():
     assert host_results.gpu_info_of_all({"a": {}, "b": {"skipped": True}}) == ({}, [])
 
 
@@ -343,7 +343,7 @@ def result(**changes) -> dict:
 
 
 @each
-def test_one_host_s_nonsense_costs_the_fleet_no_report(value):
+def test_invalid_values_of_a_host_do_not_prevent_the_report(value):
     sent = result()
     for path, was in kinds_of_places(sent):
         put(sent, path, value)
@@ -354,14 +354,14 @@ def test_one_host_s_nonsense_costs_the_fleet_no_report(value):
         put(sent, path, was)
 
 
-def test_of_a_result_that_is_none_the_report_says_why():
+def test_report_explains_an_invalid_result():
     report = fleet_report({"bad": result(uuid="GPU-0; rm -rf /")})
     (row,) = report["hosts"]
     assert row["gpus"] == []
-    assert row["note"].startswith('gpus[0].uuid: the host says "GPU-0; rm -rf /", which is not the UUID of a GPU')
+    assert row["note"].startswith('gpus[0].uuid: the host sent "GPU-0; rm -rf /", which is not the UUID of a GPU')
 
 
-def test_a_plan_is_kept_as_it_is_and_bounded():
+def test_plan_is_kept_and_limited():
     plan = {"schema": 4, "gpus": [{"uuid": "GPU-0", "plan": "gpu 0: nothing to do", "steps": [], "asked": None}]}
     assert fleet_plan({"a": {"plan_data": plan}})["hosts"]["a"] == plan
     huge = {"schema": 4, "gpus": ["\x1b[2J" + "x" * 5000, *["x"] * 1_000_000]}
@@ -373,7 +373,7 @@ def test_a_plan_is_kept_as_it_is_and_bounded():
 
 
 @each
-def test_what_a_host_says_of_its_bus_is_checked(value):
+def test_values_of_the_pci_bus_are_checked(value):
     layout = [{"gpus": "all", "sharing": "shared"}]
     for sent in (value, [value], [{"device_id": value}]):
         found = plan_without_driver(layout, [], sent)
@@ -382,7 +382,7 @@ def test_what_a_host_says_of_its_bus_is_checked(value):
         assert all(problem.isprintable() and len(problem) < 400 for problem in found["problems"])
 
 
-def test_what_is_copied_is_plain_and_bounded():
+def test_copies_are_plain_and_limited():
     deep = "x"
     for _level in range(500):
         deep = [deep]
@@ -392,12 +392,12 @@ def test_what_is_copied_is_plain_and_bounded():
     assert bounded(list(range(10)), 3) == [0, 1, 2, "and 7 more"]
 
 
-def test_the_filter_says_what_is_wrong():
+def test_filter_reports_invalid_values():
     assert host_value("aarch64", "architecture", "gpu-1") == {"value": "aarch64", "problem": ""}
     found = host_value("x86_64/../../x", "architecture", "gpu-1")
     assert "value" not in found
     assert found["problem"].startswith(
-        'gpu-1: its result: the host says "x86_64/../../x", which is not x86_64 or aarch64.'
+        'gpu-1: its result: the host sent "x86_64/../../x", which is not x86_64 or aarch64.'
     )
     with pytest.raises(Exception, match="there is no kind 'path'"):
         host_value("x", "path")
@@ -413,12 +413,12 @@ def test_the_filter_says_what_is_wrong():
         },
     ],
 )
-def test_a_host_that_dies_while_the_module_runs_is_said_to_have_died(result):
+def test_host_that_dies_during_the_module_is_reported_so(result):
     message = host_results.layout_result({**result, "failed": True})["msg"]
     assert message.startswith("The host stopped answering while the module ran")
     assert "run again" in message and "deserialization" not in message and "MODULE" not in message
 
 
-def test_a_line_is_one_line_of_a_message():
+def test_line_is_one_line_of_a_message():
     said = checked("h", "x", "line", "HTTP response body:\r\n  forged\x1b[2J\u2028" + "y" * 5000)
     assert said.startswith("HTTP response body: forged\\x1b[2J") and said.isprintable() and len(said) == 1000

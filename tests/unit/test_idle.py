@@ -70,7 +70,7 @@ spans_of_hours = st.lists(
 
 
 @given(works=spans_of_hours, gaps=spans_of_hours)
-def test_no_quiet_time_reaches_back_beyond_the_last_work(works, gaps):
+def test_quiet_time_starts_after_the_last_work(works, gaps):
     rhythm = hours(works=works, gaps=gaps)
     last = max([0, *(end for _start, end in works)])
     assert 0 <= rhythm.quiet_seconds(300 * HOUR) <= (300 - last) * HOUR
@@ -78,7 +78,7 @@ def test_no_quiet_time_reaches_back_beyond_the_last_work(works, gaps):
 
 
 @given(works=spans_of_hours)
-def test_a_gap_never_makes_a_gpu_idle_earlier(works):
+def test_gap_never_makes_a_gpu_idle_earlier(works):
     whole, holed = hours(works=works), hours(works=works, gaps=[(245, 299)])
     assert holed.quiet_seconds(300 * HOUR) <= whole.quiet_seconds(300 * HOUR)
     assert holed.longest_seconds == whole.longest_seconds
@@ -93,27 +93,27 @@ def threshold(longest_days=0.0, history_days=28.0, missing=0):
     )
 
 
-def test_a_quiet_time_is_idle_after_the_grace_and_twice_its_longest_that_ended():
+def test_quiet_time_is_idle_after_grace_and_twice_the_longest_pause():
     assert threshold() == 2
     assert threshold(longest_days=0.3) == 2
     assert threshold(longest_days=2.6) == 5.2
 
 
-def test_a_holder_that_sleeps_may_take_a_weekend_off():
-    """A notebook of each day has not shown a weekend: 62 hours from Friday at six to Monday at eight."""
+def test_nightly_pauses_allow_a_weekend():
+    """A notebook used daily has not shown a weekend yet: 62 hours from Friday 18:00 to Monday 08:00."""
     assert threshold(longest_days=7.9 / 24) * 24 == 48
     assert threshold(longest_days=8 / 24) * 24 == threshold(longest_days=12 / 24) * 24 == 64
     # Not on top of signals that are missing.
     assert threshold(longest_days=0.5, missing=2) == 3
 
 
-def test_a_week_is_usual_where_two_weeks_are_not_known():
+def test_week_is_normal_with_less_than_two_weeks_of_history():
     assert threshold(history_days=13.9) * 24 == 176
     assert threshold(longest_days=2.6, history_days=13.9) * 24 == 176
     assert threshold(longest_days=6.7, history_days=13.9) == 13.4
 
 
-def test_each_group_of_signals_that_is_missing_makes_the_grace_longer():
+def test_each_missing_group_of_signals_extends_the_grace():
     assert [threshold(missing=count) for count in range(3)] == [2, 2.5, 3]
     # But nothing else.
     assert threshold(longest_days=6.7, missing=4) == 13.4
@@ -130,7 +130,7 @@ def test_one_signal_of_a_group_is_enough():
     )
 
 
-def test_a_holiday_lasts_from_midnight_to_midnight_of_its_time_zone():
+def test_holiday_lasts_from_midnight_to_midnight_in_its_time_zone():
     ((start, end),) = spans(["2026-10-25"], "Europe/Berlin")
     assert datetime.datetime.fromtimestamp(start, zoneinfo.ZoneInfo("Europe/Berlin")).isoformat() == (
         "2026-10-25T00:00:00+02:00"
@@ -141,7 +141,7 @@ def test_a_holiday_lasts_from_midnight_to_midnight_of_its_time_zone():
     assert start % DAY == 0 and end - start == DAY
 
 
-def test_ranges_of_holidays_that_overlap_are_one():
+def test_overlapping_holidays_are_merged():
     days = ["2026-12-31/2027-01-03", "2026-12-24 / 2026-12-26", "2027-01-01", datetime.date(2026, 12, 27)]
     assert [(end - start) / DAY for start, end in spans(days)] == [4, 4]
 
@@ -149,12 +149,12 @@ def test_ranges_of_holidays_that_overlap_are_one():
 @pytest.mark.parametrize(
     "entry", ["", "24.12.2026", "2026-02-30", "2026-12-24/2026-12-23", "9999-12-31", ["2026-12-24"]]
 )
-def test_what_is_no_day_is_refused(entry):
+def test_invalid_day_is_refused(entry):
     with pytest.raises(HolidayError, match=r"holidays\[1\]"):
         spans(["2026-12-24", entry])
 
 
-def test_what_is_no_time_zone_is_refused():
+def test_invalid_time_zone_is_refused():
     for zone in ("Berlin", "../../etc/passwd", ""):
         with pytest.raises(HolidayError, match="time_zone"):
             spans([], zone)

@@ -96,7 +96,7 @@ def server():
         found.shutdown()
 
 
-def test_only_kernels_that_nobody_uses_are_shut_down(server):
+def test_only_unused_kernels_are_shut_down(server):
     server.kernels = [
         kernel(1),
         kernel(2, hours=47),
@@ -109,13 +109,13 @@ def test_only_kernels_that_nobody_uses_are_shut_down(server):
     assert {token for _method, _path, token in server.seen} == {"token " + TOKEN}
 
 
-def test_a_dry_run_only_looks(server):
+def test_dry_run_shuts_nothing_down(server):
     server.kernels = [kernel(1)]
     assert len(shut_down(server.access, 48 * HOUR, NOW, dry=True)) == 1
     assert server.deleted == []
 
 
-def test_a_kernel_that_is_gone_by_then_is_none_of_them(server):
+def test_ended_kernel_is_not_listed(server):
     server.kernels, server.status = [kernel(1)], {"DELETE": 404}
     assert shut_down(server.access, 48 * HOUR, NOW) == []
 
@@ -132,7 +132,7 @@ def test_a_kernel_that_is_gone_by_then_is_none_of_them(server):
         ([kernel(1)], {"DELETE": 500}, "HTTP 500"),
     ],
 )
-def test_what_is_not_certain_shuts_nothing_down(server, kernels, status, words):
+def test_uncertain_kernels_are_not_shut_down(server, kernels, status, words):
     server.kernels, server.status = kernels, status
     with pytest.raises(JupyterError) as caught:
         shut_down(server.access, 48 * HOUR, NOW)
@@ -140,7 +140,7 @@ def test_what_is_not_certain_shuts_nothing_down(server, kernels, status, words):
     assert all("contents" not in path for _method, path, _token in server.seen)
 
 
-def test_nobody_there_is_an_error(server):
+def test_refused_connection_is_an_error(server):
     with pytest.raises(JupyterError, match="could not be reached"):
         shut_down(Server("http://127.0.0.1:9", ThisProcess(), TOKEN), 48 * HOUR, NOW)
     with pytest.raises(JupyterError, match="not the address of a server"):
@@ -153,8 +153,8 @@ class NotThisProcess(ThisProcess):
 
 
 @pytest.mark.parametrize("token", [TOKEN, ""])
-def test_a_server_of_another_process_is_asked_nothing(server, token):
-    """Also one without a token: what it says of kernels is not the server's word."""
+def test_server_of_another_process_is_not_queried(server, token):
+    """Even without a token: its answer would not be the server's."""
     server.kernels = [kernel(1)]
     with pytest.raises(JupyterError, match="held by pid %d .*the state of the kernels is not known" % os.getpid()):
         shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)
@@ -173,8 +173,8 @@ def unit(tmp_path, monkeypatch):
     return systemctl
 
 
-def test_the_server_itself_goes_on(server, unit):
-    """Also while its GPU works, since that may be another kernel's."""
+def test_server_itself_continues(server, unit):
+    """Even while its GPU works, which may be another kernel."""
     server.kernels = [kernel(1)]
     access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
     item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}
@@ -201,8 +201,8 @@ def test_the_server_itself_goes_on(server, unit):
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
-def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, part):
-    """It may be a user's own: a timeout that starts again with each byte would let it hold root's run for ever."""
+def test_trickling_server_times_out(monkeypatch, part):
+    """It may belong to a user: a timeout per byte would let it block root's run forever."""
     monkeypatch.setattr(jupyter, "ALL_SECONDS", 2)
     ended = threading.Event()
 
@@ -231,15 +231,15 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, part):
 HOSTILE = "x\r\n\x1b[2J\u2028" + "y" * 5000
 
 
-def test_what_a_kernel_is_called_is_one_short_line_of_the_log(server):
-    """Users name their kernels, and root's log and mails have what was shut down."""
+def test_kernel_names_are_one_short_log_line(server):
+    """Users name kernels, and root's log and mails list them."""
     server.kernels = [kernel(1, name=HOSTILE), kernel(2, name=[HOSTILE])]
     gone = shut_down(server.access, 48 * HOUR, NOW)
     assert len(gone) == 2 and all(line.isprintable() and len(line) < 400 for line in gone)
 
 
 @pytest.mark.parametrize("changes", [{"last_activity": HOSTILE}, {"id": HOSTILE}, {"id": "a" * 5000}])
-def test_what_a_server_says_is_one_short_line_of_a_message(server, changes):
+def test_server_texts_are_one_short_line(server, changes):
     server.kernels = [kernel(1, **changes)]
     with pytest.raises(JupyterError) as raised:
         shut_down(server.access, 48 * HOUR, NOW)

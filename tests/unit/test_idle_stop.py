@@ -78,14 +78,14 @@ def run(items, seen, holders, stops=None, dry=False):
         (IN_MIG, host(None, mig=True), held(instance=1)),
     ],
 )
-def test_what_still_holds_its_gpu_and_does_nothing_is_stopped(item, seen, holder):
+def test_idle_holder_is_stopped(item, seen, holder):
     done, names = run([item], seen, [holder])
     assert names == [item["name"]] and done["spared"] == []
     (row,) = done["stopped"]
     assert row["gpus"] == item["gpus"] and row["holders"] == [str(holder)]
 
 
-def test_a_dry_run_stops_nothing_and_says_what_it_would():
+def test_dry_run_lists_units_without_stopping():
     done, names = run([UNIT], host(), [held()], dry=True)
     assert names == [] and [row["name"] for row in done["stopped"]] == ["x.service"]
 
@@ -106,14 +106,14 @@ def test_a_dry_run_stops_nothing_and_says_what_it_would():
         ({**CONTAINER, "runtime": "docker"}, host(), [held("podman container notebook")], "no longer holds a GPU"),
     ],
 )
-def test_what_is_not_certain_any_more_is_spared(item, seen, holders, why):
+def test_uncertain_units_are_spared(item, seen, holders, why):
     done, names = run([item], seen, holders)
     assert names == [] and done["stopped"] == [] and why in done["spared"][0]["why"]
 
 
 @pytest.mark.parametrize("elsewhere", ["GPU-0", "GPU-1"])
-def test_a_bare_handle_spares_nobody(elsewhere):
-    """Another user's process in the same service has a GPU's node open, since a minute, and no context on it."""
+def test_bare_handle_does_not_spare_a_unit(elsewhere):
+    """Another user's process in the service has a GPU's node open for a minute, without a context on it."""
     old = held(pid=6, started_seconds=0.0)
     bare = held(gpu=elsewhere, kind="device_handle", pid=7, started_seconds=time.time() - 60)
     for mine in ([old, bare], [bare, old]):
@@ -135,22 +135,22 @@ def test_a_bare_handle_spares_nobody(elsewhere):
         (Stops(bus_name="org.example.Vendor"), "it is on D-Bus (org.example.Vendor)"),
     ],
 )
-def test_a_unit_that_takes_others_along_is_spared(stops, why):
+def test_unit_whose_stop_affects_others_is_spared(stops, why):
     done, names = run([UNIT], host(), [held()], stops)
     assert names == [] and why in done["spared"][0]["why"]
 
 
-def test_its_socket_and_what_does_not_run_may_go_along():
+def test_its_socket_and_inactive_units_can_stop_with_it():
     _done, names = run([UNIT], host(), [held()], Stops(unit("x.socket"), unit("y.service", "inactive")))
     assert names == ["x.service"]
 
 
-def test_what_is_no_service_is_spared():
+def test_other_units_than_services_are_spared():
     done, names = run([{**UNIT, "name": "x.timer"}], host(), [held("x.timer")])
     assert names == [] and "not a service" in done["spared"][0]["why"]
 
 
-def test_one_that_does_not_stop_is_told_and_the_others_go_on():
+def test_failed_stop_is_reported_and_others_are_stopped():
     stops = Stops(problem="it hangs")
     done, _names = run([UNIT, UNIT], host(), [held()], stops)
     assert len(done["spared"]) == 2 and "it hangs" in done["spared"][0]["why"]
@@ -165,7 +165,7 @@ def test_one_that_does_not_stop_is_told_and_the_others_go_on():
     ],
 )
 @pytest.mark.parametrize(("item", "instance"), [(UNIT, None), (IN_MIG, 1)])
-def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_hours, why):
+def test_recently_started_units_are_spared(item, instance, age_hours, why):
     began = None if age_hours is None else time.time() - age_hours * 3600
     old = held(instance=instance, pid=6, started_seconds=0.0)
     mine = [old, held(instance=instance, pid=7, started_seconds=began)]
@@ -176,7 +176,7 @@ def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_
     assert stops.names == ([] if why else ["x.service"])
 
 
-def test_one_that_cannot_be_looked_at_is_told_and_the_others_go_on():
+def test_unreadable_unit_is_reported_and_others_are_stopped():
     def look():
         if not looks:
             looks.append(1)
@@ -188,7 +188,7 @@ def test_one_that_cannot_be_looked_at_is_told_and_the_others_go_on():
     assert stops.names == ["x.service"] and "it does not answer" in done["spared"][0]["why"]
 
 
-def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
+def test_unit_unknown_to_systemd_is_reported_and_others_are_stopped():
     def closure(name):
         raise FleetError(name, "systemctl does not answer")
 
@@ -201,7 +201,7 @@ def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
 
 
 @pytest.mark.parametrize("name", ["x", "x.service"])
-def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
+def test_jupyter_server_is_matched_with_or_without_the_suffix(name, monkeypatch):
     monkeypatch.setattr(stop.jupyter, "shut_down", lambda server, quiet, dry: ["kernel 1"])
     monkeypatch.setattr(stop, "UserOfUnitOwner", lambda name: None)
     stops = Stops()
@@ -210,7 +210,7 @@ def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
     assert stops.names == [] and done["stopped"][0]["kernels"] == ["kernel 1"]
 
 
-def test_each_is_looked_at_right_before_it_is_stopped():
+def test_each_unit_is_checked_right_before_its_stop():
     idle, both = (host(), [held(), held("z.service")]), (host(5), [held("z.service")])
     looks = iter([idle, idle, idle, both])
     stops = Stops()

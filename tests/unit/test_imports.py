@@ -20,7 +20,7 @@ FILES = sorted(path.relative_to(PLUGINS) for folder in FOLDERS for path in (PLUG
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
-def test_a_file_can_be_imported(path):
+def test_files_can_be_imported(path):
     name = ".".join(path.with_suffix("").parts).replace(".__init__", "")
     importlib.import_module("ansible_collections.openfleet.gpu.plugins." + name)
 
@@ -35,7 +35,7 @@ def taken_from_plugins() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_what_tools_and_scenarios_take_from_the_plugins_is_there():
+def test_imports_of_tools_and_scenarios_exist():
     missing = []
     for path, module, name in taken_from_plugins():
         if not hasattr(importlib.import_module(module), name):
@@ -71,7 +71,7 @@ def carried(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("module", "most"), [("gpu_info", 42), ("layout_export", 63)])
-def test_modules_that_only_look_carry_little(module, most):
+def test_reading_modules_have_few_imports(module, most):
     files = carried(module)
     assert len(files) <= most, sorted(files)
     changing = {"apply.py", "apply_plan.py", "converge.py", "host.py", "plan.py", "service.py", "technique.py"}
@@ -87,8 +87,11 @@ print(*(name for name in files if ".openfleet.gpu.plugins.module_utils." in name
 
 
 @pytest.mark.parametrize(("module", "most"), [("gpu_info", 33), ("layout", 70)])
-def test_modules_load_at_their_start_what_most_runs_need(module, most):
-    """Each file is compiled in each run. What changes, recovers, exports or is asked of schedulers is loaded where it is used."""
+def test_modules_import_rarely_needed_code_lazily(module, most):
+    """Each file is compiled in each run.
+
+    Code for changes, recovery, export or schedulers is imported where it is used.
+    """
     code = LOADED % module
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=str(COLLECTIONS)

@@ -79,26 +79,26 @@ def keep_of(target: keep_owner.Target, uid: int = ALICE, until: float = 2e9) -> 
 
 
 @pytest.mark.parametrize("name", ["notebook", "notebook.service"])
-def test_a_unit_is_its_main_process_s_user_s(host, name):
+def test_unit_belongs_to_the_user_of_its_main_process(host, name):
     target = keep_owner.find(name, [host.holder(UNIT, ALICE, "notebook.service")])
     assert target == keep_owner.Target("unit", "notebook.service", "notebook.service", ALICE)
 
 
-def test_a_process_of_another_user_in_it_does_not_make_it_that_user_s(host):
+def test_foreign_process_in_a_unit_does_not_change_its_owner(host):
     mine = host.holder(UNIT, ALICE, "notebook.service")
     theirs = host.holder(UNIT, BOB, "notebook.service", main=False)
     assert keep_owner.find("notebook", [theirs, mine]).owner == ALICE
 
 
-def test_a_unit_of_root_s_with_users_in_it_is_root_s_and_each_process_its_user_s(host):
+def test_unit_of_root_belongs_to_root_and_its_processes_to_their_users(host):
     host.holder(UNIT, ROOT, "notebook.service")
     theirs = host.holder(UNIT, BOB, "notebook.service", main=False)
     assert keep_owner.find("notebook", [theirs]).owner == ROOT
     assert keep_owner.find(str(theirs.pid), [theirs]).owner == BOB
 
 
-def test_a_cgroup_of_a_user_s_own_with_the_name_of_a_unit_is_not_the_unit(host):
-    """systemd names a main process, and by its cgroup it is elsewhere by now."""
+def test_user_cgroup_with_the_name_of_a_unit_is_not_the_unit(host):
+    """systemd reports a main process whose cgroup is different by now."""
     mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
     with pytest.raises(KeepError, match="no service or container of this name"):
         keep_owner.find("notebook.service", [mine])
@@ -114,14 +114,14 @@ def test_a_cgroup_of_a_user_s_own_with_the_name_of_a_unit_is_not_the_unit(host):
         (ROOTLESS, "podman@61001 container lab", ALICE),
     ],
 )
-def test_a_container_is_its_engine_s_user_s_whatever_runs_in_it(host, cgroup, name, owner):
+def test_container_belongs_to_the_user_of_its_engine(host, cgroup, name, owner):
     inside = host.holder(cgroup, BOB, name)
     target = keep_owner.find("lab", [inside])
     assert (target.kind, target.name, target.identity, target.owner) == ("container", name, ID, owner)
     assert keep_owner.find(str(inside.pid), [inside]).owner == owner
 
 
-def test_two_of_one_name_are_told_apart_by_the_whole_name(host):
+def test_equal_short_names_are_distinguished_by_full_names(host):
     both = [
         host.holder(DOCKER, ROOT, "docker container lab"),
         host.holder(ROOTLESS, ALICE, "podman@61001 container lab"),
@@ -132,7 +132,7 @@ def test_two_of_one_name_are_told_apart_by_the_whole_name(host):
     assert keep_owner.find("podman@61001 container lab", both).owner == ALICE
 
 
-def test_a_process_with_several_user_ids_is_root_s(host):
+def test_process_with_several_user_ids_belongs_to_root(host):
     process = subprocess.Popen(
         [sys.executable, "-c", "import os\nos.setresuid(61001, 0, 0)\nprint('on', flush=True)\ninput()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_a_process_with_several_user_ids_is_root_s(host):
     process.stdout.close()
 
 
-def test_a_keep_is_bound_to_what_it_was_given_for(host):
+def test_keep_is_bound_to_its_process(host):
     unit = host.holder(UNIT, ALICE, "notebook.service")
     inside = host.holder(DOCKER, ROOT, "docker container lab", main=False)
     of_unit, of_container, of_process = (
@@ -166,7 +166,7 @@ def test_a_keep_is_bound_to_what_it_was_given_for(host):
     assert kept("container", "lab", [later], [Keep("container", "lab", "", 0, "root", 1.0, 2e9)]) is None
 
 
-def test_what_has_ended_is_kept_no_more(tmp_path):
+def test_ended_process_is_no_longer_kept(tmp_path):
     made = Keep("unit", "x.service", "x.service", ALICE, "alice", 1.0, 100.0)
     keeps.write(str(tmp_path), [made])
     assert keeps.read(str(tmp_path), 99.0) == [made] and keeps.read(str(tmp_path), 100.0) == []
@@ -174,14 +174,14 @@ def test_what_has_ended_is_kept_no_more(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 9}', '{"schema": 1, "keeps": [{"kind": "unit"}]}'])
-def test_a_damaged_file_is_an_error_and_not_none(tmp_path, text):
+def test_damaged_file_is_an_error(tmp_path, text):
     (tmp_path / "reclaim").mkdir()
     (tmp_path / "reclaim/keeps.json").write_text(text)
     with pytest.raises(KeepError, match=r"keeps\.json.*Remove it"):
         keeps.read(str(tmp_path), 0.0)
 
 
-def test_a_user_and_a_host_have_a_limit_and_renewing_is_none_more():
+def test_keeps_are_limited_per_user_and_host_and_renewals_are_free():
     of_alice = [Keep("unit", "%d" % n, "%d" % n, ALICE, "alice", 1.0, 2e9) for n in range(keeps.MOST_OF_USER)]
     with pytest.raises(KeepError, match="alice has 16 keeps already"):
         keeps.with_keep(of_alice, Keep("unit", "x", "x", ALICE, "alice", 1.0, 2e9))
@@ -191,14 +191,14 @@ def test_a_user_and_a_host_have_a_limit_and_renewing_is_none_more():
         keeps.with_keep(full, Keep("unit", "x", "x", ALICE, "alice", 1.0, 2e9))
 
 
-def test_no_longer_than_the_host_allows(tmp_path):
+def test_keep_is_limited_to_the_hosts_maximum(tmp_path):
     settings = keep_request.Settings(86400, (), str(tmp_path))
     request = keep_request.parse(json.dumps({"op": "keep", "name": "x", "seconds": 86401}).encode())
     with pytest.raises(KeepError, match=r"lasts at most 1 days.*The latest end now is"):
         keep_request.answer(request, ROOT, settings, list)
 
 
-def test_who_is_an_administrator_is_the_host_s_own_word():
+def test_administrators_are_set_on_the_host():
     assert keep_owner.is_administrator(ROOT, [])
     assert keep_owner.is_administrator(1, ["daemon"]) and not keep_owner.is_administrator(1, ["bin", "of-no-host"])
     assert not keep_owner.is_administrator(ALICE, ["daemon", "root"])
@@ -208,8 +208,8 @@ def test_who_is_an_administrator_is_the_host_s_own_word():
     ("cgroup", "problem"),
     [(UNIT, ""), (DOCKER, "requests from a container are refused"), (ROOTLESS, "requests from a container")],
 )
-def test_a_container_with_the_socket_asks_for_nothing(host, cgroup, problem):
-    """Its root has the user id of the host's."""
+def test_requests_from_containers_are_refused(host, cgroup, problem):
+    """Root in the container has the user id of the host's root."""
     host.processes.add(os.getpid(), cgroup)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -225,8 +225,8 @@ def test_a_container_with_the_socket_asks_for_nothing(host, cgroup, problem):
     [(errno.EINVAL, False), (errno.ESRCH, False), (errno.EMFILE, False), (errno.ENOPROTOOPT, True)],
     ids=["has-ended", "no-process", "no-descriptors", "before-linux-6.5"],
 )
-def test_a_process_of_which_the_kernel_gives_no_descriptor_has_ended(number, taken):
-    """Linux 6.5 to 6.15 give none of a process that has ended, and its pid may be another's by then."""
+def test_process_without_pidfd_has_ended(number, taken):
+    """Linux 6.5 to 6.15 give none for an ended process, and its pid may be reused."""
 
     class OlderKernel:
         def getsockopt(self, level, option, size):
@@ -244,10 +244,10 @@ def test_a_process_of_which_the_kernel_gives_no_descriptor_has_ended(number, tak
 
 
 @pytest.mark.parametrize("text", ["3", "d", "0h", "3 d", "-3d", "3D", "٣d", "9999999d", "3d\n3d"])
-def test_what_is_no_length_of_time_is_refused(text):
+def test_invalid_duration_is_refused(text):
     with pytest.raises(KeepError, match="not a duration"):
         keeps.duration(text)
 
 
-def test_lengths_of_time_are_seconds():
+def test_durations_are_seconds():
     assert [keeps.duration(text) for text in ("30m", "12h", "3d", "1w")] == [1800, 43200, 259200, 604800]

@@ -38,7 +38,7 @@ def removed(*nodes, config_map=None):
     return kubernetes_removal("n1", nodes, config_map)
 
 
-def test_a_new_node_gets_labels_with_a_record_and_a_configuration():
+def test_new_node_gets_labels_with_a_record_and_a_configuration():
     found = changes(node({CONFIG: "default"}))
     assert found["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
     assert json.loads(found["annotations"][BEFORE]) == {CONFIG: "default", MIG_MANAGER: None}
@@ -55,7 +55,7 @@ def test_a_new_node_gets_labels_with_a_record_and_a_configuration():
     assert not found["restart"]
 
 
-def test_mig_manager_is_kept_off_ahead_of_the_layout_with_a_record_of_its_own_label_alone():
+def test_mig_manager_is_disabled_before_the_layout_with_its_label_recorded():
     found = changes(node({CONFIG: "default", MIG_MANAGER: "true"}))["opt_out"]
     assert found["labels"] == {MIG_MANAGER: "false"}
     assert json.loads(found["annotations"][BEFORE]) == {MIG_MANAGER: "true"}
@@ -65,7 +65,7 @@ def test_mig_manager_is_kept_off_ahead_of_the_layout_with_a_record_of_its_own_la
     assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", MIG_MANAGER: "true"}
 
 
-def test_a_node_in_step_needs_nothing():
+def test_matching_node_needs_nothing():
     config_map = {"data": changes(node())["data"]}
     found = changes(node({CONFIG: KEY, MIG_MANAGER: "false"}, PLANNED), config_map)
     assert found["in_step"]
@@ -79,12 +79,12 @@ def test_the_first_record_counts():
     assert found["annotations"] == {}
 
 
-def test_a_key_that_was_edited_in_place_is_written_again():
+def test_edited_key_is_written_again():
     found = changes(node({CONFIG: KEY}), {"data": {KEY: "version: v1\n", "default": "version: v1\n"}})
     assert list(found["data"]) == [KEY]
 
 
-def test_old_resources_have_to_be_gone():
+def test_old_resources_must_be_gone():
     labels = {CONFIG: KEY, MIG_MANAGER: "false"}
     found = changes(
         node(labels, {**PLANNED, "nvidia.com/gpu": "1", "nvidia.com/mig-7g.80gb": "0", "nvidia.com/hostdev": "4"})
@@ -110,14 +110,14 @@ def test_old_resources_have_to_be_gone():
     ],
     ids=["with and without", "several", "nothing is offered", "another size", "the other way round"],
 )
-def test_a_plugin_that_counts_variants_of_a_profile_together_is_told(planned, offered, is_told):
+def test_plugin_that_merges_profile_variants_is_reported(planned, offered, is_told):
     mapping = {**MAPPING, "resources": {"nvidia.com/" + name: number for name, number in planned.items()}}
     found = node(allocatable={"nvidia.com/" + name: str(number) for name, number in offered.items()})
     text = kubernetes_changes(mapping, found, name="n1")["pending_text"]
     assert ("before release 0.20" in text) is is_told
 
 
-def test_a_node_that_the_cluster_lacks_is_named_with_the_cure():
+def test_unknown_node_is_named_with_the_fix():
     (problem,) = changes(None)["problems"]
     assert problem.startswith("The cluster has no node n1. Set gpu_kubernetes_node to the node name")
 
@@ -125,7 +125,7 @@ def test_a_node_that_the_cluster_lacks_is_named_with_the_cure():
 @pytest.mark.parametrize(
     "record", ["", "[]", "{", '{"x": "y"}', '{"%s": 3}' % CONFIG, '{"kubernetes.io/hostname": "other"}']
 )
-def test_a_record_that_the_role_did_not_write_stops_it(record):
+def test_foreign_record_stops_the_role(record):
     found = node({CONFIG: "default"}, annotations={BEFORE: record})
     assert "not readable" in changes(found)["problems"][0]
     assert "not readable" in removed(found)["problems"][0]
@@ -135,27 +135,27 @@ def test_a_record_that_the_role_did_not_write_stops_it(record):
 @pytest.mark.parametrize(
     "form", [{}, {"metadata": None}, {"metadata": {"labels": ["x"]}, "status": {"allocatable": 7}}]
 )
-def test_objects_of_another_form_count_as_empty(form):
+def test_malformed_objects_count_as_empty(form):
     assert changes(form, form)["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
     assert removed(form, config_map=form) == {"problems": [], "labels": {}, "annotations": {}, "data": {}}
     assert daemonset_pods([form]) == []
 
 
-def test_removal_gives_back_the_labels_from_before():
+def test_removal_restores_previous_labels():
     record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
     found = removed(node({CONFIG: KEY, MIG_MANAGER: "false"}, annotations=record))
     assert found["labels"] == {CONFIG: "default", MIG_MANAGER: None}
     assert found["annotations"] == {BEFORE: None}
 
 
-def test_removal_leaves_labels_that_others_set():
+def test_removal_keeps_labels_of_others():
     record = {BEFORE: json.dumps({CONFIG: None})}
     found = removed(node({CONFIG: "theirs", MIG_MANAGER: "false"}, annotations=record))
     assert found["labels"] == {}
     assert found["annotations"] == {BEFORE: None}
 
 
-def test_removal_takes_the_keys_that_no_node_uses():
+def test_removal_deletes_unused_keys():
     old = "openfleet-0123456789abcdef"
     config_map = {"data": dict.fromkeys([KEY, old, "default", "openfleet-mine", "openfleet-00112233445566ff"], "")}
     record = {BEFORE: json.dumps({CONFIG: "default"})}
@@ -173,6 +173,6 @@ def test_only_pods_of_daemonsets_are_restarted():
     assert daemonset_pods(pods) == ["plugin-x"]
 
 
-def test_collections_that_are_missing_are_listed():
+def test_missing_collections_are_listed():
     names = ["openfleet.gpu", "openfleet.none", "none.at_all"]
     assert missing_collections(names) == ["openfleet.none", "none.at_all"]

@@ -25,7 +25,7 @@ def blocks(language):
     return re.findall(r"^```%s\n(.*?)^```$" % language, DOCUMENT, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_documents_example_gives_what_it_shows():
+def test_documented_example_has_its_shown_result():
     (play,) = next(found for found in map(yaml.safe_load, blocks("yaml")) if isinstance(found, list))
     shown, config, refusal = blocks("text")
     layout = play["vars"]["gpu_layout"]
@@ -45,7 +45,7 @@ def test_the_answer_is_plain_data():
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
-def test_the_host_tells_its_gpus():
+def test_gpus_are_from_the_host():
     host = state(gpu("a", 0, "H100-80GB"), gpu("a", 1, "H100-80GB", instances=[(1, "2g.20gb", 0, None)]))
     found = kubernetes_mapping(MIG, "nvidia_device_plugin", state=host, node="h100-01")
     assert found["plan"][0] == "node h100-01: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-2g.20gb 1"
@@ -53,13 +53,13 @@ def test_the_host_tells_its_gpus():
     assert host["gpus"][0]["uuid"] in str(claim)
 
 
-def test_a_driver_takes_precedence_over_what_is_expected():
+def test_driver_takes_precedence_over_expected_gpus():
     one = state(gpu("a", 0, "H100-80GB"))
     found = kubernetes_mapping(MIG, "nvidia_device_plugin", state=one, expected_gpus=["H100-80GB"] * 3)
     assert found["resources"] == {"nvidia.com/mig-3g.40gb": 1}
 
 
-def test_gpus_on_the_bus_stand_in_for_expected_ones():
+def test_gpus_on_the_bus_replace_expected_ones():
     absent = {"driver_present": False, "gpus": []}
     found = kubernetes_mapping(MIG, "nvidia_device_plugin", state=absent, pci_gpus=[{"device_id": "20b2"}] * 2)
     assert found["checked"]
@@ -92,7 +92,7 @@ def test_unknown_gpus_leave_the_layout_unchecked(layout, given):
         ([{"gpus": [0], "sharing": "mig", "mig": []}], {}, "without an instance"),
     ],
 )
-def test_problems_are_returned_and_nothing_else(layout, options, problem):
+def test_only_problems_are_returned(layout, options, problem):
     asked = {"backend": "nvidia_device_plugin", "expected_gpus": ["H100-80GB"], **options}
     found = kubernetes_mapping(layout, **asked)
     assert problem in found["problems"][0]
@@ -107,7 +107,7 @@ def test_a_refusal_is_data_too():
     assert (refusal["where"], refusal["gpus"], refusal["backends"]) == ("gpu_layout[0]", [0], ["nvidia_dra"])
 
 
-def test_a_host_that_sends_something_else_is_refused():
+def test_invalid_result_of_a_host_is_refused():
     host = state(gpu("a", 0, "H100-80GB"))
     host["gpus"][0]["uuid"] = "GPU-1'] || true || ['"
     found = kubernetes_mapping(MIG, "nvidia_dra", state=host, node="h100-01")
@@ -115,7 +115,7 @@ def test_a_host_that_sends_something_else_is_refused():
     assert found["requests"] == []
 
 
-def test_a_lost_gpu_is_a_problem_or_left_out():
+def test_lost_gpu_is_a_problem_or_left_out():
     host = dict(state(gpu("a", 0, "H100-80GB")), lost_gpus=[{"index": 1, "problem": "GPU is lost"}])
     layout = [*MIG, {"gpus": [1], "sharing": "exclusive"}]
     (problem,) = kubernetes_mapping(layout, "nvidia_device_plugin", state=host)["problems"]

@@ -106,18 +106,18 @@ def outcome(mapping):
         (TENANTS, "refused", "refused", "offered", "offered"),
     ],
 )
-def test_a_gpu_by_each_backend(entry, by_device_plugin, by_dra, by_hami, by_volcano):
+def test_whole_gpu_with_each_backend(entry, by_device_plugin, by_dra, by_hami, by_volcano):
     found = [outcome(mapped(backend, entry)) for backend in (DEVICE_PLUGIN, DRA, HAMI, VOLCANO)]
     assert found == [by_device_plugin, by_dra, by_hami, by_volcano]
 
 
-def test_each_sharing_is_in_the_table():
-    """The device plugin and DRA offer what they do not know as a GPU that nothing shares."""
+def test_each_sharing_is_in_the_table_of_backends():
+    """The device plugin and DRA offer unknown kinds as an unshared GPU."""
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_layout_is_published_whole_or_refused(backend):
+def test_layout_is_published_completely_or_refused(backend):
     for places in PAIRS:
         found, pair = mapped_pair(backend, *places), [ENTRIES[place] for place in places]
         if found.refusals:
@@ -143,7 +143,7 @@ def test_the_backends_that_a_refusal_names_offer_the_entry(backend):
     assert named
 
 
-def test_a_refusal_names_the_entry_the_reason_and_the_backend_that_can():
+def test_refusal_names_entry_reason_and_a_capable_backend():
     (refused,) = mapped(DEVICE_PLUGIN, EXCLUSIVE, TENANTS).refusals
     assert str(refused) == (
         "gpu_layout[1] (gpu 1): the device plugin does not support tenants with quotas. "
@@ -151,13 +151,13 @@ def test_a_refusal_names_the_entry_the_reason_and_the_backend_that_can():
     )
 
 
-def test_a_refusal_that_no_backend_cures_says_what_to_change():
+def test_refusal_without_capable_backend_names_the_change():
     (refused,) = mapped(DEVICE_PLUGIN, SPLIT).refusals
     assert refused.backends == ()
     assert str(refused).endswith("Remove compute_instances. No other backend can express it.")
 
 
-def test_a_selector_that_matches_nothing_is_an_error():
+def test_selector_without_match_is_an_error():
     with pytest.raises(SelectorError):
         mapped(DEVICE_PLUGIN, EXCLUSIVE, EXCLUSIVE, number=1)
 
@@ -165,7 +165,7 @@ def test_a_selector_that_matches_nothing_is_an_error():
 # -- NVIDIA's device plugin --
 
 
-def test_mig_devices_are_resources_by_their_profile():
+def test_mig_devices_are_resources_by_profile():
     found = mapped(DEVICE_PLUGIN, MIG, MIG, EXCLUSIVE)
     assert list(found.resources.items()) == [
         ("nvidia.com/gpu", 1),
@@ -215,7 +215,7 @@ def test_single_counts_equal_parts_of_split_instances():
         (({"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}, None), "gpu 1 is without"),
     ],
 )
-def test_single_wants_mig_devices_of_one_kind_on_every_gpu(entries, problem):
+def test_single_needs_equal_mig_devices_on_every_gpu(entries, problem):
     (refused,) = mapped(DEVICE_PLUGIN, *entries, mig_strategy="single").refusals
     assert refused.problem.endswith(problem)
     assert "mixed" in refused.cure
@@ -230,7 +230,7 @@ def test_time_slicing_of_all_gpus_multiplies_them():
     assert found.config["flags"] == {"migStrategy": "none"}
 
 
-def test_time_slicing_leaves_gpus_with_mig_alone():
+def test_time_slicing_does_not_affect_gpus_with_mig():
     found = mapped(DEVICE_PLUGIN, SLICED, MIG)
     assert found.resources == {"nvidia.com/gpu": 4, "nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
     assert found.config["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
@@ -284,7 +284,7 @@ def test_mps_divides_evenly(change, problem):
     assert refused.backends == (DRA,)
 
 
-def test_a_third_of_the_sms_is_rounded_down_as_the_plugin_does():
+def test_third_of_the_sms_is_rounded_down_like_the_plugin():
     thirds = dict(MPS, mps={"name": "a", "clients": 3, "active_thread_percentage": 33})
     assert mapped(DEVICE_PLUGIN, thirds).resources == {"nvidia.com/gpu": 3}
 
@@ -309,20 +309,20 @@ def seen(gpu, *instances):
     return dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True, instances=found))
 
 
-def test_a_gpu_that_no_entry_names_is_offered_as_it_is_seen():
+def test_gpu_without_an_entry_is_offered_as_detected():
     node = [seen(gpus(1)[0], ("2g.20gb", [2])), *gpus(2)[1:]]
     found = map_node(layout(None, EXCLUSIVE), node, DEVICE_PLUGIN)
     assert found.resources == {"nvidia.com/gpu": 1, "nvidia.com/mig-2g.20gb": 1}
 
 
 @pytest.mark.parametrize("instances", [[], [("3g.40gb", [2, 1])], [("3g.40gb", [])]])
-def test_a_gpu_that_no_entry_names_can_end_the_plugin(instances):
+def test_gpu_without_an_entry_can_crash_the_plugin(instances):
     node = [gpus(1)[0], seen(gpus(2)[1], *instances)]
     (refused,) = map_node(layout(EXCLUSIVE), node, DEVICE_PLUGIN).refusals
     assert str(refused).startswith("gpu 1 (without an entry): ")
 
 
-def test_instances_of_an_unknown_model_are_told_apart():
+def test_instances_of_an_unknown_model_are_distinguished():
     unknown = dataclasses.replace(gpus(1)[0], mig=Mig(capable=True))
     found = map_node(layout(), [seen(unknown, ("3g.40gb", [3]))], DEVICE_PLUGIN)
     assert found.resources == {"nvidia.com/mig-3g.40gb": 1}
@@ -338,7 +338,7 @@ def test_a_configuration_is_named_by_its_content():
     assert all(re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]", name) for name in names)
 
 
-def test_the_label_of_the_node_is_the_name_of_its_configuration():
+def test_node_label_is_the_name_of_its_configuration():
     found = mapped(DEVICE_PLUGIN, MIG)
     assert found.labels["nvidia.com/device-plugin.config"] == config_name(found.config)
 
@@ -375,7 +375,7 @@ def test_a_claim_selects_the_gpus_of_its_entry():
 
 
 @pytest.mark.parametrize(("word", "interval"), [("short", "Short"), ("medium", "Medium"), ("long", "Long")])
-def test_a_claim_has_the_length_of_the_slice(word, interval):
+def test_claim_has_the_length_of_the_slice(word, interval):
     (request,) = mapped(DRA, {"sharing": "time_slicing", "time_slicing": {"slice": word}}).requests
     assert parameters(request) == {
         "apiVersion": "resource.nvidia.com/v1beta1",
@@ -401,7 +401,7 @@ def test_a_claim_for_mps_inside_an_instance():
     )
 
 
-def test_claims_for_gpus_without_uuids_select_none_and_say_so():
+def test_claims_for_gpus_without_uuids_select_none_with_a_note():
     found = map_node(layout(EXCLUSIVE), H100[:1], DRA)
     assert "selectors" not in found.requests[0].claim["devices"]["requests"][0]["exactly"]
     assert any("UUIDs" in note for note in found.notes)
@@ -410,7 +410,7 @@ def test_claims_for_gpus_without_uuids_select_none_and_say_so():
 # -- HAMi, and Volcano's vGPU plugin --
 
 
-def test_hami_shares_what_it_may_and_filters_the_rest():
+def test_hami_shares_shared_gpus_and_filters_others():
     found = mapped(HAMI, EXCLUSIVE, MIG, SHARED, SLICED)
     assert found.resources == {"nvidia.com/gpu": 8}
     assert found.config == {
@@ -431,7 +431,7 @@ def test_hami_shares_what_it_may_and_filters_the_rest():
 
 
 @pytest.mark.parametrize("backend", [HAMI, VOLCANO])
-def test_a_gpu_that_no_entry_names_is_not_shared(backend):
+def test_gpu_without_an_entry_is_not_shared(backend):
     found = mapped(backend, SHARED, None)
     assert found.config["nodeconfig"][0]["filterdevices"]["uuid"] == [UUIDS[1]]
     assert [str(each) for each in found.left_out] == ["gpu 1 is not offered: it has no entry."]
@@ -448,7 +448,7 @@ def test_a_node_without_gpus_to_share_has_no_configuration(backend):
     assert (found.resources, found.config, "gpu" in found.labels) == ({}, {}, False)
 
 
-def test_a_tenant_is_a_request_of_a_pod():
+def test_tenant_is_a_request_of_a_pod():
     (request, _other) = mapped(HAMI, TENANTS).requests
     assert (request.where, request.name) == ("gpu_layout[0]", "a")
     assert request.limits == {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8192, "nvidia.com/gpucores": 30}
@@ -495,7 +495,7 @@ def test_the_policy_contended_is_hamis_default():
         (vgpu(tenant={"gpu": 0}), None, "cannot pin a tenant"),
     ],
 )
-def test_tenants_that_cannot_be_expressed(entry, by_hami, by_volcano):
+def test_inexpressible_tenants(entry, by_hami, by_volcano):
     for backend, problem in ((HAMI, by_hami), (VOLCANO, by_volcano)):
         problems = [each.problem for each in mapped(backend, entry).refusals]
         assert len(problems) == (problem is not None)
@@ -513,7 +513,7 @@ def test_volcano_counts_memory_and_cores_as_resources():
 
 
 @pytest.mark.parametrize("backend", [HAMI, VOLCANO])
-def test_oversubscription_is_the_nodes(backend):
+def test_oversubscription_is_per_node(backend):
     more = vgpu(oversubscribe={"memory": 1.5, "sm": 2.0})
     (node,) = mapped(backend, more, EXCLUSIVE).config["nodeconfig"]
     assert (node["devicememoryscaling"], node["devicecorescaling"]) == (1.5, 2.0)
@@ -527,7 +527,7 @@ def test_oversubscription_scales_volcanos_resources():
     assert found.resources["volcano.sh/vgpu-memory"] == 2 * (H100[0].memory_total_bytes // (1 << 20))
 
 
-def test_a_node_has_one_number_of_pods_for_each_gpu():
+def test_node_has_one_pod_count_for_all_gpus():
     many = {
         "sharing": "vgpu",
         "vgpu": {"tenants": [{"name": "t%d" % n, "memory": "1GiB", "sm_percent": 5} for n in range(12)]},

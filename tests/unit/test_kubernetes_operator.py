@@ -21,12 +21,12 @@ def policy(**plugin):
     return {"metadata": {"name": "policy"}, "spec": {"devicePlugin": plugin}}
 
 
-def test_a_node_without_it():
+def test_node_without_the_operator():
     assert find({"nvidia.com/gpu.present": "true", **OFF}) == {"is_there": False, "problems": [], "pausing": {}}
 
 
 @pytest.mark.parametrize("labels", [{}, {"nvidia.com/gpu.deploy.driver": "true"}])
-def test_it_is_found_by_its_policy_and_by_its_labels(labels):
+def test_operator_is_found_by_policy_and_labels(labels):
     policies = [] if labels else [policy(config={"name": "cm"})]
     found = find(labels, *policies)
     assert (found["is_there"], found["problems"]) == (True, [])
@@ -37,7 +37,7 @@ def test_it_is_found_by_its_policy_and_by_its_labels(labels):
 
 
 @pytest.mark.parametrize("state", ["pending", "rebooting"])
-def test_mig_manager_at_work_is_waited_for(state):
+def test_working_mig_manager_is_awaited(state):
     labels = {"nvidia.com/mig.config.state": state, "nvidia.com/gpu.deploy.mig-manager": "true"}
     (problem,) = find(labels)["problems"]
     assert "mig-manager is changing its GPUs" in problem and "Wait until it is done" in problem
@@ -46,12 +46,12 @@ def test_mig_manager_at_work_is_waited_for(state):
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-mig-change"])
-def test_a_device_plugin_that_is_kept_off_the_node_is_named(value):
+def test_disabled_device_plugin_is_named(value):
     (problem,) = find({"nvidia.com/gpu.deploy.device-plugin": value})["problems"]
     assert "kubectl label node n1 nvidia.com/gpu.deploy.device-plugin=true --overwrite" in problem
 
 
-def test_its_device_plugin_has_to_read_the_config_map():
+def test_device_plugin_must_read_the_config_map():
     (none,) = find({}, policy())["problems"]
     assert "reads no ConfigMap. Set it to cm (kubectl patch clusterpolicy policy --type merge" in none
     (other,) = find({}, policy(config={"name": "theirs"}))["problems"]
@@ -60,6 +60,6 @@ def test_its_device_plugin_has_to_read_the_config_map():
 
 
 @pytest.mark.parametrize("form", [None, [], {"spec": 3, "metadata": []}, {"spec": {"devicePlugin": {"config": [1]}}}])
-def test_policies_of_another_form_count_as_empty(form):
+def test_malformed_policies_count_as_empty(form):
     (problem,) = find({}, form)["problems"]
     assert "clusterpolicy cluster-policy" in problem

@@ -48,12 +48,12 @@ def waiting(reason, message=None):
         ({"phase": "Pending\x1b[2J\nx"}, None),
     ],
 )  # fmt: skip
-def test_a_pod_is_named_with_what_keeps_it_from_being_ready(status, words):
+def test_pod_is_named_with_its_missing_condition(status, words):
     found = pod_states([pod(status)])
     assert found.isprintable()
     assert words is None or found == "pod plugin-1: " + words
 
 
-def test_no_pod_is_said_and_several_are_all_told():
+def test_missing_pod_is_reported_and_all_pods_are_named():
     assert pod_states([]) == "no pod"
     assert pod_states([pod(READY), pod({}, "plugin-2"), 7]) == "pod plugin-1: ready; pod plugin-2: unknown"

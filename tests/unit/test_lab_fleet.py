@@ -10,7 +10,7 @@ import stat
 from fleet import private_log
 
 
-def test_a_log_is_for_the_owner_and_the_group_whatever_was_there(tmp_path):
+def test_log_is_readable_for_owner_and_group_only(tmp_path):
     log = tmp_path / "second-run.json"
     log.write_text("of an earlier run")
     log.chmod(0o644)

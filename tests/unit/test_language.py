@@ -188,7 +188,7 @@ def test_fewer_violations_than_recorded_fail_until_they_are_recorded(checkout, c
     assert record.read(checkout / "remaining.txt") == {}
 
 
-def test_of_two_records_that_were_merged_the_lower_numbers_count(checkout):
+def test_merged_records_use_the_lower_numbers(checkout):
     with (checkout / "remaining.txt").open("a") as file:
         file.write("a.md: word 3, phrase 1\n")
     assert record.read(checkout / "remaining.txt") == {"a.md": {"word": 2}}

@@ -41,7 +41,7 @@ def problems_of(data):
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case["name"])
-def test_good_layout_survives_the_way_through_its_canonical_form(case):
+def test_valid_layout_survives_its_canonical_form(case):
     layout = parse_layout(case["layout"])
     assert len(layout.entries) == len(case["layout"])
     assert parse_layout(layout_to_data(layout)) == layout
@@ -50,7 +50,7 @@ def test_good_layout_survives_the_way_through_its_canonical_form(case):
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case["name"])
-def test_bad_layout_is_refused_with_all_its_problems(case):
+def test_invalid_layout_is_refused_with_all_its_problems(case):
     expected = sorted(
         (where, words)
         for where, found in case["finds"].items()
@@ -63,14 +63,14 @@ def test_bad_layout_is_refused_with_all_its_problems(case):
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case["name"])
-def test_every_problem_has_a_place_and_a_cure(case):
+def test_every_problem_has_a_place_and_a_fix(case):
     for problem in problems_of(case["layout"]):
         assert problem.where.startswith("gpu_layout")
         assert problem.problem and not problem.problem.endswith(".")
         assert problem.cure.endswith((".", "?")) and problem.cure[0].isupper()
 
 
-def test_the_contract_in_full():
+def test_complete_layout():
     layout = parsed("""
         - gpus: [0, 1]
           sharing: mig
@@ -139,7 +139,7 @@ def test_an_empty_list_is_a_layout():
     assert parse_layout([]) == Layout(())
 
 
-def test_a_split_into_one_part_is_no_split():
+def test_split_into_one_part_is_no_split():
     layout = parsed("""
         - gpus: [0]
           sharing: mig
@@ -177,7 +177,7 @@ def test_values_are_frozen_and_usable_as_keys():
 
 
 def test_subclasses_of_plain_types_become_plain():
-    """Ansible hands over strings that carry their origin; they must not leak into what is hashed or pickled."""
+    """Ansible's strings carry their origin, which must not be hashed or pickled."""
 
     class Tagged(str):
         pass
@@ -187,7 +187,7 @@ def test_subclasses_of_plain_types_become_plain():
     assert type(entry.entries[0].instances[0].profile) is str
 
 
-def test_error_reads_as_lines_and_speaks_for_its_first_problem():
+def test_error_lists_problems_and_has_the_place_of_the_first():
     with pytest.raises(FleetError) as caught:
         parse_layout([{"gpus": [0], "sharing": "migg"}, 5])
     error = caught.value
@@ -195,7 +195,7 @@ def test_error_reads_as_lines_and_speaks_for_its_first_problem():
     assert [line.split(":")[0] for line in str(error).splitlines()] == ["gpu_layout[0].sharing", "gpu_layout[1]"]
 
 
-def test_a_long_value_does_not_drown_its_message():
+def test_long_value_is_shortened_in_messages():
     (problem,) = problems_of([{"gpus": [0], "sharing": "x" * 5000}])
     assert len(str(problem)) < 250
 
@@ -211,13 +211,13 @@ def test_sizes(text, size_bytes):
 @pytest.mark.parametrize(
     "text", ["", "18", "18 GiB", "18gib", "18GB", "18G", "-1GiB", "01GiB", "1.5GiB", "1KiB", "1GiB\n"]
 )
-def test_no_sizes(text):
+def test_invalid_sizes(text):
     with pytest.raises(SizeError):
         parse_size_bytes(text)
 
 
 @pytest.mark.parametrize("size_bytes", [0, -GIB, 2**20 + 1])
-def test_what_has_no_text_is_not_formatted(size_bytes):
+def test_inexact_size_is_not_formatted(size_bytes):
     with pytest.raises(ValueError, match="MiB"):
         format_size(size_bytes)
 
@@ -251,7 +251,7 @@ def test_profile_names(text, name):
         ("half", ""),
     ],
 )
-def test_a_profile_that_is_not_there_may_be_meant_for_one_that_is(wrong, meant):
+def test_similar_profile_is_suggested(wrong, meant):
     known = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
     assert nearest_profile(wrong, known) == meant
 
@@ -264,7 +264,7 @@ def test_a_profile_that_is_not_there_may_be_meant_for_one_that_is(wrong, meant):
         ([{"gpus": [0], "sharing": "mps", "mps": " {clients: 4}"}], "gpu_layout", "{...}"),
     ],
 )
-def test_a_list_or_mapping_that_came_as_text_is_answered_by_where_such_texts_come_from(layout, name, value):
+def test_list_or_mapping_given_as_text_has_a_helpful_error(layout, name, value):
     with pytest.raises(LayoutError) as caught:
         parse_layout(layout)
     cure = caught.value.cure

@@ -58,7 +58,7 @@ def test_the_reference_shows_every_sharing():
     assert shown == set(SHARINGS)
 
 
-def test_messages_shown_are_those_given():
+def test_shown_messages_are_the_real_ones():
     with pytest.raises(LayoutError) as caught:
         parse_layout(
             [
@@ -69,7 +69,7 @@ def test_messages_shown_are_those_given():
     assert str(caught.value) + "\n" in blocks(REFERENCE, "text")
 
 
-def test_the_example_fits_on_the_gpus_it_speaks_of():
+def test_example_fits_on_its_gpus():
     group = yaml_files.read(EXAMPLE / "group_vars" / "gpu_h100.yml")
     answer = plan_without_driver(group["gpu_layout"], ["H100-80GB"] * 8)
     assert answer["checked"] and answer["problems"] == []
@@ -90,7 +90,7 @@ def test_the_example_explains_every_variable(variable):
     assert any(re.match(r"(# )?%s:" % variable, line) for line in lines)
 
 
-def test_the_readme_shows_an_inventory_and_its_plan():
+def test_readme_shows_an_inventory_and_its_plan():
     hosts, variables = (yaml.safe_load(block) for block in blocks(README, "yaml"))
     assert list(hosts["gpu_hosts"]["hosts"]), "site.yml runs on the group gpu_hosts"
     answer = plan_without_driver(variables["gpu_layout"], ["H100-80GB"] * 8)
@@ -103,7 +103,7 @@ def test_the_readme_shows_an_inventory_and_its_plan():
     )
 
 
-def test_the_minimal_inventory_is_that_of_the_readme():
+def test_minimal_inventory_equals_the_readmes():
     minimal = REPOSITORY / "inventories" / "minimal"
     there = {str(path.relative_to(minimal)): path.read_text(encoding="utf-8") for path in minimal.rglob("*.*")}
     shown = {}
@@ -122,7 +122,7 @@ def _settings(text):
     return {name: dict(parser[name]) for name in parser.sections()}
 
 
-def test_plans_and_problems_shown_are_those_given():
+def test_shown_plans_and_problems_are_the_real_ones():
     shown = "".join(blocks(SITE, "text"))
     layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}]
     (plan,) = plan_without_driver(layout, ["H100-80GB"])["plan"]

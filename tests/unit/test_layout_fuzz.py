@@ -65,7 +65,7 @@ def odd_layout(draw):
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_no_layout_is_too_odd(part):
+def test_any_odd_layout_is_parsed_or_refused(part):
     draw = random.Random(part)
     for number in range(RUNS // 10):
         layout = odd_layout(draw)
@@ -81,7 +81,7 @@ def test_no_layout_is_too_odd(part):
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: str(type(value)))
-def test_an_odd_value_for_the_whole(value):
+def test_odd_value_instead_of_a_layout(value):
     try:
         parse_layout(value)
     except FleetError as error:
@@ -89,7 +89,7 @@ def test_an_odd_value_for_the_whole(value):
     check.check({"gpu_layout": value, "gpu_site_waves": value, "gpu_simulator_gpus": value})
 
 
-def test_what_is_in_itself_is_refused():
+def test_recursive_value_is_refused():
     layout = []
     layout.append(layout)
     with pytest.raises(LayoutError):

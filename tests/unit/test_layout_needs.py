@@ -45,12 +45,12 @@ SHARED = {"gpus": [4], "sharing": "shared"}
     ],
     ids=["nothing", "mig", "mps", "mps-in-mig", "vgpu"],
 )
-def test_a_layout_tells_what_it_needs(layout, gpus, cdi, tenants):
+def test_needs_of_a_layout(layout, gpus, cdi, tenants):
     assert layout_needs(layout) == {"gpus": gpus, "cdi": cdi, "tenants": tenants, "problems": []}
 
 
 @pytest.mark.parametrize("layout", [None, "all", 7, {"gpus": "all"}, [VGPU, VGPU], [{"vgpu": None}], [None]], ids=str)
-def test_a_wrong_layout_needs_nothing_and_stops_no_reset(layout):
+def test_invalid_layout_needs_nothing_and_does_not_block_a_reset(layout):
     found = layout_needs(layout)
     assert found.pop("problems")
     assert found == {"gpus": True, "cdi": False, "tenants": []}
@@ -125,7 +125,7 @@ def templates(path: Path) -> list[str]:
     return [source for document in yaml.safe_load_all(text) for source in sources(document) if "gpu_layout" in source]
 
 
-def test_nobody_takes_gpu_layout_apart():
+def test_playbooks_do_not_read_parts_of_gpu_layout():
     found = {path: [source for source in templates(path) if taken_apart(source)] for path in FILES}
     assert {str(path.relative_to(REPOSITORY)): lines for path, lines in found.items() if lines} == {}
     # It looks where layouts are.
@@ -150,7 +150,7 @@ def test_nobody_takes_gpu_layout_apart():
         "{{ gpu_layout ~ '' }}",
     ],
 )
-def test_each_way_to_take_it_apart_is_found(source):
+def test_each_way_to_read_parts_is_detected(source):
     assert taken_apart(source)
 
 
@@ -165,7 +165,7 @@ def test_each_way_to_take_it_apart_is_found(source):
         "{{ hosts | map(attribute='gpu_layout', default=[]) }}",
     ],
 )
-def test_handing_it_whole_is_allowed(source):
+def test_passing_the_whole_layout_is_allowed(source):
     assert not taken_apart(source)
 
 

@@ -21,7 +21,7 @@ LAYOUTS = [case["layout"] if isinstance(case, dict) and "layout" in case else ca
 
 
 @pytest.mark.parametrize("data", LAYOUTS, ids=range(len(LAYOUTS)))
-def test_a_layout_reads_back_as_itself(data):
+def test_layout_round_trips_as_yaml(data):
     data = layout_to_data(parse_layout(data))
     assert yaml.safe_load(layout_yaml(data)) == {"gpu_layout": data}
 
@@ -30,13 +30,13 @@ def test_a_layout_reads_back_as_itself(data):
 @given(
     st.text() | st.sampled_from(["on", "Yes", "n", "null", "~", "1e3", "0x1F", "03:00.0", "1_000", "7g.80gb", "18GiB"])
 )
-def test_any_text_reads_back_as_that_text(text):
+def test_any_text_round_trips_as_yaml(text):
     # In block and in flow context: a layout has both.
     assert yaml.safe_load("a: [%s]" % flow(text)) == {"a": [text]}
     assert yaml.safe_load("a: %s" % flow(text)) == {"a": text}
 
 
-def test_it_reads_like_a_person_wrote_it():
+def test_yaml_is_readable():
     data = [
         {"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb+me", "placement": 6}]},
         {"gpus": ["0000:3b:00.0"], "sharing": "exclusive"},

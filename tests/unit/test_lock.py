@@ -24,8 +24,8 @@ def refused(folder):
     return str(error.value)
 
 
-def test_a_run_that_has_ended_is_not_named(tmp_path):
-    """It left its name, and another has taken the lock and not yet written its own."""
+def test_ended_run_is_not_named(tmp_path):
+    """Its name is still in the file, and the new owner of the lock has not written its own yet."""
     ended = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     start = started_ticks_of(ended.pid)
     run = {"pid": ended.pid, "command": "gpu-layout apply", "since": 0, "start": start}
@@ -40,28 +40,28 @@ def test_a_run_that_has_ended_is_not_named(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"start": 1}', '{"pid": "x", "start": 1}'])
-def test_a_lock_of_anybody_is_no_traceback(tmp_path, text):
+def test_lock_of_another_user_is_an_error(tmp_path, text):
     (tmp_path / "lock").write_text(text)
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "did not leave its name" in refused(tmp_path)
 
 
-def test_a_module_is_called_a_run_of_ansible(tmp_path, monkeypatch):
+def test_module_is_named_as_a_run_of_ansible(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ansible.module_utils.basic", object())
     with transaction.locked(str(tmp_path), 0):
         said = refused(tmp_path)
     assert "another run is changing the layout: pid %d (a run of Ansible, such as site.yml) since" % os.getpid() in said
 
 
-def test_a_command_is_called_by_its_words(tmp_path, monkeypatch):
+def test_command_is_named_by_its_arguments(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ansible.module_utils.basic", raising=False)
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpu-layout", "apply"])
     with transaction.locked(str(tmp_path), 0):
         assert "(/usr/local/bin/gpu-layout apply) since" in refused(tmp_path)
 
 
-def test_a_file_in_the_way_is_not_cured_by_root(tmp_path):
+def test_file_instead_of_a_directory_has_another_fix_than_root(tmp_path):
     (tmp_path / "state").write_text("")
     said = refused(tmp_path / "state")
     assert "the lock cannot be taken" in said and "Run as root" not in said
@@ -77,7 +77,7 @@ def test_a_file_in_the_way_is_not_cured_by_root(tmp_path):
         (errno.EIO, "Check that path"),
     ],
 )
-def test_the_cure_is_that_of_the_error(number, words):
+def test_fix_matches_the_error(number, words):
     cure = durable.cure_of(OSError(number, os.strerror(number)))
     assert words in cure
     assert ("root" in cure) == (number in (errno.EACCES, errno.EPERM))

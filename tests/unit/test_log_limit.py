@@ -32,7 +32,7 @@ def log(lines, clock):
     return LimitedLog(lines.append, clock)
 
 
-def test_a_source_causes_a_few_lines_at_once_and_the_rest_is_counted(log, lines, clock):
+def test_few_lines_of_a_source_are_logged_and_the_rest_counted(log, lines, clock):
     for number in range(1000):
         log.write("a", "line %d" % number)
     assert lines == ["line %d" % number for number in range(BURST)]
@@ -41,20 +41,20 @@ def test_a_source_causes_a_few_lines_at_once_and_the_rest_is_counted(log, lines,
     assert lines[BURST:] == ["a: 995 more lines were left out", "later"]
 
 
-def test_a_source_takes_no_line_from_another(log, lines):
+def test_sources_do_not_use_up_lines_of_others(log, lines):
     for _ in range(1000):
         log.write("a", "x")
     log.write("b", "y")
     assert lines == ["x"] * BURST + ["y"]
 
 
-def test_sources_in_turn_do_not_reset_one_another(log, lines):
+def test_alternating_sources_do_not_reset_each_other(log, lines):
     for number in range(1000):
         log.write("ab"[number % 2], "line %d" % number)
     assert len(lines) == 2 * BURST
 
 
-def test_a_summary_comes_without_another_line_and_once(log, lines, clock):
+def test_summary_is_logged_once_without_further_lines(log, lines, clock):
     for _ in range(BURST + 7):
         log.write("a", "x")
     log.summarize()
@@ -65,7 +65,7 @@ def test_a_summary_comes_without_another_line_and_once(log, lines, clock):
     assert lines[BURST:] == ["a: 7 more lines were left out"]
 
 
-def test_a_day_of_floods_is_a_line_every_so_often(log, lines, clock):
+def test_long_floods_are_summarized_regularly(log, lines, clock):
     for _ in range(86400):
         clock.now += 1
         log.write("a", "x")

@@ -41,7 +41,7 @@ def named(layout, host):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(host, policy):
+def test_lost_gpu_without_an_entry_is_a_warning(host, policy):
     layout = parse_layout([entry([0]), entry([UUID % 1, "0000:13:00.0"])])
     found = answering(layout, host, policy)
     assert found.layout == layout
@@ -53,7 +53,7 @@ def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(host, policy):
     [[0, 2], "all", {"model": "H100*"}, [UUID % 9], ["0000:f1:00.0"]],
     ids=["index", "all", "model", "uuid", "pci"],
 )
-def test_an_entry_that_names_it_or_may_mean_it_fails_by_name(host, gpus):
+def test_entry_that_may_match_a_lost_gpu_fails(host, gpus):
     with pytest.raises(NvmlError) as error:
         answering(parse_layout([entry(gpus)]), host, FAIL)
     assert error.value.where.startswith("gpu_layout[0].gpus[") and error.value.problem == "gpu 2 is lost: GPU is lost"
@@ -62,7 +62,7 @@ def test_an_entry_that_names_it_or_may_mean_it_fails_by_name(host, gpus):
     assert (error.value.code, error.value.gpu) == (15, "2")
 
 
-def test_skip_leaves_it_out_of_its_entry(host):
+def test_skip_removes_it_from_its_entry(host):
     found = answering(parse_layout([entry([0, 2]), entry([3], "exclusive")]), host, SKIP)
     assert named(found.layout, host) == {0: "gpu_layout[0]", 3: "gpu_layout[1]"}
     assert found.warnings == ("gpu 2 is lost: gpu_layout[0] is applied to its other GPUs (GPU is lost)",)
@@ -80,14 +80,14 @@ def test_skip_leaves_it_out_of_its_entry(host):
     ],
     ids=["daemons of their own", "one daemon", "tenants", "mig"],
 )
-def test_what_is_divided_between_gpus_is_left_out_whole(host, more, left):
+def test_entries_that_span_gpus_are_skipped_completely(host, more, left):
     found = answering(parse_layout([entry([0, 2], **more), entry([3])]), host, SKIP)
     assert sorted(named(found.layout, host)) == [*left, 3]
     says = "applied to its other GPUs" if left else "not applied"
     assert says in found.warnings[0]
 
 
-def test_an_entry_of_nothing_but_lost_gpus_is_not_applied(host):
+def test_entry_of_only_lost_gpus_is_not_applied(host):
     found = answering(parse_layout([entry([2]), entry([0], "exclusive")]), host, SKIP)
     assert sorted(named(found.layout, host)) == [0]
     assert found.warnings == ("gpu 2 is lost: gpu_layout[0] is not applied (GPU is lost)",)
@@ -112,13 +112,13 @@ def of_four_gpus_two_do_not_work(host):
     ],
     ids=["index", "uuid", "pci", "pci of a missing one", "unknown index", "unknown uuid"],
 )
-def test_a_selector_means_the_gpu_whose_name_it_matches(sick, gpus, named):
+def test_selector_matches_the_gpu_by_name(sick, gpus, named):
     with pytest.raises(NvmlError) as error:
         answering(parse_layout([entry(gpus)]), sick, FAIL)
     assert error.value.problem == named
 
 
-def test_a_model_that_is_another_one_is_not_meant(sick):
+def test_other_model_is_not_matched(sick):
     only_known = dataclasses.replace(sick, lost=sick.lost[:1])
     layout = parse_layout([entry({"model": "H100*"})])
     assert answering(layout, only_known, FAIL).layout == layout
@@ -126,7 +126,7 @@ def test_a_model_that_is_another_one_is_not_meant(sick):
     assert sorted(named(found.layout, sick)) == [0, 1, 3] and len(found.warnings) == 2
 
 
-def test_a_controller_plans_around_them_by_what_gpu_info_reports(sick):
+def test_controller_plans_without_lost_gpus_of_gpu_info(sick):
     state = {"driver_present": True, "gpus": [to_data(gpu) for gpu in sick.gpus], "lost_gpus": to_data(sick.lost)}
     state["gpus"][0]["memory_total_bytes"] = None
     refused = kubernetes(Request([entry("all", "exclusive")], "nvidia_device_plugin", state))

@@ -40,22 +40,22 @@ def test_an_enabled_mig_manager_is_refused_or_disabled(root, state):
 
 
 @pytest.mark.parametrize(("state", "load"), [("disabled", "loaded"), ("masked", "masked"), ("", "not-found")])
-def test_another_one_needs_nothing(root, state, load):
+def test_disabled_mig_manager_needs_nothing(root, state, load):
     assert mig_manager.plan("refuse", systemctl(state, load), root) == ()
 
 
-def test_a_host_without_systemd_is_not_asked(tmp_path):
+def test_host_without_systemd_is_not_queried(tmp_path):
     assert mig_manager.plan("refuse", systemctl("enabled"), tmp_path) == ()
 
 
-def test_a_unit_that_cannot_be_disabled_fails_with_the_command():
+def test_undisablable_unit_fails_with_the_command():
     mig_manager.disable(systemctl("enabled"))
     with pytest.raises(FollowError, match="it could not be disabled") as caught:
         mig_manager.disable(systemctl("enabled", status=1))
     assert "systemctl disable nvidia-mig-manager.service" in caught.value.cure
 
 
-def test_the_plan_of_a_host_names_it():
+def test_plan_of_a_host_names_mig_manager():
     result = {
         "driver_present": True,
         "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
@@ -64,7 +64,7 @@ def test_the_plan_of_a_host_names_it():
     assert plans({"h1": result}) == {"h1": ["disable nvidia-mig-manager.service"]}
 
 
-def test_the_exporter_of_nvidias_package_is_restarted_too():
+def test_exporter_of_nvidias_package_is_restarted():
     assert "nvidia-dcgm-exporter.service" in RESTARTED
     text = (ROOT / "roles/gpu_layout/templates/gpu-layout.service.j2").read_text()
     before = [line for line in text.splitlines() if line.startswith("Before=")]

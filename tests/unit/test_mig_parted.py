@@ -49,7 +49,7 @@ def test_different_gpus_of_a_host():
 
 
 @pytest.mark.parametrize("pci_id", ["0x233010DE", "0x233010de", 0x233010DE])
-def test_a_device_filter_becomes_the_models_name(pci_id):
+def test_device_filter_becomes_the_model_name(pci_id):
     layout, problems = one(element(profiles={"1g.10gb": 7}, **{"device-filter": pci_id}))
     assert [layout[0]["gpus"], problems] == [[{"model": "H100 80GB HBM3"}], []]
 
@@ -59,8 +59,8 @@ def test_a_board_with_several_pci_ids_is_named_once():
     assert [layout[0]["gpus"], problems] == [[{"model": "A100-PCIE-40GB"}], []]
 
 
-def test_indices_of_a_model_come_over_with_a_word_on_where_they_hold():
-    """As in the configuration of a DGX Station, whose display GPU has an index among the others."""
+def test_model_specific_indices_are_converted_with_a_note():
+    """As in the configuration of a DGX Station, whose display GPU has an index too."""
     layout, problems = one(
         element([0, 1], enabled=False, **{"device-filter": "0x20B210DE"}),
         element([2, 4], profiles={"3g.40gb": 2}, **{"device-filter": "0x20B210DE"}),
@@ -72,7 +72,7 @@ def test_indices_of_a_model_come_over_with_a_word_on_where_they_hold():
     assert problems[2].endswith("on hosts whose GPU 3 is of PCI id 0x1FB010DE")
 
 
-def test_parts_that_share_an_instance_come_over_as_its_compute_instances():
+def test_parts_of_an_instance_become_compute_instances():
     layout, problems = one(
         element(profiles={"1c.3g.40gb": 4, "2c.3g.40gb": 1, "1g.10gb": 1}),
     )
@@ -84,7 +84,7 @@ def test_parts_that_share_an_instance_come_over_as_its_compute_instances():
     ]
 
 
-def test_instances_that_are_split_alike_are_one_entry_beside_the_whole_ones():
+def test_equally_split_instances_are_one_entry_next_to_whole_ones():
     layout, problems = one(element(profiles={"2c.4g.20gb": 4, "4g.20gb": 1, "1c.1g.5gb": 2, "1c.2g.10gb": 0}))
     assert problems == []
     assert layout[0]["mig"] == [
@@ -109,7 +109,7 @@ def test_instances_that_are_split_alike_are_one_entry_beside_the_whole_ones():
         ([2, 2, 1, 1], 3, None),
     ],
 )
-def test_which_parts_share_an_instance(parts, slices, shares):
+def test_parts_that_share_an_instance(parts, slices, shares):
     assert sharing(parts, slices) == shares
 
 
@@ -127,7 +127,7 @@ def created(order, slices, room):
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4, 7])
-def test_however_much_room_a_gpu_has_the_parts_share_as_said(slices):
+def test_parts_share_as_configured_on_any_gpu(slices):
     settled = 0
     for number in range(1, 6):
         for parts in combinations_with_replacement(range(1, slices), number):
@@ -144,7 +144,7 @@ def test_however_much_room_a_gpu_has_the_parts_share_as_said(slices):
     assert settled > 3
 
 
-def test_filters_for_several_models_come_over_with_a_word_of_warning():
+def test_filters_for_several_models_are_converted_with_a_warning():
     layout, problems = one(
         element(profiles={"1g.10gb": 7}, **{"device-filter": ["0x233010DE"]}),
         element(profiles={"1g.18gb": 7}, **{"device-filter": ["0x233510DE", "0x233B10DE"]}),
@@ -163,7 +163,7 @@ def test_filters_for_several_models_come_over_with_a_word_of_warning():
         (["0x20B010DE", "0x20B110DE"], "A100-*-40GB", ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"]),
     ],
 )
-def test_a_filter_for_variants_of_a_board_holds_on_each(ids, pattern, boards):
+def test_filter_for_board_variants_matches_each(ids, pattern, boards):
     layout, problems = one(element(profiles={"1g.18gb": 1}, **{"device-filter": ids}))
     assert [layout[0]["gpus"], problems] == [[{"model": pattern}], []]
     (selector,) = parse_layout(layout).entries[0].selectors
@@ -182,7 +182,7 @@ def test_a_filter_for_variants_of_a_board_holds_on_each(ids, pattern, boards):
         ([element(later=1)], "the key later is not known"),
     ],
 )
-def test_what_no_layout_can_say_is_said(elements, said):
+def test_inexpressible_configuration_is_reported(elements, said):
     problems = one(*elements)[1]
     assert len(problems) == 1 and said in problems[0]
     assert problems[0].startswith("config.yaml: mig-configs.label")
@@ -207,18 +207,18 @@ H100, A100 = {"device-filter": "0x233010DE"}, {"device-filter": "0x20B010DE"}
         ([element([0, 2], **H100), element([2, 0], **A100)], "[0] and [1] name GPU 0, 2, each of another model"),
     ],
 )
-def test_entries_that_no_layout_can_hold_together_are_said(elements, said):
+def test_conflicting_entries_are_reported(elements, said):
     problems = [problem for problem in said_of(*elements) if "device-filter" not in problem]
     assert len(problems) == 1 and said in problems[0]
 
 
-def test_entries_of_different_gpus_stand_together():
+def test_entries_of_different_gpus_are_combined():
     assert one(element([0]), element([1], enabled=False))[1] == []
     problems = one(element(**H100), element([3], enabled=False, **A100))[1]
     assert len(problems) == 1 and "device-filter is left out" in problems[0]
 
 
-def test_two_profiles_of_parts_with_the_same_slices_are_left_to_a_person():
+def test_ambiguous_part_profiles_are_reported():
     layout, problems = one(element(profiles={"1c.2g.48gb": 2, "1c.2g.48gb+gfx": 2}))
     assert layout[0]["mig"] == [] and len(problems) == 2
 
@@ -241,7 +241,7 @@ def test_two_profiles_of_parts_with_the_same_slices_are_left_to_a_person():
         ),
     ],
 )
-def test_a_file_that_is_no_such_configuration_is_refused(data, said):
+def test_other_file_is_refused(data, said):
     with pytest.raises(FleetError) as error:
         convert(data, "config.yaml", MODELS)
     assert said in str(error.value)

@@ -60,7 +60,7 @@ def situations(draw):
 
 @draws(100)
 @given(situations())
-def test_a_plan_is_legal_and_reaches_the_target(situation):
+def test_plan_is_valid_and_reaches_the_target(situation):
     gpu, names = situation
     target = mig(gpu, *names)
     plan = planner.plan_gpu(gpu, target)
@@ -81,7 +81,7 @@ def test_no_arrangement_destroys_less(situation):
 
 @draws(50)
 @given(situations(), situations())
-def test_the_way_back_leads_back(situation, other):
+def test_rollback_restores_the_original_state(situation, other):
     gpu, names = situation
     back = planner.target_of(gpu)
     after = Card(gpu).run(planner.plan_gpu(gpu, mig(gpu, *names)).steps).observed()
@@ -92,7 +92,7 @@ def test_the_way_back_leads_back(situation, other):
 
 
 @pytest.mark.parametrize("key", MIG_MODELS)
-def test_every_profile_alone_and_as_often_as_it_goes(key):
+def test_every_profile_alone_and_at_its_maximum(key):
     gpu = gpu_of(key)
     for profile in gpu.mig.profiles:
         plan = planner.plan_gpu(gpu, mig(gpu, *[profile.name] * profile.max_instances))
@@ -100,7 +100,7 @@ def test_every_profile_alone_and_as_often_as_it_goes(key):
         assert len(after.mig.instances) == profile.max_instances
 
 
-def test_it_reads_as_people_would_say_it():
+def test_plan_lines_are_readable():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))], busy={0})
     plan = planner.plan_gpu(gpu, mig(gpu, "3g.40gb", "2g.20gb@4"))
     assert str(plan) == "gpu 0: keep 3g.40gb@0 (1 process), destroy 1g.10gb@4, create 2g.20gb@4"
@@ -109,14 +109,14 @@ def test_it_reads_as_people_would_say_it():
     assert plan.disturbs == ()
 
 
-def test_what_runs_is_named_before_it_would_end():
+def test_running_processes_are_named_before_they_end():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))], busy={0})
     plan = planner.plan(([gpu]), [mig(gpu, "7g.80gb")])
     held = "gpu 0 (%s): 3g.40gb@0 (1 process) is in use by pid 1000 (python3)" % gpu.uuid[:12]
     assert [str(d) for d in plan.disturbs] == [held]
 
 
-def test_a_mode_change_disturbs_what_runs_on_the_whole_gpu():
+def test_mode_change_disturbs_all_processes_of_the_gpu():
     gpu = dataclasses.replace(gpu_of("H100-80GB"), processes=(Process(7, "compute"),))
     assert len(planner.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
     assert planner.plan_gpu(gpu, whole(gpu)).disturbs == ()
@@ -136,18 +136,18 @@ def test_mig_off_removes_instances_first_and_sets_the_compute_mode():
     assert not planner.plan_gpu(after, whole(after, "exclusive")).steps
 
 
-def test_mig_on_takes_an_exclusive_gpu_back_to_the_default_mode():
+def test_mig_on_resets_an_exclusive_gpu_to_the_default_mode():
     gpu = dataclasses.replace(gpu_of("H100-80GB"), compute_mode="exclusive_process")
     assert str(planner.plan_gpu(gpu, mig(gpu))) == "gpu 0: set compute mode default, enable MIG mode"
 
 
-def test_a_pending_mode_change_is_taken_back():
+def test_pending_mode_change_is_reverted():
     gpu = gpu_of("A100-80GB")
     pending = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, pending=True))
     assert str(planner.plan_gpu(pending, whole(gpu))) == "gpu 0: disable MIG mode"
 
 
-def test_splits_keep_the_compute_instances_they_can_use():
+def test_splits_keep_usable_compute_instances():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
     split = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (2, 1)),))
     plan = planner.plan_gpu(gpu, split)
@@ -190,7 +190,7 @@ def test_splits_keep_the_compute_instances_they_can_use():
         ("RTXPRO6000-96GB", ["1g.24gb+me.all", "1g.24gb"], "media engines", "The largest part that fits is"),
     ],
 )
-def test_what_cannot_be_had_is_refused_with_place_and_cure(key, wanted, problem, cure):
+def test_impossible_layout_is_refused_with_place_and_fix(key, wanted, problem, cure):
     gpu = gpu_of(key)
     with pytest.raises(PlanError) as caught:
         planner.plan_gpu(gpu, mig(gpu, *wanted, where="gpu_layout[3]"))
@@ -219,7 +219,7 @@ def test_a_split_of_a_new_instance_is_placed(profile, slices, starts):
 
 
 @pytest.mark.parametrize(("profile", "slices"), [("4g.40gb", (3, 1)), ("3g.40gb", (2, 2)), ("2g.20gb", (4,))])
-def test_a_split_that_no_gpu_instance_has_is_refused(profile, slices):
+def test_impossible_split_is_refused(profile, slices):
     gpu = gpu_of("H100-80GB")
     target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
     with pytest.raises(PlanError, match="cannot be split") as caught:
@@ -227,7 +227,7 @@ def test_a_split_that_no_gpu_instance_has_is_refused(profile, slices):
     assert "for compute instances of 1c, 2c" in caught.value.cure
 
 
-def test_processes_that_cannot_be_listed_count_as_held():
+def test_unlistable_processes_count_as_holders():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
     unknown = (Process(0, "unknown", "NVML does not list the processes of this GPU"),)
     instance = dataclasses.replace(gpu.mig.instances[0], processes=unknown)
@@ -235,7 +235,7 @@ def test_processes_that_cannot_be_listed_count_as_held():
     assert len(planner.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
 
 
-def test_a_bare_gpu_instance_is_part_of_the_way_back():
+def test_bare_gpu_instance_is_part_of_the_rollback():
     gpu = with_instances(gpu_of("H100-80GB"), [("2g.20gb", Placement(0, 2))])
     bare = dataclasses.replace(gpu.mig.instances[0], compute_instances=())
     gpu = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=(bare,)))
@@ -246,7 +246,7 @@ def test_a_bare_gpu_instance_is_part_of_the_way_back():
     assert again.mig.instances[0].compute_instances == ()
 
 
-def test_a_driver_that_cannot_tell_profiles_gets_a_cure():
+def test_driver_without_profiles_has_a_fix():
     gpu = gpu_of("H100-80GB")
     silent = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, profiles=()))
     with pytest.raises(PlanError, match="550"):

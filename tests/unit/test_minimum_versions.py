@@ -32,18 +32,18 @@ ROOT = Path(__file__).resolve().parents[2]
         ("1.9.0", 10),
     ],
 )
-def test_a_toolkit_has_what_later_ones_mend(version, open_ones):
+def test_vulnerabilities_of_a_toolkit(version, open_ones):
     said = minimum_versions.toolkit(version)
     assert len(re.findall(r"CVE-\d{4}-\d+", said)) == open_ones
     assert "CVE-2026-24260" in said and "1.19.1 mends" in said and "bulletin 5850 of 2026-06-30" in said
 
 
 @pytest.mark.parametrize("version", ["1.19.1", "1.19.1-1", "1.20.0", "2.0.0"])
-def test_nothing_is_known_of_a_toolkit_that_mends_all(version):
+def test_fixed_toolkit_has_no_known_vulnerabilities(version):
     assert minimum_versions.toolkit(version) == ""
 
 
-def test_a_driver_of_a_branch_that_is_mended():
+def test_vulnerable_driver_of_a_maintained_branch():
     said = minimum_versions.driver("580.105.08")
     assert said == (
         "the driver 580.105.08 has vulnerabilities that 580.178.04 mends (NVIDIA's security bulletin 5861 of 2026-09-30)"
@@ -54,7 +54,7 @@ def test_a_driver_of_a_branch_that_is_mended():
     assert minimum_versions.driver("615.80.01") == ""
 
 
-def test_a_driver_of_a_branch_that_is_mended_no_more():
+def test_driver_of_an_unmaintained_branch():
     for version in ("535.309.01", "570.211.01", "590.48.01", "550.163.01", "470.256.02"):
         branch = version.partition(".")[0]
         assert minimum_versions.driver(version) == (
@@ -66,11 +66,11 @@ def test_a_driver_of_a_branch_that_is_mended_no_more():
 
 
 @pytest.mark.parametrize("version", ["", "620.10.01", "700.1"])
-def test_nothing_is_known_of_what_comes_later(version):
+def test_later_versions_have_no_known_vulnerabilities(version):
     assert minimum_versions.driver(version) == ""
 
 
-def test_what_is_made_of_it_is_for_the_site_to_say():
+def test_site_chooses_the_reaction():
     assert judged("it is old", "warn", "x", "Ask for more.") == "it is old"
     assert judged("it is old", "accept", "x", "Ask for more.") == ""
     assert judged("", "refuse", "x", "Ask for more.") == ""
@@ -78,7 +78,7 @@ def test_what_is_made_of_it_is_for_the_site_to_say():
         judged("it is old", "refuse", "x", "Ask for more.")
 
 
-def test_the_documentation_has_the_very_table():
+def test_documentation_has_the_same_table():
     text = (ROOT / "docs" / "security-versions.md").read_text()
     section = text.partition("## Minimum versions")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?:(\d+) \| )?([\d.]+) \| (.*?) \| \[(\d+)\]\((\S+)\), ([\d-]+) \|$", section, re.MULTILINE)
@@ -94,7 +94,7 @@ def test_the_documentation_has_the_very_table():
     }
 
 
-def test_the_example_asks_for_nothing_that_is_known_to_be_vulnerable():
+def test_example_requests_no_vulnerable_version():
     example = ROOT / "inventories" / "example" / "group_vars"
     drivers = yaml.safe_load((example / "gpu_drivers.yml").read_text())
     containers = yaml.safe_load((example / "gpu_containers.yml").read_text())
@@ -114,7 +114,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("role", SHOWN)
-def test_the_version_that_is_shown_as_an_example_is_not_one_that_is_warned_of(role):
+def test_shown_version_is_not_vulnerable(role):
     package, pattern, known = SHOWN[role]
     module = "driver" if role == "nvidia_driver" else role
     places = [f"roles/{role}/{name}" for name in ("README.md", "defaults/main.yml", "meta/argument_specs.yml")]

@@ -22,7 +22,7 @@ def collection(tmp_path):
     return tmp_path
 
 
-def test_each_change_of_the_code_has_archives_of_its_own(collection):
+def test_each_change_of_the_code_has_its_own_archives(collection):
     seen = {module_cache.key(collection)}
     assert seen == {module_cache.key(collection)}
     helper = collection / "plugins" / "module_utils" / "one.py"
@@ -35,7 +35,7 @@ def test_each_change_of_the_code_has_archives_of_its_own(collection):
     assert len(seen | {module_cache.key(collection)}) == 4
 
 
-def test_what_no_run_used_for_a_day_goes(tmp_path, monkeypatch):
+def test_archives_unused_for_a_day_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(module_cache, "CACHE", tmp_path)
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

@@ -106,8 +106,8 @@ def test_options_are_those_of_the_argument_spec(module):
             assert documented[name].get(key) == option.get(key), (name, key)
 
 
-def test_options_that_code_lists_have_its_words():
-    """Actions of the controller take their options from the documentation."""
+def test_choices_defined_in_code_match_the_documentation():
+    """Actions of the controller read their options from the documentation."""
     assert documented_options(audit)["fail_on"]["choices"] == [*WORDS, "unanswered"]
     parts = documented_options(bundle)["parts"]
     assert parts["choices"] == parts["default"] == list(PARTS)
@@ -124,8 +124,8 @@ def test_the_layouts_of_the_examples_are_valid(module):
 
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
-def test_a_module_whose_errors_have_parts_names_them(path):
-    """Those that run by module_utils/runner.py; a fragment documents what it returns on failure."""
+def test_modules_document_the_parts_of_errors(path):
+    """Modules that run by module_utils/runner.py: a fragment documents their return keys on failure."""
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
 
@@ -135,7 +135,7 @@ def name_of(module):
 
 
 @pytest.mark.parametrize("group", sorted(SHARED))
-def test_a_group_has_the_modules_that_take_its_defaults(group):
+def test_groups_have_the_modules_that_accept_their_defaults(group):
     groups = yaml.safe_load(META.read_text(encoding="utf-8"))["action_groups"]
     assert set(groups) == set(SHARED)
     assert set(groups[group]) == {
@@ -156,7 +156,7 @@ def test_a_module_names_its_groups(module):
 
 
 def test_each_module_has_an_action():
-    """The action escapes control characters in what a host returns. Ansible's default action prints them."""
+    """The action escapes control characters in texts of a host."""
     modules, actions = ({path.stem for path in (PLUGINS / folder).glob("*.py")} for folder in ("modules", "action"))
     routes = yaml.safe_load(META.read_text(encoding="utf-8"))["plugin_routing"]["modules"]
     assert all(route == {"action_plugin": "openfleet.gpu.printable"} for route in routes.values())

@@ -92,7 +92,7 @@ def change(daemons, clear=None):
     return MpsChange(daemons, plan, clear)
 
 
-def test_all_of_it():
+def test_full_change_is_applied():
     daemons = Daemons(OLD, KEPT)
     work, done = change(daemons), []
     work.stop(done)
@@ -105,7 +105,7 @@ def test_all_of_it():
     assert done == ["mps old: stop", "mps kept: change to 4 clients of 50 %", "mps new: start"]
 
 
-def test_back_to_what_was_before():
+def test_rollback_restores_daemons():
     daemons = Daemons(OLD, KEPT)
     before = dict(daemons.running)
     daemons.broken.add("new")
@@ -119,7 +119,7 @@ def test_back_to_what_was_before():
     assert daemons.running == daemons.files == before
 
 
-def test_one_that_was_to_be_another_comes_back_as_it_was():
+def test_changed_daemon_is_restored_unchanged():
     daemons = Daemons(OLD)
     other = dataclasses.replace(OLD, places=(MpsPlace(GPUS[2].uuid),))
     plan = MpsPlan((StopMps(seen(daemons, "old"), False),), (), (StartMps(other, "gpu_layout[0].mps"),))
@@ -132,7 +132,7 @@ def test_one_that_was_to_be_another_comes_back_as_it_was():
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
 
 
-def test_clients_that_came_meanwhile_stop_it_before_anything():
+def test_new_clients_stop_the_change_early():
     daemons = Daemons(OLD, KEPT)
     work = change(daemons)
     daemons.clients["old"] = [CLIENT]
@@ -142,7 +142,7 @@ def test_clients_that_came_meanwhile_stop_it_before_anything():
     assert set(daemons.running) == {"old", "kept"}
 
 
-def test_with_leave_clients_are_ended_first():
+def test_with_permission_clients_are_ended_first():
     daemons = Daemons(OLD, KEPT)
     daemons.clients["old"] = [CLIENT]
     ended = []
@@ -158,7 +158,7 @@ def test_with_leave_clients_are_ended_first():
     assert "old" not in daemons.running
 
 
-def test_clients_that_come_back_each_time_are_told():
+def test_returning_clients_are_reported():
     daemons = Daemons(OLD, KEPT)
     daemons.clients["old"] = [CLIENT]
     with pytest.raises(BusyError, match="came back"):
@@ -166,7 +166,7 @@ def test_clients_that_come_back_each_time_are_told():
     assert "old" in daemons.running
 
 
-def test_a_limit_that_cannot_be_taken_back_takes_a_restart():
+def test_irreversible_limit_needs_a_restart():
     daemons = Daemons(OLD, KEPT)
     limited = dataclasses.replace(KEPT, pinned_memory_limit_bytes=1 << 30)
     plan = MpsPlan((StopMps(seen(daemons, "old"), True),), (AdjustMps(seen(daemons, "kept"), limited),))
@@ -179,7 +179,7 @@ def test_a_limit_that_cannot_be_taken_back_takes_a_restart():
     assert daemons.restarted == ["old", "kept"]
 
 
-def test_where_that_would_end_clients_it_is_told_and_the_others_are_back():
+def test_restart_that_would_end_clients_is_reported_and_others_are_restored():
     daemons = Daemons(OLD, KEPT)
     limited = dataclasses.replace(KEPT, pinned_memory_limit_bytes=1 << 30)
     plan = MpsPlan((StopMps(seen(daemons, "old"), True),), (AdjustMps(seen(daemons, "kept"), limited),))
@@ -195,7 +195,7 @@ def test_where_that_would_end_clients_it_is_told_and_the_others_are_back():
     assert daemons.running["kept"][0] == limited
 
 
-def test_what_the_journal_says_brings_stopped_daemons_back():
+def test_recovery_starts_stopped_daemons_of_the_journal():
     daemons = Daemons(OLD, KEPT)
     work = change(daemons)
     entry = json.loads(json.dumps(work.record))
@@ -211,7 +211,7 @@ def test_what_the_journal_says_brings_stopped_daemons_back():
     assert daemons.restarted == [*before, "new"]
 
 
-def test_an_instance_that_is_not_there_is_told():
+def test_missing_instance_is_reported():
     daemons = Daemons()
     inside = dataclasses.replace(NEW, places=(MpsPlace(GPUS[0].uuid, "1g.10gb", 0),))
     plan = MpsPlan(starts=(StartMps(inside, "gpu_layout[0].mig[0].mps"),), indices=((GPUS[0].uuid, 0),))

@@ -88,13 +88,13 @@ def test_answers(method, arguments, text, value):
         "Invalid device ordinal!\n",
     ],
 )
-def test_a_refusal_is_an_error_though_the_tool_succeeds(text):
+def test_refusal_is_an_error_despite_exit_status_0(text):
     with pytest.raises(MpsError, match="refuses") as error:
         answering(text).servers()
     assert "/run/mps" in error.value.where
 
 
-def test_a_daemon_that_is_not_there():
+def test_missing_daemon():
     with pytest.raises(MpsError, match="exit status 1: Cannot find MPS control daemon process"):
         answering("Cannot find MPS control daemon process\n", 1).percentage()
 
@@ -121,7 +121,7 @@ LOST = "Cannot send command to MPS control daemon process\n"
 
 
 @pytest.mark.parametrize("collision", [(1, LOST), (1, ""), (0, "")])
-def test_a_tool_that_collided_with_another_is_asked_again(collision):
+def test_colliding_tool_is_retried(collision):
     control, asked = answering_each(collision, collision, (0, "25.0\n"))
     assert control.percentage() == 25
     assert len(asked) == 3
@@ -133,20 +133,20 @@ def test_a_tool_that_collided_with_another_is_asked_again(collision):
         assert control.percentage() is None
 
 
-def test_no_server_is_believed_only_beside_an_answer():
+def test_empty_server_list_needs_a_second_answer():
     control, asked = answering_each((0, ""), (0, "100.0\n"), (0, "580\n"))
     assert control.servers() == (580,)
     assert asked == ["get_server_list", "get_default_active_thread_percentage", "get_server_list"]
 
 
-def test_a_tool_that_failed_for_another_reason_is_not_asked_again():
+def test_other_failures_are_not_retried():
     control, asked = answering_each((1, "Cannot find MPS control daemon process\n"))
     with pytest.raises(MpsError, match="Cannot find"):
         control.servers()
     assert len(asked) == 1
 
 
-def test_readers_of_the_collections_daemons_take_turns(tmp_path, monkeypatch):
+def test_readers_of_daemons_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(mps_control, "_LOCK", str(tmp_path / "lock"))
     inside, most = [], []
 
@@ -178,10 +178,10 @@ def test_readers_of_the_collections_daemons_take_turns(tmp_path, monkeypatch):
         (81559, 79 * 1024),
     ],
 )
-def test_from_one_gibibyte_on_only_whole_ones_are_told(limit, shown):
+def test_limits_from_one_gibibyte_are_reported_rounded(limit, shown):
     in_bytes = [None if size is None else size * MIB for size in (limit, shown)]
     assert rounded_limit(in_bytes[0]) == in_bytes[1]
 
 
-def test_a_limit_is_said_in_mebibytes():
+def test_limit_is_sent_in_mebibytes():
     assert limit_command(0, 18 * 1024 * MIB) == "set_default_device_pinned_mem_limit 0 18432M"

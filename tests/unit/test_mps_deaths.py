@@ -29,11 +29,11 @@ def lines(*texts, pid="64"):
 
 
 @pytest.mark.parametrize("name", ["no-driver.log", "killed.log"])
-def test_a_server_that_fails_or_is_killed_counts_and_one_that_ends_with_the_daemon_does_not(name):
+def test_only_unexpected_server_deaths_count(name):
     assert follow(log(name), {})["deaths"] == 1
 
 
-def test_lines_that_two_looks_read_count_as_those_of_one():
+def test_lines_read_twice_count_once():
     for name in ("no-driver.log", "killed.log"):
         for cut in range(len(log(name))):
             state = json.loads(json.dumps(follow(log(name)[:cut], {})))
@@ -72,15 +72,15 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
         (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
     ],
 )
-def test_what_counts_as_a_death(texts, deaths):
+def test_log_lines_that_count_as_a_death(texts, deaths):
     assert follow(lines(*texts), {})["deaths"] == deaths
 
 
-def test_lines_of_others_are_no_lines_of_the_daemon():
+def test_lines_of_other_processes_are_ignored():
     assert follow(["Server 5 exited with status 1", "[x Server 5] Server 5 exited with status 1"], {})["deaths"] == 0
 
 
-def test_what_is_kept_is_bounded():
+def test_saved_state_is_limited():
     state = follow(lines(*("Starting new server %d for user 1" % pid for pid in range(500))), {})
     assert len(state["users"]) <= 64
 
@@ -116,7 +116,7 @@ def counted(tmp_path):
     return look
 
 
-def test_a_counter_goes_on_over_looks_of_new_processes(counted):
+def test_counter_continues_in_new_processes(counted):
     assert counted() == {"inference": 0}
     assert counted.journal.asked == []
     counted.journal.entries += lines(*ONE, *FATAL)
@@ -130,13 +130,13 @@ def test_a_counter_goes_on_over_looks_of_new_processes(counted):
     assert counted() == {"inference": 2}
 
 
-def test_a_message_that_looks_like_a_cursor_is_none(counted):
+def test_message_like_a_cursor_is_ignored(counted):
     counted()
     counted.journal.entries += ["-- cursor: 7", *lines(*FATAL)]
     assert counted() == {"inference": 1} == counted()
 
 
-def test_a_journal_that_cannot_be_read_leaves_the_counter_out_and_loses_nothing(counted):
+def test_unreadable_journal_omits_the_counter_and_loses_nothing(counted):
     counted()
     counted.journal.entries += lines(*FATAL)
     counted.journal.broken = True
@@ -145,7 +145,7 @@ def test_a_journal_that_cannot_be_read_leaves_the_counter_out_and_loses_nothing(
     assert counted() == {"inference": 1}
 
 
-def test_a_look_that_may_not_count_tells_nothing(counted, tmp_path):
+def test_unprivileged_scan_exports_no_counter(counted, tmp_path):
     counted()
     counted.journal.entries += lines(*FATAL)
     with (counted.folder / "lock").open() as lock:
@@ -155,7 +155,7 @@ def test_a_look_that_may_not_count_tells_nothing(counted, tmp_path):
     assert count(tmp_path / "other", counted.journal, ("inference",)) == {}
 
 
-def test_damaged_counts_begin_anew_and_a_forgotten_daemon_goes(counted):
+def test_damaged_counts_restart_and_removed_daemons_are_dropped(counted):
     counted("inference", "small")
     counted("inference")
     assert list(json.loads((counted.folder / "mps-servers.json").read_text())["daemons"]) == ["inference"]

@@ -36,7 +36,7 @@ def settings(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("daemon", "devices"), [(BOTH, DEVICES), (INSIDE, MIG)])
-def test_the_spec_says_which_daemon_it_is(daemon, devices):
+def test_spec_names_its_daemon(daemon, devices):
     text = mps_files.files(daemon, devices)[mps_files.spec_path(daemon.name)]
     assert from_data(json.loads(text)) == (daemon, devices)
 
@@ -55,7 +55,7 @@ def test_daemon_and_clients_agree(daemon, devices):
     assert set(client) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
 
 
-def test_memory_is_limited_on_each_device_by_its_place_in_the_list():
+def test_memory_limits_follow_the_order_of_devices():
     assert mps_files.files(BOTH, DEVICES)["etc/openfleet-gpu/mps/inference.limits"].splitlines() == [
         "set_default_active_thread_percentage 25",
         "set_default_device_pinned_mem_limit 0 18432M",
@@ -66,8 +66,8 @@ def test_memory_is_limited_on_each_device_by_its_place_in_the_list():
     ]
 
 
-def test_the_cdi_specification_is_one():
-    """By SPEC.md of the Container Device Interface: keys, names, and what mounts and variables look like."""
+def test_cdi_specification_is_valid():
+    """By SPEC.md of the Container Device Interface: keys, names, and the form of mounts and variables."""
     spec = json.loads(mps_files.files(INSIDE, MIG)["etc/cdi/openfleet-mps-small-gpu0-4.json"])
     assert set(spec) == {"cdiVersion", "kind", "devices"}
     assert re.fullmatch(r"0\.[3-9]\.[0-9]", spec["cdiVersion"])
@@ -105,7 +105,7 @@ def test_the_longest_name_leaves_room_for_the_longest_socket():
     assert len(path) == 107
 
 
-def test_the_unit_is_the_files():
+def test_unit_uses_the_files():
     unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
     for path in mps_files.files(BOTH, DEVICES):
         if path.endswith(("/inference.env", ".limits")):
@@ -174,8 +174,8 @@ def run_as_systemd_does(line: str, root: Path) -> None:
     subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True)
 
 
-def test_device_nodes_of_every_gpu_and_mig_device_are_made(driver):
-    """By nvidia-modprobe(1), and the MIG user guide (Device Nodes and Capabilities) for what is in /proc."""
+def test_device_nodes_of_every_gpu_and_mig_device_are_created(driver):
+    """By nvidia-modprobe(1), and the MIG user guide (Device Nodes and Capabilities) for /proc."""
     unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
     (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
     run_as_systemd_does(line, driver)
@@ -187,7 +187,7 @@ def test_device_nodes_of_every_gpu_and_mig_device_are_made(driver):
     )
 
 
-def test_under_selinux_containers_may_use_the_pipe_directory():
+def test_containers_may_use_the_pipe_directory_under_selinux():
     without, under = (mps_unit.shared_files(selinux=s)[mps_unit.UNIT_PATH].splitlines() for s in (False, True))
     (line,) = [line for line in under if line not in without]
     assert line == "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i"
@@ -197,6 +197,6 @@ def test_under_selinux_containers_may_use_the_pipe_directory():
 
 
 @pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
-def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
+def test_specification_has_the_oldest_version_with_such_names(name, version):
     daemon = MpsDaemon(name, (MpsPlace(DEVICES[0]),), 4, 25)
     assert json.loads(mps_files.files(daemon, DEVICES[:1])[mps_files.cdi_path(name)])["cdiVersion"] == version

@@ -52,7 +52,7 @@ def existing(root: Path) -> set[str]:
 # --- start and adjust -------------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_is_started_with_its_files(host, mps):
+def test_daemon_is_started_with_its_files(host, mps):
     mps.start(DAEMON, DEVICES)
     for path, text in {**mps_files.files(DAEMON, DEVICES), **mps_unit.shared_files(False)}.items():
         assert (host.root / path).read_text() == text
@@ -62,7 +62,7 @@ def test_a_daemon_is_started_with_its_files(host, mps):
     assert seen == MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB), pipe_directory_limited=False)
 
 
-def test_files_can_be_read_by_users_whatever_the_umask_is(host, mps):
+def test_files_are_world_readable_for_any_umask(host, mps):
     former = os.umask(0o077)
     try:
         mps.start(DAEMON, DEVICES)
@@ -75,7 +75,7 @@ def test_files_can_be_read_by_users_whatever_the_umask_is(host, mps):
 
 
 @pytest.mark.parametrize(("basic_target", "boot_unit"), [("inactive", "inactive"), ("active", "activating")])
-def test_while_the_host_starts_nothing_is_waited_for(host, mps, basic_target, boot_unit):
+def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_unit):
     host.basic_target, host.boot_unit = basic_target, boot_unit
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "--no-block restart -- " + UNIT
@@ -88,8 +88,8 @@ def test_while_the_host_starts_nothing_is_waited_for(host, mps, basic_target, bo
     assert host.shown == shown + 2
 
 
-def test_a_boot_that_is_past_its_basics_is_waited_for(host, mps):
-    """Some unit may hang for long, and the daemon comes after none but the boot unit."""
+def test_late_boot_is_awaited(host, mps):
+    """Another unit may hang for long, but the daemon is ordered only after the boot unit."""
     host.state = "starting"
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "restart -- " + UNIT
@@ -98,7 +98,7 @@ def test_a_boot_that_is_past_its_basics_is_waited_for(host, mps):
 @pytest.mark.parametrize(
     "state", [{"Job": "211"}, {"ActiveState": "activating", "Result": "signal"}, {"ActiveState": "failed", "Job": "7"}]
 )
-def test_one_that_is_coming_is_waited_for(host, mps, monkeypatch, state):
+def test_starting_daemon_is_awaited(host, mps, monkeypatch, state):
     monkeypatch.setattr(mps_observe, "_COMING_SECONDS", 600)
     mps.start(DAEMON, DEVICES)
     active, host.units[UNIT] = host.units[UNIT], state
@@ -107,7 +107,7 @@ def test_one_that_is_coming_is_waited_for(host, mps, monkeypatch, state):
     assert (seen.running, seen.problem) == (True, None)
 
 
-def test_one_that_never_comes_is_waited_for_some_time_and_then_a_problem(host, mps, monkeypatch):
+def test_daemon_that_never_starts_times_out(host, mps, monkeypatch):
     monkeypatch.setattr(mps_observe, "_COMING_SECONDS", 0)
     mps.start(DAEMON, DEVICES)
     host.units[UNIT] = {"ActiveState": "activating", "Result": "exit-code"}
@@ -130,7 +130,7 @@ def test_new_limits_reach_the_daemon_and_its_servers(host, mps):
     assert (seen.daemon, seen.outdated, seen.problem) == (wanted, (), None)
 
 
-def test_a_server_that_does_not_answer_is_named_and_hinders_nobody(host, mps, monkeypatch):
+def test_unresponsive_server_is_named_and_blocks_no_other(host, mps, monkeypatch):
     monkeypatch.setattr(mps_host, "_SERVER_SECONDS", 0)
     mps.start(DAEMON, DEVICES)
     before = {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": []}
@@ -143,8 +143,8 @@ def test_a_server_that_does_not_answer_is_named_and_hinders_nobody(host, mps, mo
     assert host.servers[42]["percentage"] == 40
 
 
-def test_a_server_that_has_been_left_with_its_limit_of_before_is_seen_and_mended(host, mps):
-    """As by a run that was cut off between the daemon and its servers."""
+def test_server_with_an_old_limit_is_detected_and_repaired(host, mps):
+    """A run interrupted between the daemon and its servers leaves such a server."""
     mps.start(DAEMON, DEVICES)
     host.servers = {
         41: {"percentage": 25.0, "limits": {}, "clients": []},
@@ -159,20 +159,20 @@ def test_a_server_that_has_been_left_with_its_limit_of_before_is_seen_and_mended
     assert host.servers[42] == {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": []}
 
 
-def test_a_server_that_rounds_has_what_it_should(host, mps):
+def test_rounded_limit_of_a_server_is_correct(host, mps):
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 24.2, "limits": {}, "clients": []}}
     assert mps.observe()[0].active_thread_percentage == 25
 
 
-def test_what_the_daemon_itself_has_wrong_is_seen_beside_a_server_that_is_right(host, mps):
+def test_wrong_limit_of_the_daemon_is_detected_despite_a_correct_server(host, mps):
     mps.start(DAEMON, DEVICES)
     host.daemons["inference"]["percentage"] = 90.0
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": []}}
     assert mps.observe()[0].active_thread_percentage == 90
 
 
-def test_what_can_be_adjusted():
+def test_adjustable_settings():
     seen = MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB))
     unlimited = dataclasses.replace(DAEMON, pinned_memory_limit_bytes=None)
     seen_unlimited = dataclasses.replace(seen, daemon=unlimited, pinned_memory_limits_bytes=(None, None))
@@ -194,7 +194,7 @@ def test_what_can_be_adjusted():
 # --- what is seen -----------------------------------------------------------------------------------------------------
 
 
-def test_a_host_without_daemons_is_asked_nothing(mps, host):
+def test_host_without_daemons_is_not_queried(mps, host):
     host.broken["systemctl"] = "Failed to connect to bus"
     assert mps.observe() == ()
 
@@ -214,8 +214,8 @@ def test_servers_and_clients_are_listed(host, mps):
     assert second == MpsClient(78, 41, attested=False)
 
 
-def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
-    """What answers at a daemon's pipes may name any process of anybody."""
+def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
+    """Whatever answers at a daemon's pipes could name any process."""
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79, 80]}}
     proc = host.root / "proc"
@@ -276,7 +276,7 @@ def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
     assert holders_mps.shares_gpu(41, 77, str(proc)) is own
 
 
-def test_a_look_at_what_poses_as_a_daemon_is_bounded(host, mps, monkeypatch):
+def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
     # The time of a loaded machine is no part of it.
     now, asked = [0.0], []
@@ -309,7 +309,7 @@ def test_a_look_at_what_poses_as_a_daemon_is_bounded(host, mps, monkeypatch):
 
 
 def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
-    """Who ends it looks whether the process still has the command line that was seen."""
+    """Before a process is ended, its command line is compared with the one that was read."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
@@ -331,7 +331,7 @@ def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
         client.communicate()
 
 
-def test_each_daemon_that_is_down_says_why(host, mps):
+def test_each_stopped_daemon_has_a_reason(host, mps):
     mps.start(DAEMON, DEVICES)
     mps.start(OTHER, ("GPU-c",))
     host.units[UNIT] = {"ActiveState": "failed", "Result": "signal"}
@@ -342,7 +342,7 @@ def test_each_daemon_that_is_down_says_why(host, mps):
     assert (other.daemon, other.devices) == (OTHER, ("GPU-c",))
 
 
-def test_a_program_that_was_replaced_is_a_problem(host, mps):
+def test_replaced_program_is_a_problem(host, mps):
     mps.start(DAEMON, DEVICES)
     (host.root / "proc/9").mkdir(parents=True)
     (host.root / "proc/9/exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
@@ -352,7 +352,7 @@ def test_a_program_that_was_replaced_is_a_problem(host, mps):
     assert "replaced" in mps.observe()[0].problem
 
 
-def test_files_that_are_not_as_this_release_writes_them_are_named(host, mps):
+def test_files_of_other_releases_are_named(host, mps):
     mps.start(DAEMON, DEVICES)
     mps.start(OTHER, ("GPU-c",))
     (host.root / "etc/cdi/openfleet-mps-inference.json").unlink()
@@ -373,8 +373,11 @@ def mounting(host):
     return [command for command in host.called if command.endswith(MOUNT)]
 
 
-def test_the_pipe_directory_of_a_running_daemon_is_limited_from_the_next_boot_on(host, mps):
-    """A release before this one made it without a limit. The daemon's sockets are in it: a mount would hide them."""
+def test_pipe_directory_of_a_running_daemon_is_limited_after_the_next_boot(host, mps):
+    """An earlier release created it without a limit.
+
+    A mount would hide the daemon's sockets.
+    """
     mps.start(DAEMON, DEVICES)
     (host.root / PIPES).mkdir(parents=True)
     (host.root / PIPES / "control").touch()
@@ -388,8 +391,8 @@ def test_the_pipe_directory_of_a_running_daemon_is_limited_from_the_next_boot_on
     assert (host.root / PIPES / "control").exists()
 
 
-def test_a_daemon_that_is_started_anew_gets_a_pipe_directory_of_its_own(host, mps):
-    """A container with the former one mounted can write to it all the time, and systemd mounts over no folder with files."""
+def test_restarted_daemon_gets_a_new_pipe_directory(host, mps):
+    """A container with the old one mounted can still write to it, and systemd does not mount over a folder with files."""
     mps.start(DAEMON, DEVICES)
     (host.root / PIPES).mkdir(parents=True)
     (host.root / PIPES / "control").touch()
@@ -402,7 +405,7 @@ def test_a_daemon_that_is_started_anew_gets_a_pipe_directory_of_its_own(host, mp
     assert mounting(host) == ["enable --no-reload --now " + MOUNT]
 
 
-def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypatch):
+def test_pipe_directory_is_remounted_with_its_new_size(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
     monkeypatch.setattr(os.path, "ismount", lambda _path: True)
     host.called.clear()
@@ -420,20 +423,20 @@ def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypa
     assert not (host.root / mps_files.limited_folder("inference").unit_path).exists()
 
 
-def test_a_pipe_directory_that_cannot_be_mounted_is_an_error(host, mps):
+def test_unmountable_pipe_directory_is_an_error(host, mps):
     host.broken["systemctl enable"] = "Job failed"
     with pytest.raises(ApplyError, match=r"its pipe directory cannot be mounted or unmounted: .*Job failed"):
         mps.start(DAEMON, DEVICES)
     assert host.daemons == {}
 
 
-def test_a_unit_that_systemd_has_not_read_is_outdated(host, mps):
+def test_unit_that_systemd_has_not_reloaded_is_outdated(host, mps):
     mps.start(DAEMON, DEVICES)
     host.units[UNIT]["NeedDaemonReload"] = "yes"
     assert mps.observe()[0].outdated == (mps_unit.UNIT_PATH,)
 
 
-def test_where_selinux_is_the_unit_says_so(host, mps):
+def test_unit_sets_a_label_under_selinux(host, mps):
     (host.root / "sys/fs/selinux").mkdir(parents=True)
     (host.root / "sys/fs/selinux/enforce").write_text("1")
     mps.start(DAEMON, DEVICES)
@@ -441,7 +444,7 @@ def test_where_selinux_is_the_unit_says_so(host, mps):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}', '{"schema": 99}'])
-def test_a_damaged_file_is_an_error_with_its_name(host, mps, text):
+def test_damaged_file_is_an_error_with_its_name(host, mps, text):
     mps.start(DAEMON, DEVICES)
     (host.root / "etc/openfleet-gpu/mps/inference.json").write_text(text)
     with pytest.raises(ApplyError, match=r"inference\.json") as error:
@@ -460,7 +463,7 @@ def test_a_file_of_another_name_is_an_error(host, mps):
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_lacks_something_is_told_what_to_install(host, mps):
+def test_missing_program_names_its_package(host, mps):
     assert mps.available() is None
     (host.root / "run/systemd/system").rmdir()
     assert "systemd" in str(mps.available())
@@ -472,14 +475,14 @@ def test_a_host_that_lacks_something_is_told_what_to_install(host, mps):
     assert existing(host.root) == before and host.called == []
 
 
-def test_a_name_that_cannot_be_had_is_refused_before_anything_changes(host, mps):
+def test_impossible_name_is_refused_before_any_change(host, mps):
     before = existing(host.root)
     with pytest.raises(ApplyError, match="room for 69"):
         mps.start(dataclasses.replace(DAEMON, name="x" * 70), DEVICES)
     assert existing(host.root) == before
 
 
-def test_a_unit_that_does_not_start_is_told_with_its_journal(host, mps):
+def test_failed_unit_is_reported_with_its_journal(host, mps):
     host.broken["systemctl restart"] = "Job for %s failed.\n" % UNIT
     with pytest.raises(ApplyError, match=r"does not start.*Job for.*cannot allocate") as error:
         mps.start(DAEMON, DEVICES)
@@ -488,7 +491,7 @@ def test_a_unit_that_does_not_start_is_told_with_its_journal(host, mps):
     assert error.value.outcome == "unknown"
 
 
-def test_a_daemon_that_does_not_take_its_limits_is_an_error(host, mps, monkeypatch):
+def test_daemon_that_ignores_its_limits_is_an_error(host, mps, monkeypatch):
     monkeypatch.setattr(
         Host, "start", lambda self, unit: self.daemons.update(inference={"percentage": 100.0, "limits": {}})
     )
@@ -496,14 +499,14 @@ def test_a_daemon_that_does_not_take_its_limits_is_an_error(host, mps, monkeypat
         mps.start(DAEMON, DEVICES)
 
 
-def test_one_that_goes_away_while_it_is_adjusted_is_an_error(host, mps):
+def test_daemon_that_ends_while_adjusted_is_an_error(host, mps):
     mps.start(DAEMON, DEVICES)
     host.daemons.clear()
     with pytest.raises(ApplyError, match=r"limits cannot be changed.*Cannot find"):
         mps.adjust(DAEMON, DEVICES)
 
 
-def test_a_systemd_that_does_not_answer_is_an_error(host, mps):
+def test_unresponsive_systemd_is_an_error(host, mps):
     mps.start(DAEMON, DEVICES)
     host.broken["systemctl"] = "Failed to connect to bus"
     for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
@@ -516,7 +519,7 @@ def test_a_systemd_that_does_not_answer_is_an_error(host, mps):
 # --- stop and forget --------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_daemon_keeps_its_files_and_a_forgotten_one_nothing(host, mps):
+def test_stopped_daemon_keeps_its_files_and_removed_one_does_not(host, mps):
     (host.root / "etc/cdi").mkdir(parents=True)
     (host.root / "etc/systemd/system").mkdir(parents=True)
     (host.root / "etc/logrotate.d").mkdir(parents=True)
@@ -538,7 +541,7 @@ def test_a_stopped_daemon_keeps_its_files_and_a_forgotten_one_nothing(host, mps)
     assert host.called[-1] == "daemon-reload"
 
 
-def test_what_others_keep_beside_stays(host, mps):
+def test_files_of_others_stay(host, mps):
     mps.start(DAEMON, DEVICES)
     kept = [host.root / "etc/openfleet-gpu/layout.json", host.root / "etc/openfleet-gpu/mps/notes.txt"]
     for path in kept:
@@ -559,22 +562,22 @@ def test_what_others_keep_beside_stays(host, mps):
         {"ActiveState": "activating", "LoadState": "not-found"},
     ],
 )
-def test_what_may_still_come_is_stopped(host, mps, state):
+def test_starting_daemon_is_stopped(host, mps, state):
     mps.start(DAEMON, DEVICES)
     host.units[UNIT] = state
     mps.stop("inference")
     assert host.called[-1] == "stop -- " + UNIT
 
 
-def test_a_unit_that_is_not_there_needs_no_stop(host, mps):
+def test_missing_unit_needs_no_stop(host, mps):
     host.units["openfleet-mps@gone.service"] = {"LoadState": "not-found"}
     mps.stop("gone")
     mps.forget("gone")
     assert not [word for word in host.called if word.startswith("stop")]
 
 
-def test_the_spec_is_the_last_file_to_go(host, mps, monkeypatch):
-    """A forget that is cut off is found again by the next run."""
+def test_spec_is_removed_last(host, mps, monkeypatch):
+    """An interrupted removal is completed by the next run."""
     mps.start(DAEMON, DEVICES)
     removed = []
     monkeypatch.setattr(mps_host.durable, "remove", lambda path: removed.append(str(path.relative_to(host.root))))
@@ -583,14 +586,14 @@ def test_the_spec_is_the_last_file_to_go(host, mps, monkeypatch):
     assert set(removed) == set(mps_files.files(DAEMON, DEVICES))
 
 
-def test_a_spec_is_json_that_people_can_read(host, mps):
+def test_spec_is_readable_json(host, mps):
     mps.start(DAEMON, DEVICES)
     data = json.loads((host.root / mps_files.spec_path("inference")).read_text())
     assert (data["name"], data["devices"], data["active_thread_percentage"]) == ("inference", list(DEVICES), 25)
 
 
-def test_a_client_whose_files_do_not_tell_in_time_is_not_attested(tmp_path, monkeypatch):
-    """Who answers at a daemon's pipes names any process: with a million open files, or one of a server that is gone."""
+def test_client_with_slow_files_is_not_confirmed(tmp_path, monkeypatch):
+    """An answer at a daemon's pipes can name any process, e.g. one with a million open files or files on a lost server."""
     proc = tmp_path / "proc"
     for pid in (41, 77):
         (proc / str(pid) / "fd").mkdir(parents=True)

@@ -80,24 +80,24 @@ RUNNING = running(A, [H100[0].uuid])
 # ---------------------------------------------------------------------- what a layout wants
 
 
-def test_one_gpu_has_a_daemon_of_that_name():
+def test_one_gpu_has_a_daemon_of_this_name():
     assert wants([mps([1], pinned_memory_limit="18GiB")]) == {
         "a": MpsDaemon("a", (MpsPlace(H100[1].uuid),), 4, 25, 18 * GIB)
     }
 
 
-def test_several_gpus_have_one_each():
+def test_several_gpus_have_one_daemon_each():
     assert {name: d.places for name, d in wants([mps([0, 2])]).items()} == {
         "a-gpu0": (MpsPlace(H100[0].uuid),),
         "a-gpu2": (MpsPlace(H100[2].uuid),),
     }
 
 
-def test_or_one_together():
+def test_several_gpus_can_have_one_daemon():
     assert wants([mps([0, 2], daemon_per="entry")])["a"].places == (MpsPlace(H100[0].uuid), MpsPlace(H100[2].uuid))
 
 
-def test_an_instance_has_its_own():
+def test_instance_has_its_own_daemon():
     layout = [
         {
             "gpus": [0],
@@ -125,16 +125,16 @@ def test_an_instance_has_its_own():
         ({"pinned_memory_limit": "90GiB", "oversubscribe": True}, "a limit of 90GiB is more than the "),
     ],
 )
-def test_what_cannot_hold_is_refused(changes, problem):
+def test_impossible_limits_are_refused(changes, problem):
     assert problem in refused([mps([0], **changes)])
     assert "gpu_layout[0].mps on gpu 0" in refused([mps([0], **changes)])
 
 
-def test_memory_may_be_promised_twice_where_that_is_asked():
+def test_memory_can_be_oversubscribed_on_request():
     assert wants([mps([0], pinned_memory_limit="60GiB", oversubscribe=True)])
 
 
-def test_an_instance_has_less_to_give():
+def test_instance_has_less_memory():
     part = {"profile": "1g.10gb", "mps": dict(QUARTER, pinned_memory_limit="3GiB")}
     assert "4 clients of 3GiB each" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
 
@@ -172,7 +172,7 @@ def test_a_split_instance_is_several_devices():
     assert "a daemon serves one" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
 
 
-def test_a_name_that_two_daemons_would_have_is_refused():
+def test_duplicate_daemon_name_is_refused():
     assert "would have the same name" in refused([mps([0, 1]), mps([2], name="a-gpu0")])
 
 
@@ -184,11 +184,11 @@ def test_clients_of_old_gpus_cannot_be_limited():
 # ---------------------------------------------------------------------- from what runs
 
 
-def test_a_daemon_that_is_not_there_starts():
+def test_missing_daemon_starts():
     assert lines([mps([0])]) == ["mps a: start (4 clients of 25 %) on gpu 0"]
 
 
-def test_one_that_runs_as_wanted_goes_on():
+def test_matching_daemon_is_kept():
     wanted, plan = planned([mps([0])], SERVED, [RUNNING])
     assert plan.steps == ()
     assert plan.kept == (RUNNING,)
@@ -203,13 +203,13 @@ def test_one_that_runs_as_wanted_goes_on():
         {"outdated": ("/etc/cdi/openfleet-mps-a.json",)},
     ],
 )
-def test_what_is_not_as_wanted_is_given_to_it_as_it_runs(drift):
+def test_changed_settings_are_applied_at_runtime(drift):
     plan = planned([mps([0])], SERVED, [dataclasses.replace(RUNNING, clients=(CLIENT,), **drift)])[1]
     assert [step.daemon for step in plan.adjusts] == [A]
     assert (plan.stops, plan.starts, plan.disturbs) == ((), (), ())
 
 
-def test_new_limits_that_take_a_restart_disturb_its_clients():
+def test_limits_that_need_a_restart_disturb_clients():
     seen = [dataclasses.replace(RUNNING, clients=(CLIENT,))]
     plan = planned([mps([0], active_thread_percentage=20)], SERVED, seen, adjustable=False)[1]
     assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 20 %) on gpu 0"]
@@ -219,7 +219,7 @@ def test_new_limits_that_take_a_restart_disturb_its_clients():
     assert plan.disturbs[0].who[0].pid == 77
 
 
-def test_a_client_by_the_word_of_a_server_alone_is_named_and_not_ended():
+def test_unconfirmed_client_is_named_but_not_ended():
     told = dataclasses.replace(CLIENT, attested=False)
     seen = dataclasses.replace(RUNNING, clients=(told,))
     (disturbance,) = planned([shared([0])], SERVED, [seen])[1].disturbs
@@ -233,14 +233,14 @@ def test_a_client_by_the_word_of_a_server_alone_is_named_and_not_ended():
     assert mps_plan.serves([dataclasses.replace(RUNNING, clients=(CLIENT,))])[H100[0].uuid] == {41, 42, 77}
 
 
-def test_without_clients_nobody_is_disturbed():
+def test_without_clients_nothing_is_disturbed():
     plan = planned([shared([0])], SERVED, [RUNNING])[1]
     assert plan.lines() == ["mps a: stop on gpu 0"]
     assert plan.stops[0].forget
     assert plan.disturbs == ()
 
 
-def test_a_daemon_that_does_not_answer_may_have_clients():
+def test_unresponsive_daemon_may_have_clients():
     plan = planned(
         [shared([0])],
         SERVED,
@@ -250,7 +250,7 @@ def test_a_daemon_that_does_not_answer_may_have_clients():
     assert plan.disturbs[0].who[0].kind == "unknown"
 
 
-def test_a_daemon_of_a_replaced_program_starts_anew_and_its_clients_count():
+def test_daemon_of_a_replaced_program_restarts_and_its_clients_count():
     seen = [dataclasses.replace(RUNNING, problem="its program was replaced", clients=(CLIENT,))]
     plan = planned([mps([0])], SERVED, seen)[1]
     assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 25 %) on gpu 0"]
@@ -263,11 +263,11 @@ def test_a_dead_daemon_is_started_again():
     assert plan.disturbs == ()
 
 
-def test_a_daemon_on_a_gpu_that_no_entry_names_is_left():
+def test_daemon_on_a_gpu_without_an_entry_is_kept():
     assert lines([shared([1])], SERVED, [RUNNING]) == []
 
 
-def test_one_that_moves_stops_first():
+def test_moving_daemon_stops_first():
     plan = planned([mps([1])], SERVED, [RUNNING])[1]
     assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 25 %) on gpu 1"]
     assert not plan.stops[0].forget
@@ -307,13 +307,13 @@ def ten(count, *others, **part):
     return [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": count, **part}, *others]}]
 
 
-def test_of_instances_alike_a_daemon_keeps_its_own():
+def test_daemon_keeps_its_instance_among_equal_ones():
     seen = [running(SECOND, [device(TENS, 1)], clients=(CLIENT,))]
     layout = ten(1, {"profile": "1g.10gb", "count": 2}, mps=QUARTER)
     assert lines(layout, [TENS], seen) == []
 
 
-def test_a_daemon_with_a_longer_name_keeps_its_instance_as_well():
+def test_daemon_with_a_longer_name_keeps_its_instance():
     longer = dataclasses.replace(SECOND, name="ab", places=(MpsPlace(H100[0].uuid, "1g.10gb", 0),))
     seen = [running(longer, [device(TENS, 0)], clients=(CLIENT,))]
     parts = [{"profile": "1g.10gb", "mps": QUARTER}, {"profile": "1g.10gb", "mps": dict(QUARTER, name="ab")}]
@@ -321,7 +321,7 @@ def test_a_daemon_with_a_longer_name_keeps_its_instance_as_well():
     assert lines(layout, [TENS], seen) == ["mps a: start (4 clients of 25 %) on 1g.10gb@1 of gpu 0"]
 
 
-def test_its_instance_was_made_anew():
+def test_daemon_of_a_recreated_instance_restarts():
     seen = [running(SECOND, ["MIG-of-an-instance-that-is-gone"])]
     layout = ten(1, {"profile": "1g.10gb", "count": 2}, mps=QUARTER)
     assert lines(layout, [TENS], seen) == [
@@ -329,7 +329,7 @@ def test_its_instance_was_made_anew():
     ]
 
 
-def test_devices_are_those_that_are_there():
+def test_devices_are_the_existing_ones():
     assert mps_plan.devices(SECOND, [TENS]) == (device(TENS, 1),)
     assert mps_plan.devices(SECOND, H100) is None
     assert mps_plan.devices(A, H100) == (H100[0].uuid,)
@@ -347,7 +347,7 @@ def test_the_processes_of_daemons_are_known_by_gpu():
     assert mps_plan.serves(seen, clients=False)[H100[0].uuid] == frozenset({41, 42})
 
 
-def test_steps_as_data_do_not_depend_on_what_runs():
+def test_steps_as_data_do_not_depend_on_processes():
     stopped = dataclasses.replace(RUNNING, running=False, active_thread_percentage=None)
     first, again = (planned([shared([0])], SERVED, [seen])[1] for seen in (RUNNING, stopped))
     assert first.lines() != again.lines()
@@ -375,7 +375,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]
 
 
-def test_other_tenants_have_none():
+def test_other_tenants_have_no_daemon():
     assert wants([tenants("a")]) == {}
 
 

@@ -76,7 +76,7 @@ def client(host, tmp_path):
     process.communicate()
 
 
-def test_without_a_driver_daemons_are_taken_away(host, serve):
+def test_without_a_driver_daemons_are_removed(host, serve):
     lines = ["mps inference: stop on GPU-a and GPU-b", "mps other: stop on GPU-c"]
     assert serve(check=True) == {"changed": True, "driver_present": False, "plan": lines}
     assert host.called == []
@@ -97,7 +97,7 @@ def test_without_a_driver_none_can_be_started(host, serve):
     assert host.called == []
 
 
-def test_clients_are_not_ended_unasked(host, serve, client):
+def test_clients_are_ended_only_with_permission(host, serve, client):
     for check in (True, False):
         with pytest.raises(BusyError, match="mps inference .*pid %d " % client.pid) as error:
             serve(check=check)
@@ -109,13 +109,13 @@ def test_clients_are_not_ended_unasked(host, serve, client):
     assert "pid %d" % client.pid in told["busy"][0]["who"][0]
 
 
-def test_clients_are_ended_where_that_is_asked(host, serve, client):
+def test_clients_are_ended_with_permission(host, serve, client):
     told = serve(on_busy="force")
     assert told["changed"] and "pid %d" % client.pid in told["ended"][0]
     assert client.wait() == -signal.SIGTERM
 
 
-def test_daemons_of_the_host_are_none_of_a_process_with_gpus_of_its_own(host, serve, monkeypatch):
+def test_daemons_of_the_host_do_not_belong_to_simulated_gpus(host, serve, monkeypatch):
     assert [daemon["name"] for daemon in mps_observe.report(False)] == ["inference", "other"]
     assert mps_observe.report(True) == []
     monkeypatch.setitem(os.environ, "GPUSIM_STATE", "/somewhere")
@@ -123,7 +123,7 @@ def test_daemons_of_the_host_are_none_of_a_process_with_gpus_of_its_own(host, se
     assert host.called == []
 
 
-def test_daemons_that_cannot_be_looked_at_are_told_and_fail_nobody(host):
+def test_unreadable_daemons_are_reported_and_block_no_other(host):
     (well, _other) = mps_observe.report(False)
     spec = host.root / "etc/openfleet-gpu/mps/inference.json"
     text = spec.read_text()

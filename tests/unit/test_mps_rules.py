@@ -50,5 +50,5 @@ def test_clients_of_a_mig_device(slices, driver, most):
     assert most_clients("9.0", driver, slices) == most
 
 
-def test_limits_bind_from_volta_on():
+def test_limits_apply_since_volta():
     assert [limits_bind(c) for c in ("6.1", "7.0", "9.0", None)] == [False, True, True, None]

@@ -52,7 +52,7 @@ RENAMES = {
 }
 
 
-def test_one_function_writes_files_whole():
+def test_one_function_writes_files_atomically():
     assert {path for path, tree in trees() if any(map(renames, ast.walk(tree)))} == set(RENAMES)
 
 
@@ -85,8 +85,8 @@ def taken(tree: ast.AST, module: str) -> set[str]:
     }
 
 
-def test_one_session_asks_the_driver_and_has_time_limits():
-    """Elsewhere a call that does not return would keep a run, its pipes and the host's lock."""
+def test_one_session_calls_the_driver_with_time_limits():
+    """A hanging call elsewhere would block a run, its pipes and the host's lock."""
     direct = {path for path, tree in trees() if {"Session"} & (taken(tree, "nvml.session") | taken(tree, "session"))}
     assert direct == {
         "module_utils/nvml/bounded_session.py",
@@ -96,6 +96,6 @@ def test_one_session_asks_the_driver_and_has_time_limits():
     assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {"module_utils/nvml/session.py"}
 
 
-def test_one_page_is_the_shell_of_all():
+def test_one_template_is_the_base_of_all_pages():
     pages = {path.name for path in PLUGINS.rglob("*.j2") if "<!doctype" in path.read_text(encoding="utf-8").lower()}
     assert pages == {"shell.html.j2"}

@@ -54,13 +54,13 @@ NO_KEYS = [
 
 
 @pytest.mark.parametrize("content", NO_KEYS)
-def test_what_is_no_key(content):
+def test_invalid_keys(content):
     with pytest.raises(openpgp.KeyFormatError):
         openpgp.fingerprints(content)
 
 
 @pytest.mark.parametrize("tag", [2, 13, 14, 17])
-def test_the_packets_of_a_key_are_taken_behind_it_and_not_without_it(tag):
+def test_packets_of_a_key_are_accepted_only_after_a_key(tag):
     assert openpgp.fingerprints(PACKET + packet(tag) + PACKET) == (FINGERPRINT, FINGERPRINT)
     with pytest.raises(openpgp.KeyFormatError, match="the packet with tag %d at byte 0 belongs to no key" % tag):
         openpgp.fingerprints(packet(tag) + PACKET)
@@ -97,7 +97,7 @@ def test_a_packet_without_its_length_is_refused(behind, problem):
 
 
 @pytest.mark.parametrize("length", [bytes([193, 8]), bytes([255, 0, 0, 1, 200])])
-def test_longer_packets_are_read_to_their_end(length):
+def test_longer_packets_are_read_completely(length):
     name = b"n" * 456
     assert openpgp.fingerprints(PACKET + bytes([0xC0 | 13]) + length + name + PACKET) == (FINGERPRINT, FINGERPRINT)
     old = bytes([0x80 | 13 << 2 | 1]) + len(name).to_bytes(2, "big")
@@ -105,7 +105,7 @@ def test_longer_packets_are_read_to_their_end(length):
 
 
 @pytest.mark.skipif(not shutil.which("gpg"), reason="no gpg on this machine")
-def test_what_gpg_exports():
+def test_exports_of_gpg():
     # gpg's agent has a socket there, whose path must be short.
     home = Path(tempfile.mkdtemp(prefix="openpgp-"))
 
@@ -147,7 +147,7 @@ RINGS = sorted(Path("/usr/share/keyrings").glob("debian-archive-*.gpg"))
 
 
 @pytest.mark.skipif(not RINGS or not shutil.which("gpg"), reason="no Debian keys, or no gpg, on this machine")
-def test_real_key_rings_as_gpg_reads_them():
+def test_real_key_rings_are_read_like_gpg():
     for ring in RINGS:
         told = subprocess.run(
             ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True

@@ -20,17 +20,17 @@ def answers(code=0, output="", errors=""):
     return lambda command: subprocess.CompletedProcess(command, code, output, errors)
 
 
-def test_no_key_is_trusted_where_none_is_named():
+def test_no_key_is_trusted_by_default():
     with pytest.raises(PlanError, match=r"^some_role_repository_fingerprints: there is no fingerprint to trust"):
         keys.verified(OWNER, "/nonexistent", (), "anything", "")
 
 
-def test_what_is_given_instead_of_a_key_is_refused_with_the_variables_name():
+def test_invalid_key_is_refused_with_the_variables_name():
     with pytest.raises(PlanError, match=r"^some_role_repository_key: this is no key: .*some_role_repository_key_url"):
         keys.verified(OWNER, "/nonexistent", ("A" * 40,), "no key", "")
 
 
-def test_a_key_that_cannot_be_fetched_is_named_with_its_address(tmp_path):
+def test_unfetchable_key_is_named_with_its_address(tmp_path):
     with pytest.raises(PlanError, match=r"none: the repository's key cannot be fetched: .*some_role_repository_key\."):
         keys.verified(OWNER, "/nonexistent", ("A" * 40,), "", (tmp_path / "none").as_uri())
 
@@ -39,11 +39,11 @@ def test_a_key_that_cannot_be_fetched_is_named_with_its_address(tmp_path):
     ("there", "trusted", "expected"),
     [(("A",), ("A", "B"), True), (("A", "C"), ("A", "B"), False), ((), ("A",), False), (("damaged",), ("A",), False)],
 )
-def test_a_key_ring_is_trusted_only_where_all_of_its_keys_are(there, trusted, expected):
+def test_key_ring_is_trusted_only_if_all_its_keys_are(there, trusted, expected):
     assert keys.trusts(there, trusted) is expected
 
 
-def test_a_damaged_key_ring_is_no_missing_one(tmp_path):
+def test_damaged_key_ring_is_an_error(tmp_path):
     (tmp_path / "ring").write_bytes(b"no key")
     assert keys.of(str(tmp_path / "ring")) == ("damaged",)
     assert keys.of(str(tmp_path / "none")) == ()
@@ -56,7 +56,7 @@ def test_a_damaged_key_ring_is_no_missing_one(tmp_path):
         "URIs: http://m.example.org:80/a_b/amd64/\n",
     ],
 )
-def test_lists_of_a_source_that_is_gone_go_and_no_others(monkeypatch, tmp_path, sources):
+def test_only_lists_of_removed_sources_are_deleted(monkeypatch, tmp_path, sources):
     monkeypatch.setattr(apt, "LISTS", str(tmp_path))
     # Names as apt-get update gives them.
     ours = ["m.example.org:80_a%5fb_amd64_InRelease", "m.example.org:80_a%5fb_amd64_Packages"]
@@ -67,7 +67,7 @@ def test_lists_of_a_source_that_is_gone_go_and_no_others(monkeypatch, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
-def test_packages_that_were_fetched_and_installed_go_and_no_others(monkeypatch, tmp_path):
+def test_only_fetched_and_installed_packages_are_deleted(monkeypatch, tmp_path):
     monkeypatch.setattr(apt, "ARCHIVES", str(tmp_path))
     ours = ["one_1.2-1_amd64.deb", "two_1%3a2.0_all.deb"]
     others = ["one_1.2-10_amd64.deb", "one-more_1.2-1_amd64.deb"]
@@ -77,7 +77,7 @@ def test_packages_that_were_fetched_and_installed_go_and_no_others(monkeypatch, 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
-def test_dpkg_is_read_whatever_state_a_package_is_in():
+def test_dpkg_states_are_read():
     said = (
         "a\t1\tinstall\tinstalled\nb\t2\thold\tunpacked\nc\t3\tdeinstall\tconfig-files\nd\t\tunknown\tnot-installed\n"
     )
@@ -98,7 +98,7 @@ def test_dpkg_is_read_whatever_state_a_package_is_in():
         ("", "it gave no reason"),
     ],
 )
-def test_what_apt_complains_of_is_told_without_the_rest(said, expected):
+def test_only_errors_of_apt_are_shown(said, expected):
     assert apt.complaints(said) == expected
 
 

@@ -55,7 +55,7 @@ def test_a_change_is_read_from_the_table_of_dnf():
     ]
 
 
-def test_a_dnf_that_waits_for_another_is_asked_again(monkeypatch):
+def test_dnf_is_retried_while_another_one_runs(monkeypatch):
     monkeypatch.setattr(dnf.time, "sleep", lambda seconds: None)
     statuses = [200, 200, 0]
     commands = []
@@ -79,8 +79,8 @@ def test_a_dnf_that_waits_for_another_is_asked_again(monkeypatch):
         ("ID=linuxmint\nID_LIKE=ubuntu\n", "apt"),
     ],
 )
-def test_the_distribution_says_which_package_manager_counts(tmp_path, monkeypatch, release, manager):
-    """Whichever programs are there: EPEL has apt, and Debian has dnf."""
+def test_distribution_determines_the_package_manager(tmp_path, monkeypatch, release, manager):
+    """Installed programs do not matter: EPEL has apt, and Debian has dnf."""
     monkeypatch.setattr(
         "ansible_collections.openfleet.gpu.plugins.module_utils.packages.family.program", lambda name: name
     )

@@ -29,13 +29,13 @@ def stands(packing):
 
 @slow
 @given(problems())
-def test_an_answer_keeps_every_rule_and_loses_nobody(problem):
+def test_result_obeys_every_rule_and_loses_no_workload(problem):
     assert check.problems(problem, pack(problem)) == []
 
 
 @slow
 @given(problems())
-def test_the_heuristic_keeps_every_rule_and_is_never_better(problem):
+def test_heuristic_obeys_every_rule_and_is_never_better(problem):
     first, best = pack(problem, "heuristic"), pack(problem)
     assert check.problems(problem, first) == []
     assert best.score.as_tuple() <= first.score.as_tuple()
@@ -43,7 +43,7 @@ def test_the_heuristic_keeps_every_rule_and_is_never_better(problem):
 
 @slow
 @given(st.data())
-def test_the_days_after_keep_every_rule_too(data):
+def test_replans_obey_every_rule(data):
     problem = data.draw(problems())
     later = data.draw(days_later(pack(problem), problem))
     for solver in ("auto", "heuristic"):
@@ -52,7 +52,7 @@ def test_the_days_after_keep_every_rule_too(data):
 
 @slow
 @given(problems())
-def test_where_nothing_changed_nothing_moves(problem):
+def test_unchanged_problem_moves_nothing(problem):
     first = pack(problem)
     again = pack(dataclasses.replace(problem, today=stands(first)))
     assert (again.moved, again.score.destroyed) == ((), 0)
@@ -73,7 +73,7 @@ def test_the_order_of_the_lists_does_not_change_the_score(problem, rng: random.R
 
 @slow
 @given(problems())
-def test_the_same_problem_has_the_same_answer(problem):
+def test_equal_problems_have_equal_results(problem):
     assert pack(problem) == pack(problem)
 
 
@@ -167,7 +167,7 @@ def test_no_replan_takes_fewer_gpus_or_moves_or_destroys_less(day, even):
 
 @slow
 @given(st.data(), st.integers(0, 2), st.integers(0, 2))
-def test_bounds_on_churn_hold(data, moved, destroyed):
+def test_limits_of_changes_hold(data, moved, destroyed):
     problem = data.draw(problems(bound=False))
     later = data.draw(days_later(pack(problem), problem))
     rules = dataclasses.replace(later.rules, most_moved=moved, most_destroyed=destroyed)
@@ -181,7 +181,7 @@ def test_bounds_on_churn_hold(data, moved, destroyed):
 
 @slow
 @given(st.data())
-def test_every_layout_is_one_that_the_collection_takes_and_destroys_no_more(data):
+def test_every_layout_is_valid_and_destroys_no_more(data):
     problem = data.draw(problems())
     later = data.draw(days_later(pack(problem), problem))
     packing = pack(later)

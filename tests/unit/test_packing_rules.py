@@ -70,21 +70,21 @@ def test_pairs_that_a_greedy_packer_misses():
 
 
 @solvers
-def test_me_is_there_once_on_a_gpu(solver):
+def test_media_extensions_exist_once_per_gpu(solver):
     packing = packed(Problem(fleet(A100, A100), wanted("1g.5gb+me", "1g.5gb+me", "1g.5gb+me")), solver)
     assert packing.score.gpus == 2
     assert list(packing.unplaced) == ["w2"] or len(packing.unplaced) == 1
 
 
 @needs_or_tools
-def test_a_cheaper_gpu_is_taken_where_cost_counts():
+def test_cheaper_gpu_is_chosen_for_the_aim_cost():
     gpus = (FleetGpu("dear", 0, A100, cost=9), FleetGpu("cheap", 0, "A30-24GB", cost=2))
     workload = Workload("w", (mig("2g.10gb"), mig("2g.12gb")))
     assert where(packed(Problem(gpus, (workload,), rules=Rules(aim="cost")), "auto")) == {"w": [("cheap", 0)]}
 
 
 @needs_or_tools
-def test_two_cheap_gpus_are_taken_before_a_dear_one():
+def test_two_cheap_gpus_beat_an_expensive_one():
     gpus = (
         FleetGpu("dear", 0, A100, cost=9),
         FleetGpu("cheap", 0, "A30-24GB", cost=2),
@@ -106,7 +106,7 @@ def test_spread_loads_gpus_and_hosts_evenly(solver):
 
 
 @solvers
-def test_the_reserve_stays_empty(solver):
+def test_reserved_gpus_stay_empty(solver):
     rules = Rules(reserve_gpus={A100: 1})
     packing = packed(Problem(fleet(A100, A100), wanted("7g.40gb", "7g.40gb"), rules=rules), solver)
     assert packing.score.gpus == 1
@@ -123,7 +123,7 @@ def test_headroom_of_quotas(solver):
 
 
 @solvers
-def test_ways_of_sharing_are_not_mixed_on_a_gpu(solver):
+def test_kinds_of_sharing_are_not_mixed_on_a_gpu(solver):
     workloads = (
         Workload("mig", (mig("1g.5gb"),)),
         Workload("quota", (share("vgpu", 1024, 10),)),
@@ -153,7 +153,7 @@ def test_several_gpus_stay_within_their_domain(solver, search):
 
 
 @needs_or_tools
-def test_the_search_places_groups_that_the_heuristic_does_not():
+def test_search_places_groups_that_the_heuristic_cannot():
     # The pair would fit the host of two GPUs best, and has to leave it to those that may stand nowhere else.
     gpus = tuple(FleetGpu(host, n, A100) for host, count in (("a", 2), ("b", 3)) for n in range(count))
     workloads = (
@@ -181,7 +181,7 @@ def test_near_and_apart(solver):
 
 
 @solvers
-def test_one_group_too_many_for_the_hosts(solver):
+def test_too_many_groups_for_the_hosts(solver):
     workloads = tuple(Workload("w%d" % n, (mig("1g.5gb"),), apart="web") for n in range(3))
     packing = packed(Problem(fleet(*[A100] * 4, per_host=2), workloads), solver)
     (reason,) = packing.unplaced.values()
@@ -209,7 +209,7 @@ def test_two_half_empty_gpus_become_one(solver):
 
 
 @solvers
-def test_a_bound_on_moves_is_kept_at_the_price_of_a_gpu(solver):
+def test_limit_of_moves_is_kept_at_the_cost_of_a_gpu(solver):
     problem = Problem(
         fleet(A100, A100),
         wanted("3g.20gb", "3g.20gb"),
@@ -221,14 +221,14 @@ def test_a_bound_on_moves_is_kept_at_the_price_of_a_gpu(solver):
 
 
 @solvers
-def test_an_instance_that_came_free_is_handed_on(solver):
+def test_freed_instance_is_reused(solver):
     problem = Problem(fleet(A100), wanted("3g.20gb"), today("0 3g.20gb@4 gone"))
     (standing,) = packed(problem, solver).standing
     assert (standing.start, standing.workload, standing.new) == (4, "w0", False)
 
 
 @solvers
-def test_an_instance_in_nobodys_way_stays_and_one_in_the_way_goes(solver):
+def test_only_blocking_instances_are_destroyed(solver):
     here = today("0 3g.20gb@4 w0", "0 1g.5gb@0 gone")
     workload = (Workload("w0", (mig("3g.20gb"),)),)
     packing = packed(Problem(fleet(A100), workload, here), solver)
@@ -239,14 +239,14 @@ def test_an_instance_in_nobodys_way_stays_and_one_in_the_way_goes(solver):
 
 
 @solvers
-def test_what_changed_its_shape_has_not_moved(solver):
+def test_changed_shape_does_not_count_as_a_move(solver):
     problem = Problem(fleet(A100), wanted("2g.10gb"), today("0 3g.20gb@4 w0"))
     packing = packed(problem, solver)
     assert packing.moved == ()
 
 
 @needs_or_tools
-def test_a_workload_that_may_no_longer_stand_there_goes():
+def test_workload_on_a_forbidden_host_moves():
     workload = Workload("w0", (mig("3g.20gb"),), hosts=frozenset({"host1"}))
     problem = Problem(fleet(A100, A100, per_host=1), (workload,), today("0 3g.20gb@4 w0"))
     assert where(packed(problem, "auto")) == {"w0": [("host1", 0)]}
@@ -257,21 +257,21 @@ def test_a_workload_that_may_no_longer_stand_there_goes():
 
 @draws(10)
 @given(st.data(), st.sampled_from(["MOST_DECISIONS", "MOST_PATTERNS"]))
-def test_limits_of_the_search_make_no_answer_wrong(data, limit):
+def test_limits_of_the_search_keep_results_valid(data, limit):
     problem = data.draw(problems())
     with mock.patch.object(cells if limit == "MOST_DECISIONS" else geometry, limit, 2):
         first = packed(problem, "auto")
         packed(data.draw(days_later(first, problem)), "auto")
 
 
-def test_without_or_tools_the_heuristic_answers_and_says_so():
+def test_without_or_tools_the_heuristic_is_used_with_a_note():
     with mock.patch.object(exact, "MISSING", "No module named 'ortools'"):
         packing = packed(Problem(fleet(A100), wanted("3g.20gb")), "auto")
     assert (packing.by, packing.proven) == ("heuristic", False)
     assert "pip install ortools" in packing.notes[0]
 
 
-def test_or_tools_is_not_imported_before_it_is_needed_nor_missed_where_it_is_not():
+def test_or_tools_is_imported_lazily():
     code = (
         "import sys; sys.modules['ortools'] = None\n"
         "from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import exact, model, pack\n"
@@ -286,7 +286,7 @@ def test_or_tools_is_not_imported_before_it_is_needed_nor_missed_where_it_is_not
 
 
 @needs_or_tools
-def test_the_answer_does_not_hang_on_the_process():
+def test_result_does_not_depend_on_the_process():
     code = (
         "from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import model, pack\n"
         "gpus = tuple(model.FleetGpu('h%d' % (n // 2), n % 2, 'A100-40GB') for n in range(8))\n"
@@ -332,7 +332,7 @@ def test_thousands_are_counted_by_pattern():
         ({"workloads": (Workload("w", (WHOLE,), gpus=0),)}, ["workload w", "0 GPUs"]),
         ({"workloads": (Workload("w", (WHOLE,), within="nvlink"),)}, ["workload w", "'nvlink'", "Did you mean link?"]),
         ({"workloads": (Workload("w", (share("vgpu", 1, 101),)),)}, ["workload w", "101 %"]),
-        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "one daemon"]),
+        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "its own daemon"]),
         ({"workloads": (Workload("w", (mig(""),)),)}, ["workload w", "without a profile"]),
         ({"rules": Rules(policy="binpak")}, ["rules", "Did you mean binpack?"]),
         ({"rules": Rules(most_moved=-1)}, ["rules", "most_moved"]),
@@ -340,12 +340,12 @@ def test_thousands_are_counted_by_pattern():
         ({"rules": Rules(headroom_memory_percent=100)}, ["rules", "headroom_memory_percent"]),
         ({"today": today("1 3g.20gb@0 w0")}, ["host0 gpu 1", "3g.20gb@0 (w0)", "no such GPU"]),
         ({"today": today("0 3g.20gb@0 w0", "0 2g.10gb@2 -")}, ["host0 gpu 0", "overlap", "2g.10gb@2 (free)"]),
-        ({"today": today("0 3g.20gb@2 w0")}, ["host0 gpu 0", "start where they cannot"]),
-        ({"today": today("0 4g.20gb@0 w0", "0 4g.20gb@0 w1")}, ["host0 gpu 0", "does not fit"]),
-        ({"today": today("0 1g.5gb@0 w0", "0 1g.5gb@1 w0")}, ["host0 gpu 0", "w0 is listed twice"]),
+        ({"today": today("0 3g.20gb@2 w0")}, ["host0 gpu 0", "impossible starts"]),
+        ({"today": today("0 4g.20gb@0 w0", "0 4g.20gb@0 w1")}, ["host0 gpu 0", "more on it than fits"]),
+        ({"today": today("0 1g.5gb@0 w0", "0 1g.5gb@1 w0")}, ["host0 gpu 0", "lists w0 twice"]),
     ],
 )
-def test_a_problem_that_contradicts_itself(change, says):
+def test_contradictory_problem_is_refused(change, says):
     problem = dataclasses.replace(Problem(fleet(A100), wanted("1g.5gb")), **change)
     with pytest.raises((PackingError, CatalogueError)) as caught:
         pack(problem)
@@ -357,10 +357,10 @@ def test_a_problem_that_contradicts_itself(change, says):
 @pytest.mark.parametrize(
     ("workload", "says"),
     [
-        (Workload("w", (mig("3g.40gb"),)), "no GPU of the fleet can hold 3g.40gb; it has A100-40GB"),
-        (Workload("w", (WHOLE,), hosts=frozenset({"else"})), "none of the hosts that it may stand on (else)"),
-        (Workload("w", (WHOLE,), gpus=3), "3 GPUs within one host, and the most there are is 2"),
-        (Workload("w", (WHOLE,), gpus=2, within="numa"), "2 GPUs within one NUMA node, and the most there are is 1"),
+        (Workload("w", (mig("3g.40gb"),)), "no GPU of the fleet (A100-40GB) can hold 3g.40gb"),
+        (Workload("w", (WHOLE,), hosts=frozenset({"else"})), "none of its allowed hosts (else)"),
+        (Workload("w", (WHOLE,), gpus=3), "3 GPUs within one host, which has at most 2"),
+        (Workload("w", (WHOLE,), gpus=2, within="numa"), "2 GPUs within one NUMA node, which has at most 1"),
     ],
 )
 def test_why_a_workload_is_left_out(solver, workload, says):
@@ -368,15 +368,15 @@ def test_why_a_workload_is_left_out(solver, workload, says):
     assert says in packed(Problem(gpus, (workload,)), solver).unplaced["w"]
 
 
-def test_a_wrong_answer_is_found_out():
+def test_wrong_result_is_detected():
     problem = Problem(fleet(A100, A100), wanted("3g.20gb", "3g.20gb"))
     right = pack(problem, "heuristic")
     first, second = right.standing
     wrong = {
-        "neither placed nor listed": (first,),
+        "neither placed nor left out": (first,),
         "the planner refuses it": (first, dataclasses.replace(second, start=first.start)),
-        "it asks for 1 GPUs": (first, second, dataclasses.replace(second, index=1)),
-        "does not take": (first, dataclasses.replace(second, shape=mig("2g.10gb"))),
+        "instead of 1 GPUs": (first, second, dataclasses.replace(second, index=1)),
+        "not one of its options": (first, dataclasses.replace(second, shape=mig("2g.10gb"))),
         "the current layout has no": (first, dataclasses.replace(second, new=False)),
         "at once": (first, dataclasses.replace(second, shape=WHOLE, start=None)),
         "GPUs are in use": (first, dataclasses.replace(second, index=1)),
@@ -387,7 +387,7 @@ def test_a_wrong_answer_is_found_out():
         assert any(says in text for text in found), (says, found)
 
 
-def test_layouts_are_what_the_contract_asks():
+def test_layouts_have_the_documented_form():
     gpus = (*fleet(A100, A100, A100, per_host=8), *(FleetGpu("l40s", n, "L40S-48GB") for n in range(4)))
     workloads = (
         *wanted("7g.40gb"),
@@ -410,7 +410,7 @@ def test_layouts_are_what_the_contract_asks():
     assert len(spanned["gpus"]) == 2
 
 
-def test_clients_of_mps_fit_where_each_may_take_as_much_as_the_largest():
+def test_mps_clients_count_as_the_largest():
     rules = geometry.geometry("L40S-48GB")
     large, small = share("mps", 30 * 1024, 60), share("mps", 4096, 20)
     assert rules.fits((large,)) and not rules.fits((large, small))
@@ -418,13 +418,13 @@ def test_clients_of_mps_fit_where_each_may_take_as_much_as_the_largest():
     assert rules.fits((small,) * 5) and not rules.fits((small,) * 6)
 
 
-def test_a_gpu_that_comes_free_is_given_back_whole():
+def test_freed_gpu_becomes_exclusive():
     problem = Problem(fleet(A100, A100), (), today("1 1g.5gb@0 gone"))
     assert layouts(problem, pack(problem)) == {"host0": [{"gpus": [1], "sharing": "exclusive"}]}
 
 
 @needs_or_tools
-def test_the_example_of_the_documentation():
+def test_example_of_the_documentation():
     text = (Path(__file__).parents[2] / "docs" / "packing.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     names: dict = {}

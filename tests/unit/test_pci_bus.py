@@ -65,7 +65,7 @@ def of_three_gpus(bus, monkeypatch, tmp_path):
     return folder
 
 
-def test_a_gpu_that_is_not_counted_is_missing(whole):
+def test_uncounted_gpu_is_missing(whole):
     (missing,) = pci.with_bus(GPUS[:2], [], simulated=False)
     assert str(missing) == (
         "the GPU at 0000:3d:00.0 is missing: it is on the PCI bus, and the driver does not count it"
@@ -74,7 +74,7 @@ def test_a_gpu_that_is_not_counted_is_missing(whole):
     assert [gpu.pci_address for gpu in pci.with_bus([], [], simulated=False)] == ADDRESSES
 
 
-def test_the_only_gpu_without_an_address_has_the_only_one_that_is_left(whole, monkeypatch, tmp_path):
+def test_single_gpu_without_address_gets_the_remaining_one(whole, monkeypatch, tmp_path):
     (tmp_path / "information").write_text("Model: \t H100\nGPU UUID: \t GPU-12345678-0000-0000-0000-000000000000\n")
     monkeypatch.setattr(pci, "_INFORMATION", str(tmp_path / "information") + "%.0s")
     sick = LostGpu(1, "Unknown Error", code=999)
@@ -85,5 +85,5 @@ def test_the_only_gpu_without_an_address_has_the_only_one_that_is_left(whole, mo
     assert pci.with_bus(GPUS[:1], others, simulated=False) == tuple(others), "which one is where cannot be known"
 
 
-def test_the_bus_of_the_machine_says_nothing_of_simulated_gpus(whole):
+def test_pci_bus_is_not_used_for_simulated_gpus(whole):
     assert pci.with_bus([], [], simulated=True) == ()

@@ -55,7 +55,7 @@ def accepted(request):
                 yield client
 
 
-def test_the_units_own_process_may_be_spoken_to(processes, accepted):
+def test_process_of_the_unit_is_accepted(processes, accepted):
     processes.add(os.getpid(), OWN)
     peer.check(accepted, UnitOwner(UNIT))
 
@@ -71,7 +71,7 @@ def test_the_units_own_process_may_be_spoken_to(processes, accepted):
         "/",
     ],
 )
-def test_a_stranger_is_named_and_how_it_is_recognised(processes, stranger, cgroup):
+def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
     processes.add(stranger.process.pid, cgroup)
     # A process of the unit is there, and has not got the port.
     processes.add(os.getpid(), OWN)
@@ -83,7 +83,7 @@ def test_a_stranger_is_named_and_how_it_is_recognised(processes, stranger, cgrou
     assert "which is no process of dcgm-exporter.service" in said
 
 
-def test_a_look_at_strangers_ends_and_attests_nothing(processes, stranger, monkeypatch):
+def test_scan_of_other_processes_is_limited(processes, stranger, monkeypatch):
     """Users may have very many processes with a million open files each."""
     monkeypatch.setattr(peer, "LOOK_SECONDS", -1, raising=False)
     processes.add(stranger.process.pid, FOREIGN)
@@ -92,15 +92,15 @@ def test_a_look_at_strangers_ends_and_attests_nothing(processes, stranger, monke
         peer.check(client, UnitOwner(UNIT), seconds=1)
 
 
-def test_a_program_with_control_characters_in_its_name_is_written_out(processes, stranger):
+def test_control_characters_in_program_names_are_escaped(processes, stranger):
     processes.add(stranger.process.pid, FOREIGN, executable="/tmp/a\r\x1b[2Jroot")
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
         peer.check(client, UnitOwner(UNIT))
     assert "(/tmp/a\\x0d\\x1b[2Jroot)" in str(caught.value)
 
 
-def test_a_stranger_that_took_the_port_after_the_connection_does_not_matter_nor_one_that_had_it_before(processes):
-    """What counts is the process that has this connection, whoever listens now."""
+def test_only_the_owner_of_this_connection_counts(processes):
+    """The current listener does not matter."""
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -115,8 +115,8 @@ def test_a_stranger_that_took_the_port_after_the_connection_does_not_matter_nor_
         late.end()
 
 
-def test_a_connection_that_was_accepted_by_nobody_is_waited_for(processes, monkeypatch):
-    """Until then the kernel knows no owner: the inode is 0, and a user id of 0 would mean nothing."""
+def test_unaccepted_connection_is_awaited(processes, monkeypatch):
+    """Before it is accepted, the kernel has no owner: its inode is 0, and so is its user id."""
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
         with pytest.raises(peer.PeerError, match="nothing accepts the connection"):
@@ -136,8 +136,8 @@ def test_a_connection_that_was_accepted_by_nobody_is_waited_for(processes, monke
         accepted[0].close()
 
 
-def test_a_connection_to_itself_is_no_units(processes):
-    """Where nothing listens, a client may get the server's port as its own and be connected to itself."""
+def test_connection_to_itself_is_refused(processes):
+    """Without a listener, a client may get the server's port and connect to itself."""
     processes.add(os.getpid(), FOREIGN)
     with socket.socket() as client:
         client.bind(("127.0.0.1", 0))
@@ -146,7 +146,7 @@ def test_a_connection_to_itself_is_no_units(processes):
             peer.check(client, UnitOwner(UNIT))
 
 
-def test_a_closed_or_a_far_connection_is_nobodys(processes):
+def test_closed_or_remote_connection_is_refused(processes):
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
         real = client.getsockname()
@@ -197,9 +197,7 @@ def engines(tmp_path, monkeypatch):
         ("podman", "/system.slice/docker-%s.scope" % ID, False),
     ],
 )
-def test_a_container_of_the_exporter_is_known_by_its_engine_and_its_cgroup(
-    processes, engines, accepted, engine, cgroup, own
-):
+def test_exporter_container_is_recognized_by_engine_and_cgroup(processes, engines, accepted, engine, cgroup, own):
     engines("%s dcgm-exporter" % engine, ID)
     processes.add(os.getpid(), cgroup)
     owner = UnitOwner(UNIT, engine, "dcgm-exporter")
@@ -210,13 +208,13 @@ def test_a_container_of_the_exporter_is_known_by_its_engine_and_its_cgroup(
             peer.check(accepted, owner)
 
 
-def test_a_container_that_does_not_run_owns_nothing(engines):
+def test_stopped_container_owns_nothing(engines):
     with pytest.raises(peer.PeerError, match="docker container notebook does not run"):
         ContainerOwner("docker", "notebook")
 
 
-def test_only_the_main_process_s_user_speaks_for_a_unit_of_several_users(processes, engines, stranger):
-    """As a hub that runs its users' servers in its own cgroup."""
+def test_only_the_user_of_the_main_process_counts_for_a_unit(processes, engines, stranger):
+    """A hub may run its users' servers in its own cgroup."""
     if os.geteuid() != 0:
         pytest.skip("starts a process of another user: run as root")
     unit = "jupyter.service"
@@ -233,13 +231,13 @@ def test_only_the_main_process_s_user_speaks_for_a_unit_of_several_users(process
 
 
 @pytest.mark.parametrize("main", ["0", "", "1000000000"])
-def test_a_unit_without_a_main_process_owns_nothing(processes, engines, main):
+def test_unit_without_a_main_process_owns_nothing(processes, engines, main):
     engines("systemctl jupyter.service", "MainPID=" + main)
     with pytest.raises(peer.PeerError, match="main process"):
         UserOfUnitOwner("jupyter.service")
 
 
-def test_a_main_process_that_is_another_one_by_now_owns_nothing(processes, engines):
+def test_replaced_main_process_owns_nothing(processes, engines):
     engines("systemctl jupyter.service", "MainPID=%d" % os.getpid())
     processes.add(os.getpid(), FOREIGN)
     with pytest.raises(peer.PeerError, match="has ended"):
@@ -269,7 +267,7 @@ sys.stdin.read()
         (FOREIGN, "/usr/bin/docker-proxy", True, False),
     ],
 )
-def test_a_published_port_leads_through_docker_s_own_proxy(processes, engines, cgroup, executable, inside, trusted):
+def test_published_port_with_dockers_proxy_is_accepted(processes, engines, cgroup, executable, inside, trusted):
     if os.geteuid() != 0:
         pytest.skip("docker-proxy is root's: run as root")
     engines("docker notebook", ID)
@@ -290,8 +288,8 @@ def test_a_published_port_leads_through_docker_s_own_proxy(processes, engines, c
             proxy.stdin.close()
 
 
-def test_a_published_port_that_is_translated_ends_in_the_container(processes, engines, accepted, monkeypatch):
-    """The host's table does not have the other end: the container's has, where only the client's port is the same."""
+def test_translated_port_ends_in_the_container(processes, engines, accepted, monkeypatch):
+    """The other end is in the container's table, where only the client's port is the same."""
     engines("podman notebook", ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
     owner = ContainerOwner("podman", "notebook")
@@ -315,7 +313,7 @@ def test_a_published_port_that_is_translated_ends_in_the_container(processes, en
         ("127.0.0.9", 4711, 6, False),
     ],
 )
-def test_what_a_translated_connection_is_known_by(address, port, inode, ours):
+def test_translated_connection_is_recognized_by_the_clients_port(address, port, inode, ours):
     class Seen:
         def sockets(self, deadline):
             return {5}
@@ -326,8 +324,8 @@ def test_what_a_translated_connection_is_known_by(address, port, inode, ours):
     assert peer._has_end_beyond(Seen(), peer._end(("127.0.0.1", 4711))) is ours
 
 
-def test_the_host_may_be_a_container_itself(processes, accepted):
-    """As the lab's are: the container that this process runs in says nothing."""
+def test_host_can_be_a_container(processes, accepted):
+    """Lab hosts are containers, so the container of this process means nothing."""
     (processes.folder / "self/cgroup").write_text("0::/machine.slice/libpod-%s.scope/init.scope\n" % ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/system.slice/%s" % (ID, UNIT))
     peer.check(accepted, UnitOwner(UNIT))
@@ -342,7 +340,7 @@ def test_this_kernel_writes_addresses_as_expected():
             assert {(near, far), (far, near)} <= ends
 
 
-def test_no_more_descriptors_stay_open_than_before(processes, accepted):
+def test_no_descriptors_stay_open(processes, accepted):
     processes.add(os.getpid(), OWN)
     owner = UnitOwner(UNIT)
 

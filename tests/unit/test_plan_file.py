@@ -77,7 +77,7 @@ def situations(draw):
 
 @draws(60)
 @given(situations())
-def test_a_plan_comes_back_from_a_file_as_it_was(situation):
+def test_plan_round_trips_through_a_file(situation):
     gpu, wanted = situation
     plan, saved = save(gpu, wanted)
     back = restore(saved, gpu, wanted)
@@ -89,15 +89,15 @@ def test_a_plan_comes_back_from_a_file_as_it_was(situation):
 
 @draws(40)
 @given(situations())
-def test_a_plan_that_was_carried_out_has_nothing_left_to_do(situation):
+def test_applied_plan_has_no_steps_left(situation):
     gpu, wanted = situation
     plan, saved = save(gpu, wanted)
     done = Card(gpu).run(plan.gpus[0].steps).observed()
     assert not restore(saved, done, wanted).changes
 
 
-def test_the_saved_placement_holds_where_the_planner_is_free_to_choose():
-    """The target of the restored plan pins every instance, so what is verified at the end is the saved plan too."""
+def test_saved_placement_is_kept_if_the_planner_could_choose():
+    """The restored target pins every instance, so the result is verified against the saved plan."""
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
     back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))
@@ -105,7 +105,7 @@ def test_the_saved_placement_holds_where_the_planner_is_free_to_choose():
     assert {(i.profile, i.start) for i in back.gpus[0].target.instances} == created
 
 
-def test_each_thing_that_moves_is_named_alone():
+def test_each_moved_part_is_named():
     empty = assumed_gpus(["H100-80GB"], MODELS)[0]
     standing = [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))]
     gpu = with_instances(empty, standing)
@@ -131,7 +131,7 @@ def test_each_thing_that_moves_is_named_alone():
             restore(saved, now, wanted)
 
 
-def test_what_stays_and_is_not_moved_is_no_difference():
+def test_kept_parts_are_no_difference():
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "3g.40gb"))
     # Its number in the list is not the card, and what it is doing just now is not its layout.
@@ -139,7 +139,7 @@ def test_what_stays_and_is_not_moved_is_no_difference():
     assert plan_file.differences(saved, host_of(moved)) == []
 
 
-def test_a_file_keeps_the_plans_of_many_hosts():
+def test_file_keeps_the_plans_of_many_hosts():
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "3g.40gb"))
     text = json.dumps(fleet_plan({"a": {"plan_data": saved}, "b": {"plan_data": saved}}))
@@ -158,7 +158,7 @@ def test_a_file_keeps_the_plans_of_many_hosts():
         ('{"schema": 0, "hosts": {"a": {}}}', "schema 0 and this release reads 4. Save it again"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_a_cure(text, problem):
+def test_unreadable_file_is_refused_with_a_fix(text, problem):
     found = host_plan(text, "a")
     assert problem in found["problem"]
     assert "-e gpu_layout_plan_out=FILE" in found["problem"]

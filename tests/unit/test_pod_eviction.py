@@ -29,7 +29,7 @@ def chosen(*pods, uids=(), options=DEFAULT, daemonsets=(DAEMONSET,)):
     return [str(each) for each in pods_to_evict("n1", pods, uids, options, daemonsets)]
 
 
-def test_only_named_pods_go():
+def test_only_named_pods_are_evicted():
     assert chosen(pod("b"), pod("a"), pod("c"), uids=["uid-b", "uid-a", "uid-elsewhere"]) == ["ml/a", "ml/b"]
 
 
@@ -37,7 +37,7 @@ def test_pods_that_have_ended_hold_nothing():
     assert chosen(pod("a", phase="Succeeded"), pod("b", phase="Failed"), pod("c", phase="Pending")) == ["ml/c"]
 
 
-def test_pods_that_are_going_are_awaited_whatever_they_are():
+def test_terminating_pods_are_awaited():
     pods = [pod("bare", owner=None, deletionTimestamp="2026-01-01T00:00:00Z")]
     (going,) = pods_to_evict("n1", pods, ["uid-bare"], DEFAULT)
     assert going.is_going
@@ -50,7 +50,7 @@ def test_pods_that_are_going_are_awaited_whatever_they_are():
         (pod("x", volumes=[{"name": "cache", "emptyDir": {}}]), "delete_emptydir_data", "delete_emptydir_data"),
     ],
 )
-def test_a_pod_that_may_not_go_stops_all_and_names_the_option(named, word, option):
+def test_protected_pod_stops_all_evictions_and_names_the_option(named, word, option):
     with pytest.raises(EvictionError, match=r"ml/x .*\(%s\).*No pod was evicted" % word):
         chosen(pod("a"), named)
     assert chosen(pod("a"), named, options=Options(**{option: True})) == ["ml/a", "ml/x"]
@@ -88,8 +88,11 @@ MADE_UP = {
 
 
 @pytest.mark.parametrize(("named", "daemonsets"), MADE_UP.values(), ids=MADE_UP)
-def test_a_made_up_daemonset_exempts_no_pod(named, daemonsets):
-    """A tenant's pod names any owner. It goes as one without an owner does: nothing would make it again."""
+def test_forged_daemonset_exempts_no_pod(named, daemonsets):
+    """A tenant's pod can name any owner.
+
+    It is treated as a pod without owner, which would not be recreated.
+    """
     with pytest.raises(EvictionError, match=r"ml/a names a DaemonSet .*\(force\).*No pod was evicted"):
         chosen(named, daemonsets=daemonsets)
     assert chosen(named, daemonsets=daemonsets, options=Options(True, True)) == ["ml/a"]
@@ -109,18 +112,18 @@ def test_a_made_up_daemonset_exempts_no_pod(named, daemonsets):
         ("app", False),
     ],
 )
-def test_selectors_with_expressions_match_as_the_api_has_them(rule, matches):
+def test_selectors_with_expressions_match_like_the_api(rule, matches):
     daemonset = {**DAEMONSET, "selector": {"matchExpressions": [rule]}}
     assert chosen(owned(), daemonsets=[daemonset], options=Options(True, True)) == ([] if matches else ["ml/a"])
 
 
-def test_without_uids_all_pods_go_but_mirror_pods_and_those_of_daemonsets():
+def test_without_uids_all_pods_except_mirror_and_daemonset_pods_are_evicted():
     static = pod("s", owner="Node", annotations={"kubernetes.io/config.mirror": "x"})
     pods = [pod("b"), static, owned(), pod("done", phase="Succeeded")]
     assert chosen(*pods, uids=None) == ["ml/b"]
 
 
-def test_a_message_names_few_pods_of_very_many():
+def test_message_names_few_of_very_many_pods():
     with pytest.raises(EvictionError) as raised:
         chosen(*(pod("p%d" % number, owner=None) for number in range(1000)))
     assert "and 980 more pods" in str(raised.value) and len(str(raised.value)) < 3000

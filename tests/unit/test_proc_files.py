@@ -24,23 +24,23 @@ def command_line():
         child.kill()
 
 
-def test_a_file_of_the_kernel_is_read_to_its_end_or_its_bound(command_line):
+def test_kernel_file_is_read_to_its_end_or_the_limit(command_line):
     whole = read(command_line)
     assert whole.endswith(LONG + "\0")
     assert read(command_line, 90_000) == whole[:90_000]
     assert read(command_line, 1 << 20) == whole
 
 
-def test_bytes_that_are_no_text_are_replaced_and_no_line_ends_change(tmp_path):
+def test_invalid_bytes_are_replaced_and_line_ends_stay(tmp_path):
     (tmp_path / "comm").write_bytes(b"a\r\n\xff\xc3\xa9\x85\n")
     assert read(str(tmp_path / "comm")) == "a\r\n\ufffd\u00e9\ufffd\n"
 
 
-def test_the_bound_is_in_bytes(tmp_path):
+def test_limit_is_in_bytes(tmp_path):
     (tmp_path / "comm").write_text("\u00e9\u00e9\u00e9", encoding="utf-8")
     assert read(str(tmp_path / "comm"), 4) == "\u00e9\u00e9"
 
 
-def test_what_cannot_be_read_is_empty(tmp_path):
+def test_unreadable_file_is_empty(tmp_path):
     assert read(str(tmp_path / "none")) == ""
     assert read(str(tmp_path)) == ""

@@ -74,5 +74,5 @@ def _collect(node: ast.AST, where: str, found: set[str]) -> None:
             _collect(child, where, found)
 
 
-def test_each_unbounded_file_of_a_process_is_read_within_bounds():
+def test_each_unlimited_file_of_a_process_is_read_with_a_limit():
     assert sorted(places()) == sorted(PLACES)

@@ -42,12 +42,12 @@ def test_a_string_is_read_back(text):
 
 
 @given(TEXT, TEXT)
-def test_an_expression_matches_its_text_alone(text, other):
+def test_expression_matches_only_its_text(text, other):
     assert bool(re.fullmatch(literal(text), other)) == (text == other)
     assert re.fullmatch(literal(text), text)
 
 
-def test_only_what_is_special_to_re2_gets_a_backslash():
+def test_only_special_characters_of_re2_are_escaped():
     assert literal("GPU-a_b c/d~#&") == "GPU-a_b c/d~#&"
     assert literal(r"\.+*?()|[]{}^$") == r"\\\.\+\*\?\(\)\|\[\]\{\}\^\$"
 

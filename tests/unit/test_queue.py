@@ -54,7 +54,7 @@ def test_targets_start_in_order_one_at_a_time(queue):
     assert done.stdout == "output of a\noutput of b\noutput of c\n"
 
 
-def test_what_is_ready_goes_before_what_waits_and_first_in_the_list_before_later_ones(queue):
+def test_ready_targets_start_before_waiting_ones_in_list_order(queue):
     _done, log = queue("1", "long:image", "short", "image", "last:image,short")
     assert [line for line in log if line.startswith("begin")] == [
         "begin short",
@@ -64,7 +64,7 @@ def test_what_is_ready_goes_before_what_waits_and_first_in_the_list_before_later
     ]
 
 
-def test_as_many_run_side_by_side_as_there_are_jobs(queue, tmp_path):
+def test_concurrent_targets_are_limited_by_jobs(queue, tmp_path):
     for target in ("a", "b"):
         (tmp_path / ("wait-" + target)).touch()
     # The third ends the others: they run beside it, or this would not end.
@@ -75,14 +75,14 @@ def test_as_many_run_side_by_side_as_there_are_jobs(queue, tmp_path):
     assert log.index("begin d") > min(log.index("end " + target) for target in "abc")
 
 
-def test_what_needs_a_target_that_failed_is_left_out_and_the_others_run(queue):
+def test_dependents_of_a_failed_target_are_skipped(queue):
     done, log = queue("2", "image", "scenario:image", "after:scenario", "unit", failing=["image"])
     assert done.returncode == 1
     assert sorted(log) == ["begin image", "begin unit", "end image", "end unit"]
     assert "queue: scenario is left out: image failed" in done.stdout
 
 
-def test_a_target_that_does_not_end_fails_and_the_others_run(queue, tmp_path):
+def test_hanging_target_fails_and_others_run(queue, tmp_path):
     (tmp_path / "wait-stuck").touch()
     # What a target started ends with it.
     (tmp_path / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
@@ -95,7 +95,7 @@ def test_a_target_that_does_not_end_fails_and_the_others_run(queue, tmp_path):
         os.kill(int((tmp_path / "pid-stuck").read_text()), 0)
 
 
-def test_a_target_that_is_ended_at_its_limit_is_cleaned_up_after(queue, tmp_path):
+def test_timed_out_target_is_cleaned_up(queue, tmp_path):
     (tmp_path / "wait-stuck").touch()
     done, log = queue("--limit", "3", "--cleanup", "sh -c 'echo clean $1 >>log' sh", "1", "stuck", "other")
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_a_target_that_is_ended_at_its_limit_is_cleaned_up_after(queue, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_queue_ends_its_targets_and_cleans_up(tmp_path, number):
+def test_interrupted_queue_ends_its_targets_and_cleans_up(tmp_path, number):
     process, pids = _started(tmp_path)
     process.send_signal(number)
     output = process.communicate(timeout=120)[0]
@@ -111,7 +111,7 @@ def test_an_interrupted_queue_ends_its_targets_and_cleans_up(tmp_path, number):
     _assert_cleaned(tmp_path, pids)
 
 
-def test_a_queue_whose_make_was_killed_ends_its_targets_and_cleans_up(tmp_path):
+def test_queue_without_its_make_ends_its_targets_and_cleans_up(tmp_path):
     process, pids = _started(tmp_path, "sh", "-c", '"$@"; exit $?', "sh")
     process.kill()
     process.wait(60)
@@ -150,7 +150,7 @@ def _assert_cleaned(folder, pids):
     assert not any(Path("/proc/%d" % pid).exists() for pid in pids)
 
 
-def test_no_more_lab_hosts_run_than_there_is_room_for(queue, tmp_path):
+def test_running_lab_hosts_are_limited(queue, tmp_path):
     # Each target fails that runs beside another one with hosts.
     (tmp_path / "make").write_text(
         MAKE
@@ -162,7 +162,7 @@ def test_no_more_lab_hosts_run_than_there_is_room_for(queue, tmp_path):
     assert log.index("begin unit") < log.index("begin lab-b")
 
 
-def test_a_leg_counts_the_hosts_of_its_inventory():
+def test_leg_counts_the_hosts_of_its_inventory():
     makefile = (ROOT / "Makefile").read_text()
     counted = dict(re.findall(r"^hosts_([\w-]+) := (\d+)$", makefile, re.MULTILINE))
     inventories = {path.parents[1].name: path.parent for path in ROOT.glob("molecule/*/inventory/hosts.yml")}
@@ -188,14 +188,14 @@ def test_help_describes_each_leg():
     assert not {name + "s" for name in names} & set(names)
 
 
-def test_a_need_that_is_not_in_the_list_and_a_circle_are_refused(queue):
+def test_unknown_and_circular_needs_are_refused(queue):
     done, _log = queue("2", "a:b")
     assert done.returncode == 1 and "not in the list: b" in done.stderr
     done, _log = queue("2", "a:b", "b:a")
     assert done.returncode == 1 and "a b wait for each other" in done.stderr
 
 
-def test_a_scenario_needs_the_images_of_its_hosts():
+def test_scenario_needs_the_images_of_its_hosts():
     makefile = (ROOT / "Makefile").read_text()
     wanted = {}
     for path in ROOT.glob("molecule/*/inventory/**/*.yml"):

@@ -55,7 +55,7 @@ def names(rows):
     return [row["name"] for row in rows]
 
 
-def test_it_is_announced_then_waited_for_then_stopped_and_each_is_told_once(machine):
+def test_finding_is_announced_awaited_and_stopped_with_one_notice_each(machine):
     done = machine.run(UNIT)
     assert names(done["noticed"]) == ["x.service"] and done["stopped"] == done["spared"] == []
     assert done["noticed"][0]["stop_after"] == machine.now + DAY
@@ -77,7 +77,7 @@ def test_it_is_announced_then_waited_for_then_stopped_and_each_is_told_once(mach
 
 
 @pytest.mark.parametrize("changed", [{"name": "z.service"}, {"gpus": ["GPU-0", "GPU-1"]}, {"kind": "container"}])
-def test_another_finding_gets_a_notice_of_its_own(machine, changed):
+def test_other_finding_gets_its_own_notice(machine, changed):
     machine.run(UNIT)
     machine.now += 2 * DAY
     machine.holders += [held("z.service"), held(gpu="GPU-1"), held("container x.service")]
@@ -86,7 +86,7 @@ def test_another_finding_gets_a_notice_of_its_own(machine, changed):
     assert len(machine.recorded) == 1
 
 
-def test_a_finding_that_is_gone_is_forgotten(machine):
+def test_gone_finding_is_forgotten(machine):
     machine.run(UNIT, OTHER)
     machine.now += DAY
     machine.run(OTHER)
@@ -95,7 +95,7 @@ def test_a_finding_that_is_gone_is_forgotten(machine):
     assert names(done["noticed"]) == ["x.service"] and machine.stops.names == ["y.service"]
 
 
-def test_what_is_seen_at_work_in_between_gets_a_notice_again(machine):
+def test_finding_that_worked_meanwhile_gets_a_new_notice(machine):
     machine.run(UNIT)
     machine.seen, machine.now = host(5), machine.now + DAY / 2
     assert "is in use now" in machine.run(UNIT)["spared"][0]["why"]
@@ -103,8 +103,8 @@ def test_what_is_seen_at_work_in_between_gets_a_notice_again(machine):
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"] and machine.stops.names == []
 
 
-def test_a_notice_of_before_the_idle_time_began_is_none(machine):
-    """As when no run was in between that could have forgotten it."""
+def test_notice_before_the_idle_time_does_not_count(machine):
+    """No run in between could have removed it."""
     machine.run({**UNIT, "quiet_seconds": 3 * DAY})
     machine.now += 10 * DAY
     assert names(machine.run({**UNIT, "quiet_seconds": 3 * DAY})["noticed"]) == ["x.service"]
@@ -112,14 +112,14 @@ def test_a_notice_of_before_the_idle_time_began_is_none(machine):
     assert names(machine.run({**UNIT, "quiet_seconds": 5 * DAY})["stopped"]) == ["x.service"]
 
 
-def test_a_clock_that_was_set_back_begins_the_time_anew(machine):
+def test_clock_set_back_restarts_the_waiting_time(machine):
     machine.run(UNIT)
     machine.now -= 30 * DAY
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"]
 
 
-def test_each_has_to_be_as_old_as_the_audit_says_of_it(machine):
-    """By its own time: one grace for all would be too short for a holder whose rhythm is longer."""
+def test_each_finding_has_its_own_idle_time(machine):
+    """One grace for all would be too short for a holder with a longer rhythm."""
     machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
     done = machine.run(
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
@@ -128,13 +128,13 @@ def test_each_has_to_be_as_old_as_the_audit_says_of_it(machine):
     assert "started 120.0 h ago; protected for 144 h" in done["spared"][0]["why"]
 
 
-def test_what_would_be_spared_gets_no_notice(machine):
+def test_spared_findings_get_no_notice(machine):
     machine.holders = []
     done = machine.run(UNIT)
     assert done["noticed"] == [] and "no longer holds a GPU" in done["spared"][0]["why"] and machine.told == []
 
 
-def test_a_notice_that_others_tell_counts_when_they_say_so(machine):
+def test_external_notice_counts_when_confirmed(machine):
     for _run in range(2):
         (row,) = machine.run(UNIT, records=False)["noticed"]
         machine.now += 2 * DAY
@@ -154,7 +154,7 @@ def test_check_mode_announces_and_stops_nothing(machine, tmp_path):
     assert machine.stops.names == [] and len(machine.told) == 1 and len(machine.recorded) == 1
 
 
-def test_a_way_that_fails_is_noted_and_stops_nothing(machine, monkeypatch):
+def test_failed_notification_is_noted_and_stops_nothing(machine, monkeypatch):
     def fails(*_given):
         raise FleetError("wall", "it cannot be run")
 
@@ -169,7 +169,7 @@ def keep_of(machine, until):
     return Keep("unit", "x.service", "x.service", 61001, "alice", machine.now, until)
 
 
-def test_what_is_kept_is_neither_announced_nor_stopped(machine):
+def test_kept_findings_are_neither_announced_nor_stopped(machine):
     machine.kept = [keep_of(machine, machine.now + 3 * DAY)]
     done = machine.run(UNIT, OTHER)
     assert done["spared"] == [{"kind": "unit", "name": "x.service", "why": "kept until 2027-01-18 08:00 UTC by alice"}]
@@ -181,7 +181,7 @@ def test_what_is_kept_is_neither_announced_nor_stopped(machine):
     assert machine.stops.names == ["y.service"]
 
 
-def test_a_keep_during_the_look_comes_in_time(machine):
+def test_keep_during_the_observation_counts(machine):
     machine.run(UNIT)
     machine.now += DAY
 
@@ -194,7 +194,7 @@ def test_a_keep_during_the_look_comes_in_time(machine):
     assert machine.stops.names == [] and "kept until" in done["spared"][0]["why"]
 
 
-def test_where_keeps_cannot_be_read_nothing_is_stopped(machine):
+def test_unreadable_keeps_prevent_stops(machine):
     machine.run(UNIT)
     machine.now += DAY
 
@@ -210,7 +210,7 @@ def test_where_keeps_cannot_be_read_nothing_is_stopped(machine):
 # -- The record --------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_is_root_s_alone_and_no_link_is_followed(machine, tmp_path):
+def test_record_is_private_and_links_are_not_followed(machine, tmp_path):
     folder = tmp_path / "reclaim"
     folder.mkdir()
     victim = tmp_path / "victim"
@@ -223,7 +223,7 @@ def test_the_record_is_root_s_alone_and_no_link_is_followed(machine, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', '{"schema": 1, "notices": [{"kind": "unit"}]}'])
-def test_a_damaged_record_stops_the_run_before_anything_else(machine, tmp_path, text):
+def test_damaged_record_stops_the_run_first(machine, tmp_path, text):
     machine.run(UNIT)
     (tmp_path / "reclaim/notices.json").write_text(text)
     machine.now += DAY
@@ -232,7 +232,7 @@ def test_a_damaged_record_stops_the_run_before_anything_else(machine, tmp_path, 
     assert machine.stops.names == []
 
 
-def test_two_runs_do_not_share_a_record(machine):
+def test_concurrent_runs_do_not_share_a_record(machine):
     with notices.opened(machine.folder, DAY), pytest.raises(notices.NoticeError, match="another run"):
         machine.run(UNIT)
 
@@ -271,29 +271,29 @@ def rates(first, second=0):
     return {"GPU-0": (0, first), "GPU-1": (1, second)}
 
 
-def test_all_are_watched_together_with_a_sample_a_second():
+def test_all_gpus_are_observed_together_once_a_second():
     assert watched([UNIT, OTHER, UNIT], lambda _now: rates(0)) == (["", "", ""], 60.0, 61)
 
 
 @pytest.mark.parametrize("second", [0, 1, 37, 60])
-def test_any_sample_of_activity_spares_and_the_others_are_watched_to_the_end(second):
+def test_activity_spares_a_gpu_and_others_are_observed_further(second):
     found, took, _count = watched([UNIT, OTHER], lambda now: rates(3 if now == second else 0))
     assert found == ["gpu 0 is in use now (3 %)", ""] and took == 60.0
 
 
-def test_it_ends_when_none_is_left():
+def test_observation_ends_if_no_gpu_is_left():
     found, took, count = watched([UNIT, OTHER], lambda now: rates(int(now == 5), int(now == 7)))
     assert all(found) and (took, count) == (7.0, 8)
 
 
-def test_one_that_cannot_be_seen_is_spared():
+def test_unreadable_gpu_is_spared():
     assert watched([UNIT], lambda _now: {})[0] == ["GPU-0 no longer answers"]
     assert watched([UNIT], lambda _now: rates(None))[0] == ["the utilization of gpu 0 is not known"]
     found, took, _count = watched([UNIT, OTHER], lambda now: FleetError("NVML", "it is gone") if now else rates(0))
     assert took == 1.0 and all("the utilization of its GPU is not known: NVML: it is gone" in why for why in found)
 
 
-def test_of_an_instance_there_is_nothing_to_sample_and_the_time_passes():
+def test_instances_are_not_sampled_but_wait():
     assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 60.0, 0)
     assert watched([{**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}], lambda _now: rates(100, 0))[0] == [""]
     # Nor does a driver that tells nothing speak for it.
@@ -312,7 +312,7 @@ def test_of_an_instance_there_is_nothing_to_sample_and_the_time_passes():
         ({"clients": None, "cpu_seconds": None}, ""),
     ],
 )
-def test_what_processes_do_during_the_look_spares_them_also_on_an_instance(machine, changes, why):
+def test_activity_of_processes_spares_them_on_instances(machine, changes, why):
     before = held(instance=1, pid=7, started_seconds=1.0, started_ticks=5, clients=0, cpu_seconds=100.0)
     machine.seen, machine.holders = host(mig=True), [before]
     looks = []
@@ -327,7 +327,7 @@ def test_what_processes_do_during_the_look_spares_them_also_on_an_instance(machi
     assert machine.stops.names == ([] if why else ["x.service"]) and len(looks) == 2
 
 
-def test_what_works_during_the_look_is_spared_and_told_again_only_when_it_is_idle_anew(machine):
+def test_working_finding_is_spared_and_announced_again_when_idle(machine):
     machine.run(UNIT, OTHER)
     machine.now += DAY
     machine.sample = lambda: rates(80)
@@ -337,8 +337,8 @@ def test_what_works_during_the_look_is_spared_and_told_again_only_when_it_is_idl
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"]
 
 
-def test_the_look_is_as_long_as_it_is_asked_for(machine):
-    """Not a span of the test's, but a number of samples: two that are a real second apart."""
+def test_observation_has_the_requested_length(machine):
+    """Counted in samples, not in time: two that are really a second apart."""
     machine.run(UNIT)
     machine.now += DAY
     taken = []
@@ -355,7 +355,7 @@ ROW = {
 }  # fmt: skip
 
 
-def test_the_notice_says_what_where_since_when_until_when_and_how_to_keep_it():
+def test_notice_has_subject_place_times_and_how_to_keep():
     assert wording.notice("ada", ROW) == (
         "Service draft.service on ada holds gpu 2 (GPU-5) and uses nothing of it.\n"
         "It has been idle since 2027-01-12 08:00 UTC or longer.\n"
@@ -364,13 +364,13 @@ def test_the_notice_says_what_where_since_when_until_when_and_how_to_keep_it():
     )
 
 
-def test_a_link_is_there_only_where_it_is_configured():
+def test_link_is_included_only_if_configured():
     text = wording.notice("a/da", {**ROW, "keep": ""}, "https://gpu.example.org/keep?host={host}&name={name}")
     assert "gpu-layout keep" not in text
     assert text.endswith("\nOr open: https://gpu.example.org/keep?host=a%2Fda&name=draft.service\n")
 
 
-def test_it_is_a_screen_of_printable_text_whatever_things_are_called():
+def test_notice_is_short_printable_text_for_any_names():
     row = {**ROW, "name": "x\x1b[2J\u202e" + "y" * 10_000, "places": ["gpu\r0"] * 500}
     for text in (
         wording.notice("ada", row),
@@ -380,11 +380,11 @@ def test_it_is_a_screen_of_printable_text_whatever_things_are_called():
         assert len(text) < 3000 and all(line.isprintable() for line in text.splitlines())
 
 
-def test_of_a_jupyter_server_only_kernels_go():
+def test_only_kernels_of_a_jupyter_server_are_shut_down():
     assert "Its idle kernels will be shut down after" in wording.notice("ada", {**ROW, "jupyter": True})
     assert "were shut down: kernel 1." in wording.stopped("ada", {**ROW, "kernels": ["kernel 1"]})
 
 
-def test_a_container_is_started_again_by_its_engine():
+def test_container_restart_uses_its_engine():
     row = {**ROW, **CONTAINER, "runtime": "podman"}
     assert "To start it again: podman start notebook" in wording.stopped("ada", row)

@@ -99,7 +99,7 @@ def names(rows):
     return [one["name"] for one in rows]
 
 
-def test_a_fixed_address_gets_one_mail_for_each_stage(mailbox):
+def test_fixed_address_gets_one_mail_per_stage(mailbox):
     said = result([row("a.service", "alice"), row("b.service", "bob")], [row("c.service", "carol")])
     told, untold, confirmed = tell(said, [{"to": "gpu@example.org", "server": mailbox.server}])
     assert (told, untold, names(confirmed)) == (["gpu@example.org"] * 2, [], ["a.service", "b.service"])
@@ -110,7 +110,7 @@ def test_a_fixed_address_gets_one_mail_for_each_stage(mailbox):
     assert "systemctl start c.service" in stopped.get_content()
 
 
-def test_each_owner_gets_what_is_theirs(mailbox):
+def test_each_owner_gets_only_own_findings(mailbox):
     said = result([row("a.service", "alice"), row("b.service", "bob"), row("a2.service", "alice")])
     told, untold, confirmed = tell(said, [{"to": "{user}@example.org", "server": mailbox.server}])
     assert told == ["alice@example.org", "bob@example.org"] and untold == [] and len(confirmed) == 3
@@ -124,7 +124,7 @@ def test_each_owner_gets_what_is_theirs(mailbox):
     assert mail["To"] == "alice@example.org" and "b.service" in other.get_content()
 
 
-def test_the_inventory_says_who_owns_what_before_the_host_does(mailbox):
+def test_owners_of_the_inventory_take_precedence(mailbox):
     said = result([row("a.service", "svc"), row("lab", kind="container", runtime="docker"), row("c.service", "carol")])
     owners = reclaim_told.owners(
         [{"match": "a", "user": "alice"}, {"match": "la*", "user": "bob"}, {"match": "a*", "user": "x"}]
@@ -134,7 +134,7 @@ def test_the_inventory_says_who_owns_what_before_the_host_does(mailbox):
 
 
 @pytest.mark.parametrize("user", ["", "a@evil.org,b", "alice\r\nBcc: x@evil.org", "-f", "Alice Smith <a@b>", "a" * 33])
-def test_what_is_no_account_gets_no_mail_and_its_notice_does_not_count(mailbox, user):
+def test_invalid_account_gets_no_mail_and_no_counting_notice(mailbox, user):
     said = result([row("a.service", user), row("b.service", "bob")])
     told, untold, confirmed = tell(said, [{"to": "{user}@example.org", "server": mailbox.server}])
     assert told == ["bob@example.org"] and len(untold) == 1 and "a.service" in untold[0]
@@ -142,7 +142,7 @@ def test_what_is_no_account_gets_no_mail_and_its_notice_does_not_count(mailbox, 
     assert [to for to, _mail in mailbox.mails] == [["bob@example.org"]]
 
 
-def test_a_receiver_that_is_refused_keeps_nobody_else_from_being_told(mailbox, hook):
+def test_refused_receiver_does_not_block_others(mailbox, hook):
     url, heard = hook
     said = result([row("a.service", "nobody"), row("b.service", "bob")])
     told, untold, confirmed = tell(
@@ -164,12 +164,12 @@ def test_a_web_hook_gets_text_and_items(hook):
     assert names(said["reclaim"]["items"]) == ["a.service"] and "Or open: https://x/ada/a.service" in said["text"]
 
 
-def test_where_nothing_happened_nobody_is_told(mailbox):
+def test_nothing_is_sent_without_findings(mailbox):
     assert tell(result(), [{"to": "gpu@example.org", "server": mailbox.server}]) == ([], [], [])
     assert mailbox.mails == []
 
 
-def test_without_ways_of_its_own_it_is_the_audit_s(mailbox):
+def test_receivers_of_the_audit_are_the_default(mailbox):
     audits = [{"url": "https://x/1"}, {"to": "gpu@example.org"}]
     assert [one.url or one.to for one in reclaim_told.ways(None, audits).controller] == [
         "https://x/1",
@@ -190,7 +190,7 @@ def test_without_ways_of_its_own_it_is_the_audit_s(mailbox):
         ([{}], "url or to is required"),
     ],
 )
-def test_ways_that_cannot_be_meant_are_named(given, problem):
+def test_invalid_receivers_are_named(given, problem):
     with pytest.raises(FleetError, match=problem):
         reclaim_told.ways(given, [])
 
@@ -201,11 +201,11 @@ def test_an_audit_has_no_single_user():
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("24h", 86400.0), ("0", 0.0), ("0h", 0.0), ("2d", 172800.0)])
-def test_the_time_of_a_notice(text, seconds):
+def test_time_of_a_notice(text, seconds):
     assert reclaim_told.notice_seconds(text) == seconds
 
 
-def test_a_time_of_a_notice_that_is_none_is_named():
+def test_invalid_time_of_a_notice_is_named():
     with pytest.raises(FleetError, match="gpu_rightsize_reclaim_notice: 'soon' is not a length of time"):
         reclaim_told.notice_seconds("soon")
 
@@ -220,6 +220,6 @@ def test_a_time_of_a_notice_that_is_none_is_named():
         {"noticed": [row("x")] * 1000, "stopped": []},
     ],
 )
-def test_what_a_host_says_has_to_be_what_the_module_returns(said):
+def test_result_of_a_host_is_validated(said):
     with pytest.raises(HostValueError, match="ada: "):
         reclaim_told.result_of("ada", said)

@@ -28,7 +28,7 @@ def recorded(*told: str) -> set[str]:
     return {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")} - {"gpu:info"}
 
 
-def test_a_gpu_of_which_all_is_told_has_every_roll_up_that_is_made_up():
+def test_complete_recorded_gpu_has_every_roll_up():
     known = rules()
     # What exporters' series are called, which rules make others of.
     live = set(re.findall(r"\bgpu:[a-z_]+\b(?!:)", " ".join(known.values()))) - set(known)
@@ -37,6 +37,6 @@ def test_a_gpu_of_which_all_is_told_has_every_roll_up_that_is_made_up():
     assert {"gpu:busy_ratio:avg5m", "gpu:activity_ratio:max5m", "gpu:tensor_active_ratio:avg5m", HELD} <= made
 
 
-def test_what_an_exporter_does_not_tell_is_not_made_up():
+def test_missing_series_are_not_made_up():
     assert recorded() == {HELD}
     assert recorded("gpu:busy_ratio") == {HELD, "gpu:busy_ratio:avg5m", "gpu:activity_ratio:max5m"}

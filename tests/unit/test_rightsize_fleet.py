@@ -44,7 +44,7 @@ def one_of(states, **more):
 # --- Who takes part ---------------------------------------------------------------------------------------------------
 
 
-def test_workloads_are_called_by_their_units_and_others_by_their_place():
+def test_workloads_are_named_by_unit_or_place():
     found = today(
         {
             "a": state(
@@ -70,7 +70,7 @@ def test_workloads_are_called_by_their_units_and_others_by_their_place():
         [gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "train.service"), (2, "3g.40gb", 0, "train.service")])],
     ],
 )
-def test_who_holds_several_gpus_is_one_workload_and_stays(rows):
+def test_holder_of_several_gpus_is_one_workload_and_stays(rows):
     found = today({"a": state(*rows)})
     assert all("holds several GPUs or instances" in one.left for each in found for one in each.occupants)
     assert [each.left for each in found if not each.left] == []
@@ -82,14 +82,14 @@ def test_the_same_unit_on_two_hosts_is_two_workloads():
     assert names == ["chat-a-gpu0", "chat-b-gpu0"]
 
 
-def test_instances_stand_where_they_are_and_empty_ones_are_vacant():
+def test_instances_keep_their_place_and_empty_ones_are_vacant():
     found = one_of(state(gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "embed.service"), (2, "1g.10gb", 0, None)])))
     assert [(one.name, one.shape, one.start) for one in found.occupants] == [("embed", mig("3g.40gb"), 4)]
     assert [(each.shape, each.start, each.workload) for each in found.vacant] == [(mig("1g.10gb"), 0, None)]
     assert not found.left
 
 
-def test_an_instance_that_nobody_has_had_yet_is_vacant_where_the_host_is_watched():
+def test_unused_new_instance_is_vacant_on_a_monitored_host():
     row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
     assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
@@ -189,14 +189,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", sorted(ODD))
-def test_a_gpu_takes_no_part_where_it_is(name):
+def test_gpu_is_excluded_with_a_reason(name):
     found_state, more, words = ODD[name]
     found = one_of(found_state, **more)
     assert words in found.left
     assert all(one.left for one in found.occupants)
 
 
-def test_a_daemon_serves_the_gpus_of_its_places_and_no_others():
+def test_daemon_serves_only_its_devices():
     daemon = {"name": "m", "places": [{"gpu_uuid": "GPU-a-01"}], "problem": "GPU-a-0 cannot be read"}
     assert one_of(state(gpu("a", 0, H100, "x.service"), daemons=[daemon])).left == ""
 
@@ -222,24 +222,24 @@ def left(states, held_hours=None, **more):
     return found.left
 
 
-def test_who_came_today_has_no_history_of_its_own():
+def test_new_holder_has_no_history():
     words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
     # Its oldest process counts: workers come and go.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
 
 
-def test_what_the_inventory_says_of_it_needs_no_history():
+def test_figures_of_the_inventory_need_no_history():
     assert left(began(1), a=[{"match": "x", "memory": "8GiB", "sm_percent": 10}]) == ""
     assert left(began(1), a=[{"match": "x", "profile": "1g.10gb"}]) == ""
 
 
-def test_tenants_of_a_gpu_that_is_unhealthy_stay():
+def test_tenants_of_an_unhealthy_gpu_stay():
     there = state(gpu("a", 0, H100), tenants=[tenant("x")])
     assert "unhealthy: repair it first" in one_of(there, words={("a", 0, ""): "unhealthy"}).left
 
 
-def test_a_container_without_a_name_stays_where_some_are_to():
+def test_unnamed_container_stays_if_some_must():
     there = state(gpu("a", 0, H100, "docker container 0123456789ab"))
     assert "name of its container is unknown" in one_of(there, said={"a": [{"match": "b*", "leave": True}]}).left
     assert not one_of(there, said={"a": [{"match": "b*", "latency": "low"}]}).left
@@ -247,12 +247,12 @@ def test_a_container_without_a_name_stays_where_some_are_to():
     assert "excluded in the inventory" in one_of(named, said={"a": [{"match": "b*", "leave": True}]}).left
 
 
-def test_figures_in_the_inventory_do_where_there_is_no_history():
+def test_figures_of_the_inventory_replace_missing_history():
     said = {"a": [{"match": "x", "memory": "8GiB", "sm_percent": 10}]}
     assert not one_of(state(gpu("a", 0, H100, "x.service")), said=said, words={("a", 0, ""): "no_data"}).left
 
 
-def test_what_is_no_result_of_gpu_info_is_an_error():
+def test_invalid_result_of_gpu_info_is_an_error():
     with pytest.raises(RightsizeError, match="a: its state is not a result of"):
         host_of("a", {"gpus": [{"index": 0}]})
 
@@ -267,8 +267,11 @@ def test_what_is_no_result_of_gpu_info_is_an_error():
         ("No module named 'ortools'", "OR-Tools is missing: pip install ortools for the optimum."),
     ],
 )
-def test_a_workload_that_could_be_smaller_says_why_it_is_not(missing, words):
-    """Alone on its GPU. Without OR-Tools not every plan was looked at, so that none frees a GPU is not claimed."""
+def test_unchanged_oversized_workload_has_a_reason(missing, words):
+    """It is alone on its GPU.
+
+    Without OR-Tools, not every plan is tried, so the reason must not claim that none frees a GPU.
+    """
     states = {"a": state(gpu("a", 0, H100, "x.service"))}
     said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
     audited = mock.patch.object(make, "make_audit", lambda order, now_seconds, say: audit_of(states))
@@ -292,7 +295,7 @@ def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, s
 IDLE = {("a", 0, ""): "idle"}
 
 
-def test_a_service_that_does_nothing_can_be_stopped():
+def test_idle_service_can_be_stopped():
     (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"))}, IDLE).values()
     assert (one.kind, one.name, one.gpus, one.spared) == ("unit", "x.service", ("GPU-a-0",), "")
     assert one.quiet_seconds == 96 * 3600 and one.waste_per_month == 10.0
@@ -337,14 +340,14 @@ def test_a_service_that_does_nothing_can_be_stopped():
         (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", kind="unknown")]), {}, "is unknown"),
     ],
 )
-def test_what_is_spared_says_why(found, more, why):
+def test_spared_holders_have_a_reason(found, more, why):
     (one,) = reclaim({"a": state(found)}, IDLE, **more).values()
     assert why in one.spared
 
 
 @pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
-def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours, least):
-    """A shorter grace of the site makes nobody idle for what was before."""
+def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
+    """A shorter grace of the site does not make a holder idle for time before it started."""
     for age, spared in (
         (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
@@ -358,13 +361,13 @@ def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours
     ("seconds", "text"),
     [(0, "less than an hour"), (3599, "less than an hour"), (3600, "1 h"), (47.99 * 3600, "47 h")],
 )
-def test_a_young_holder_s_age_is_in_hours(seconds, text):
+def test_age_of_a_young_holder_is_in_hours(seconds, text):
     row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - seconds)])
     (one,) = reclaim({"a": state(row)}, IDLE).values()
     assert one.spared == "started %s ago; protected for 48 h" % text
 
 
-def test_who_holds_a_gpu_that_works_as_well_is_spared():
+def test_holder_that_also_has_a_working_gpu_is_spared():
     (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"), gpu("a", 1, H100, "x.service"))}, IDLE).values()
     assert "also holds another GPU" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
 
@@ -374,8 +377,8 @@ def bare(name, uuid, **more):
     return holder(name, uuid, kind="device_handle", pid=99, **more)
 
 
-def test_a_bare_handle_spares_nobody():
-    """Where users run programs in one service, any of them may open another GPU, again and again, and does nothing there."""
+def test_bare_handle_does_not_spare_a_unit():
+    """Another user's process in the service has a GPU's node open for a minute, without a context on it."""
     young = NOW - 60
     first = gpu("a", 0, H100, "hub.service")
     first["holders"] += [bare("hub.service", "GPU-a-0", started_seconds=young), bare(None, "GPU-a-0")]
@@ -387,7 +390,7 @@ def test_a_bare_handle_spares_nobody():
     assert any(str(bare("hub.service", "GPU-a-0")["who"]) == who for who in found["hub.service"].holders)
 
 
-def test_one_that_has_nothing_but_bare_handles_is_what_it_holds():
+def test_holder_with_only_bare_handles_counts():
     rows = [gpu("a", n, H100, holders=[bare("agent.service", "GPU-a-%d" % n)]) for n in range(2)]
     (one,) = reclaim({"a": state(*rows)}, IDLE).values()
     assert "also holds another GPU" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
@@ -395,14 +398,14 @@ def test_one_that_has_nothing_but_bare_handles_is_what_it_holds():
     assert not one.spared
 
 
-def test_a_bare_handle_makes_two_workloads_of_none():
+def test_bare_handle_is_no_second_workload():
     row = gpu("a", 0, H100, "x.service")
     row["holders"].append(bare("y.service", "GPU-a-0"))
     (found,) = today({"a": state(row)})
     assert [one.name for one in found.occupants] == ["x"] and not found.left
 
 
-def test_a_name_that_no_unit_and_no_container_has_is_spared():
+def test_unknown_name_is_spared():
     for name, why in (
         ("x;y.service", "not a valid name of a unit"),
         ("podman container $(id)", "not a valid name of a container"),
@@ -411,7 +414,7 @@ def test_a_name_that_no_unit_and_no_container_has_is_spared():
         assert one.spared == why
 
 
-def test_containers_and_instances_are_found_too():
+def test_containers_and_instances_are_listed():
     states = {
         "a": state(
             gpu("a", 0, H100, "podman container notebook"),
@@ -424,7 +427,7 @@ def test_containers_and_instances_are_found_too():
     assert found["x.service"].gpus == ("GPU-a-1 1",) and not found["x.service"].spared
 
 
-def test_who_works_or_is_not_known_is_not_listed():
+def test_working_or_unknown_holders_are_not_listed():
     states = {"a": state(gpu("a", 0, H100, "x.service"), gpu("a", 1, H100, "y.service"))}
     assert reclaim(states, {("a", 0, ""): "right", ("a", 1, ""): "no_data"}) == {}
 
@@ -440,7 +443,7 @@ def proposal(*hosts):
     return Proposal(0.0, Window(0.0, 0.0), "", changes, (), (), 0, 0, 0, None, "", 0, 0)
 
 
-def test_hosts_of_a_proposal_before_are_gone_from_the_next_and_others_files_stay(tmp_path):
+def test_new_proposal_removes_old_hosts_but_no_other_files(tmp_path):
     write.all_of(proposal("a", "b"), tmp_path)
     own = tmp_path / "proposal" / "host_vars" / "c" / "gpu_layout.yml"
     own.parent.mkdir()
@@ -458,7 +461,7 @@ def no_umask():
     os.umask(former)
 
 
-def test_a_proposal_is_for_the_owner_and_the_group(tmp_path, no_umask):
+def test_proposal_is_readable_for_owner_and_group_only(tmp_path, no_umask):
     for _time in range(2):
         write.all_of(proposal("a"), tmp_path / "new" / "place")
         found = {path for path in tmp_path.rglob("*") if path.is_file()}
@@ -471,7 +474,7 @@ def test_a_proposal_is_for_the_owner_and_the_group(tmp_path, no_umask):
 
 
 @pytest.mark.parametrize("host", ["..", "a/b"])
-def test_a_host_s_name_leads_nowhere_else(host, tmp_path):
+def test_host_name_cannot_change_the_path(host, tmp_path):
     with pytest.raises(RightsizeError, match="cannot be a directory"):
         write.all_of(proposal(host), tmp_path)
     assert not list(tmp_path.glob("**/gpu_layout.yml"))
@@ -480,7 +483,7 @@ def test_a_host_s_name_leads_nowhere_else(host, tmp_path):
 @pytest.mark.parametrize(
     "word", ["x\ngpu_layout: []", "x\rgpu_layout: []", "x\x85gpu_layout: []", "x\u2028y: []", "{{ x }}"]
 )
-def test_no_word_of_a_host_or_a_user_is_in_a_file_that_ansible_reads(word):
+def test_files_for_ansible_have_no_text_of_hosts_or_users(word):
     found = {"what": "gpu 0", "who": (word,)}
     change = dataclasses.replace(proposal("a").hosts[0], plan=(word,), disturbs=(found,))
     text = write.layout_text(change)
@@ -489,7 +492,7 @@ def test_no_word_of_a_host_or_a_user_is_in_a_file_that_ansible_reads(word):
 
 
 @pytest.mark.parametrize("word", ["{{ lookup('pipe', 'id') }}", "{% x %}", "a\rb", "a\u2028b"])
-def test_a_layout_that_ansible_would_evaluate_is_not_written(word):
+def test_layout_with_templates_is_not_written(word):
     layout = ({"gpus": [0], "sharing": "mig", "mig": [{"profile": word}]},)
     with pytest.raises(RightsizeError, match="not plain text"):
         write.layout_text(dataclasses.replace(proposal("a").hosts[0], layout=layout))

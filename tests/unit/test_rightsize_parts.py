@@ -56,7 +56,7 @@ H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
 TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free", "right")
 
 
-def test_each_verdict_of_the_audit_tells_the_need_or_hides_it():
+def test_each_verdict_shows_or_hides_the_need():
     assert sorted([*today._BLIND, *TELLING]) == sorted(WORDS)
 
 
@@ -66,7 +66,7 @@ NOT_PROPOSED = ("shared",)
 APART = ("exclusive", "shared", "mig", "vgpu")
 
 
-def test_each_sharing_is_proposed_or_not_and_has_one_history_or_several():
+def test_each_kind_of_sharing_has_its_handling():
     assert sorted([*MODES, *NOT_PROPOSED]) == sorted(SHARINGS)
     assert sorted([*today._MIXED, *APART]) == sorted(SHARINGS)
 
@@ -78,7 +78,7 @@ def need(memory_gib, percent, **more):
 # --- What the inventory says ------------------------------------------------------------------------------------------
 
 
-def test_the_first_entry_that_matches_holds():
+def test_first_matching_entry_is_used():
     rows = [{"match": "notebook-*", "latency": "batch"}, {"match": "*", "isolation": "quota", "memory": "8GiB"}]
     found = wishes(rows, "a")
     assert wish_of(found, ["notebook-b", "b-gpu0"]).latency == "batch"
@@ -104,7 +104,7 @@ def test_the_first_entry_that_matches_holds():
         ("notebook", "'notebook' is not an entry"),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_its_place(row, words):
+def test_invalid_values_are_named_with_their_place(row, words):
     with pytest.raises(RightsizeError) as caught:
         wishes([row], "a")
     assert str(caught.value).startswith("gpu_rightsize_workloads of a[0]") and words in str(caught.value)
@@ -132,7 +132,7 @@ def test_settings_of_the_packing_are_checked(packing, words):
     assert words in str(caught.value)
 
 
-def test_bounds_and_sizing_are_checked():
+def test_limits_and_sizing_are_checked():
     with pytest.raises(RightsizeError, match="max_moved: -1"):
         options.limits("host", -1, None, {})
     with pytest.raises(FleetError, match=r"sizing.memory_margin: unknown key"):
@@ -188,7 +188,7 @@ def test_the_mode_follows_from_isolation_then_latency(wish, asked, model, mode, 
         ({"mode": "vgpu"}, None, H100, "its need is unknown"),
     ],
 )
-def test_what_a_model_cannot_do_is_refused_with_the_entry(wish, asked, model, words):
+def test_impossible_demand_of_a_model_is_refused_with_the_entry(wish, asked, model, words):
     with pytest.raises(RightsizeError) as caught:
         decide(Wish(where="gpu_rightsize_workloads of a[3]", **wish), asked, model)
     assert words in str(caught.value) and "a[3]" in str(caught.value)
@@ -202,11 +202,11 @@ def test_what_a_model_cannot_do_is_refused_with_the_entry(wish, asked, model, wo
     st.floats(0, 200),
     st.floats(0, 115),
 )
-def test_what_is_chosen_holds_the_need_and_keeps_the_isolation(model, isolation, latency, memory_gib, percent):
+def test_chosen_shape_meets_the_need_and_the_isolation(model, isolation, latency, memory_gib, percent):
     asked = need(memory_gib, percent)
     found = decide(Wish(isolation=isolation, latency=latency), asked, model)
     rules = geometry(model)
-    assert rules.knows(found.shape)
+    assert rules.can_hold(found.shape)
     if found.mode == "exclusive":
         assert found.shape == WHOLE
         return
@@ -246,14 +246,14 @@ def now(layout):
         ),
     ],
 )
-def test_other_gpus_keep_what_the_layout_says_of_them(current, kept):
+def test_other_gpus_keep_their_entries(current, kept):
     found = merged(now(current), [NEW], {1})
     assert found == [*kept, NEW]
     plan, _lines = planned(found, GPUS, "580.65.06")
     assert [gpu.gpu.index for gpu in plan.gpus if gpu.target.mig_enabled] == [1]
 
 
-def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
+def test_unpinned_tenants_stay_in_one_entry():
     tenants = [{"name": "a", "memory": "8GiB", "sm_percent": 30}]
     current = [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": tenants}}]
     with pytest.raises(PlanError, match="only some of them change"):
@@ -261,14 +261,14 @@ def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
     assert merged(now(current), [NEW], {0, 1}) == [NEW]
 
 
-def test_a_layout_that_does_not_hold_is_not_taken_for_an_empty_one():
+def test_invalid_layout_is_not_treated_as_empty():
     state = {"driver_version": "580.65.06", "nvml_version": "", "gpus": []}
     (today,) = hosts_today({"a": state}, {"a": [{"gpus": [7], "sharing": "exclusive"}]}).values()
     with pytest.raises(PlanError, match="the host's layout is invalid"):
         merged(today, [NEW], {0})
 
 
-def test_daemons_and_tenants_are_planned_too():
+def test_daemons_and_tenants_are_planned():
     layout = [
         {"gpus": [0], "sharing": "mps", "mps": {"name": "gpu0", "clients": 2, "active_thread_percentage": 40}},
         {"gpus": [1], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}},
@@ -317,7 +317,7 @@ def test_a_short_history_is_a_risk(confidence, word):
 
 
 @given(st.integers(0, 2 * 10**9), st.integers(600, 3 * 10**8))
-def test_a_window_of_any_length_has_so_many_points_at_most(start, seconds):
+def test_number_of_points_is_limited_for_any_window(start, seconds):
     grid = Grid.of(Window(start, start + seconds))
     assert 1 <= len(grid.times) <= MOST_POINTS
     assert grid.step % 300 == 0 and grid.end <= start + seconds

@@ -39,12 +39,12 @@ def fleet(host, count, free=0):
     return state(*rows, *(gpu(host, n, H100) for n in range(count, count + free)))
 
 
-def test_a_workload_alone_keeps_its_gpu():
+def test_single_workload_keeps_its_gpu():
     found = today({"a": fleet("a", 1)})
     assert rearrange(found, small(found), Limits(seconds=60)).answers == ()
 
 
-def test_workloads_meet_on_one_gpu_of_their_host():
+def test_workloads_share_one_gpu_of_their_host():
     found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
     done = rearrange(found, small(found), Limits(seconds=60))
     assert {answer.problem.gpus[0].host: answer.saved for answer in done.answers} == {"a": 2, "b": 1}
@@ -52,7 +52,7 @@ def test_workloads_meet_on_one_gpu_of_their_host():
         assert standing[0].host == name[-1]
 
 
-def test_with_the_fleet_in_reach_they_meet_on_one_gpu_of_all():
+def test_with_reach_fleet_they_share_one_gpu_of_the_fleet():
     found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
     (answer,) = rearrange(found, small(found), Limits(reach="fleet", seconds=60)).answers
     assert answer.saved == 4 and len({each[0].key for each in rearrange_standing(answer)}) == 1
@@ -62,14 +62,14 @@ def rearrange_standing(answer):
     return [(each,) for each in answer.packing.standing if each.workload]
 
 
-def test_what_is_new_throughout_goes_where_nobody_is():
+def test_new_content_goes_to_free_gpus():
     found = today({"a": fleet("a", 2, free=1)})
     (answer,) = rearrange(found, small(found), Limits(seconds=60)).answers
     assert {each.key for each in answer.packing.standing} == {("a", 2)} and answer.saved == 1
     assert not check.problems(answer.problem, answer.packing)
 
 
-def test_a_gpu_that_takes_no_part_gets_nobody():
+def test_excluded_gpu_gets_no_workload():
     found = list(today({"a": fleet("a", 2, free=1)}))
     found[2] = dataclasses.replace(found[2], left="the fan")
     (answer,) = rearrange(found, small(found), Limits(seconds=60)).answers
@@ -77,7 +77,7 @@ def test_a_gpu_that_takes_no_part_gets_nobody():
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 3, 4, 5])
-def test_no_more_workloads_move_than_the_bound_and_the_rest_is_said(bound):
+def test_moves_are_limited_and_the_rest_is_reported(bound):
     found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
     done = rearrange(found, small(found), Limits(most_moved=bound, seconds=60))
     moved = sum(len(answer.moved) for answer in done.answers)
@@ -87,7 +87,7 @@ def test_no_more_workloads_move_than_the_bound_and_the_rest_is_said(bound):
     assert bool(done.notes) == (len(done.answers) < 2)
 
 
-def test_instances_that_are_there_are_used_before_others_are_made():
+def test_existing_instances_are_used_first():
     rows = [gpu("a", n, H100, "w%d.service" % n) for n in range(2)]
     there = gpu("a", 2, H100, instances=[(1, "1g.10gb", 0, None), (2, "1g.10gb", 1, None)])
     found = today({"a": state(*rows, there)})
@@ -96,7 +96,7 @@ def test_instances_that_are_there_are_used_before_others_are_made():
     assert done.entries("a") == ([], frozenset()) and done.hosts() == {"a"}
 
 
-def test_instances_that_the_bound_protects_stay():
+def test_protected_instances_stay():
     rows = [gpu("a", n, H100, instances=[(1, "3g.40gb", 4, "w%d.service" % n)]) for n in range(2)]
     found = today({"a": state(*rows)})
     free = rearrange(found, small(found, "1g.10gb"), Limits(seconds=60))
@@ -105,13 +105,13 @@ def test_instances_that_the_bound_protects_stay():
     assert sum(answer.destroyed for answer in none.answers) == 0
 
 
-def test_what_the_inventory_forces_is_done_without_a_gain():
+def test_required_change_is_made_without_savings():
     found = today({"a": fleet("a", 1)}, said={"a": [{"profile": "3g.40gb"}]})
     (answer,) = rearrange(found, small(found, "3g.40gb"), Limits(seconds=60)).answers
     assert answer.saved == 0 and answer.packing.standing[0].shape == mig("3g.40gb")
 
 
-def test_what_the_planner_refuses_is_not_proposed():
+def test_layouts_refused_by_the_planner_are_not_proposed():
     found = today({"a": fleet("a", 2)})
 
     def refuse(arrangement, hosts):
@@ -141,7 +141,7 @@ def turns(hours, reach="host"):
     return found, decisions, made
 
 
-def test_those_who_work_at_other_hours_share_a_card_and_those_at_the_same_do_not():
+def test_workloads_share_a_card_only_if_their_hours_differ():
     found, decisions, made = turns([0, 12, 0])
     (team,) = made.members
     assert "w1-a" in team and len(team) == 2 and set(made.stays) == {"w0-a", "w2-a"} - set(team)
@@ -155,12 +155,12 @@ def test_those_who_work_at_other_hours_share_a_card_and_those_at_the_same_do_not
     assert len(changed) == 1
 
 
-def test_where_turns_save_nothing_all_stay_alone():
+def test_no_team_without_savings():
     _found, _decisions, made = turns([0, 0])
     assert made.members == () and all("leave exclusive" in why for why in made.stays.values())
 
 
-def test_a_team_that_is_beyond_the_bound_is_not_made():
+def test_team_beyond_the_limit_of_moves_is_not_made():
     found, decisions, made = turns([0, 12])
     done = rearrange(found, decisions, Limits(most_moved=1, seconds=60), teams=made.members)
     assert done.answers == () and "within the limits" in done.notes[0]
@@ -171,7 +171,7 @@ KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu",
 
 @draws(12)
 @given(st.lists(KINDS, min_size=1, max_size=5), st.integers(0, 2), st.sampled_from([None, 0, 2]))
-def test_any_proposal_keeps_everybody_and_the_planner_takes_it(kinds, free, bound):
+def test_any_proposal_keeps_all_workloads_and_is_valid(kinds, free, bound):
     states = {"a": fleet("a", len(kinds), free)}
     found = today(states)
     decisions = {}

@@ -75,7 +75,7 @@ def read(server, occupants, window=WINDOW):
     return histories(server, occupants, window)
 
 
-def test_only_the_gpus_given_are_asked_for_and_few_in_one_query():
+def test_only_given_gpus_are_queried_in_small_groups():
     occupants = [occupant(number) for number in range(90)]
     server = Server(WELL)
     found, grid, notes = read(server, occupants)
@@ -86,7 +86,7 @@ def test_only_the_gpus_given_are_asked_for_and_few_in_one_query():
     assert len(grid.times) == len(found["w7"]["busy"])
 
 
-def test_a_server_that_finds_it_too_much_is_asked_for_less():
+def test_too_large_query_is_reduced():
     server = Server(WELL, refuse=7)
     found, _grid, _notes = read(server, [occupant(number) for number in range(20)])
     assert max(len(uuids) for _series, uuids, _text, _points in server.asked) <= 7
@@ -95,7 +95,7 @@ def test_a_server_that_finds_it_too_much_is_asked_for_less():
         read(Server(WELL, refuse=0), [occupant(0)])
 
 
-def test_where_there_are_no_roll_ups_the_series_themselves_are_asked():
+def test_without_roll_ups_the_series_are_queried():
     missing = ["gpu:%s:%s" % (name, "max5m" if "bytes" in name else "avg5m") for name in WELL]
     server = Server(WELL, missing)
     found, _grid, _notes = read(server, [occupant(0)])
@@ -103,7 +103,7 @@ def test_where_there_are_no_roll_ups_the_series_themselves_are_asked():
     assert any("avg_over_time(gpu:busy_ratio{" in text for _series, _uuids, text, _points in server.asked)
 
 
-def test_over_a_long_window_a_point_stands_for_the_highest_of_its_step():
+def test_points_of_long_windows_are_maxima():
     server = Server(WELL, ["gpu:busy_ratio:avg5m"])
     read(server, [occupant(0)], Window(0, 60 * DAY))
     texts = {series: text for series, _uuids, text, _points in server.asked}
@@ -115,12 +115,12 @@ def test_over_a_long_window_a_point_stands_for_the_highest_of_its_step():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 97.0])
-def test_what_is_impossible_is_no_sample(value):
+def test_impossible_values_are_dropped(value):
     found, _grid, _notes = read(Server({**WELL, "busy_ratio": value}), [occupant(0)])
     assert np.all(np.isnan(found["w0"]["busy"])) and np.all(found["w0"]["compute"] == 25.0)
 
 
-def test_a_series_that_is_not_there_is_no_sample_either():
+def test_missing_series_has_no_samples():
     found, _grid, _notes = read(Server({**WELL, "compute_active_ratio": None}), [occupant(0)])
     assert np.all(np.isnan(found["w0"]["compute"]))
 
@@ -135,7 +135,7 @@ def needed(one, values=WELL, model="H100-80GB"):
     return needs(fleet, [one], gpus, Policy())[one.name]
 
 
-def test_compute_is_the_work_of_the_sms_and_for_who_cannot_wait_the_busier_figure():
+def test_compute_is_sm_activity_or_the_higher_value_for_low_latency():
     assert needed(occupant(0)).compute_percent == pytest.approx(25 * 1.15)
     assert needed(occupant(0, latency="low")).compute_percent == pytest.approx(50 * 1.15)
     assert needed(occupant(0), {**WELL, "compute_active_ratio": None}).compute_percent == pytest.approx(50 * 1.15)
@@ -145,7 +145,7 @@ def test_memory_has_a_margin():
     assert 8 * GIB < needed(occupant(0)).memory_bytes < 8 * GIB * 1.3
 
 
-def test_a_figure_of_an_instance_is_a_share_of_its_gpu():
+def test_value_of_an_instance_is_a_share_of_its_gpu():
     server = Server(WELL)
     one = occupant(0, mig("3g.40gb"))
     found, grid, _notes = read(server, [one])
@@ -153,14 +153,14 @@ def test_a_figure_of_an_instance_is_a_share_of_its_gpu():
     assert need.compute_percent == pytest.approx(25 * 1.15 * 3 / 7)
 
 
-def test_too_little_history_is_a_reason_and_no_need():
+def test_too_little_history_gives_a_reason_instead_of_a_need():
     found, grid, _notes = read(Server({**WELL, "memory_used_bytes": None}), [occupant(0)])
     one = occupant(0)
     need = needs(fleet_of([one], found, grid, {}), [one], {one.key: GpuToday("a", None, "H100-80GB")}, Policy())["w0"]
     assert need == "too little data: no data"
 
 
-def test_a_tenant_is_sized_in_memory_only():
+def test_tenant_is_sized_only_in_memory():
     quota = share("vgpu", 16384, 30)
     memory = Stat(14.0 * DAY, 1.0, max=8.0 * GIB)
     need = need_of_tenant(occupant(0, quota, memory=memory), Policy())
@@ -175,7 +175,7 @@ def test_a_tenant_is_sized_in_memory_only():
     )
 
 
-def test_the_inventory_s_figures_replace_what_was_seen():
+def test_figures_of_the_inventory_replace_measurements():
     seen = Need(8.0 * GIB, 20.0, 0.9, "seen")
     one = occupant(0, memory_bytes=4 * GIB)
     assert with_wish(seen, one).memory_bytes == 4 * GIB and with_wish(seen, one).compute_percent == 20.0

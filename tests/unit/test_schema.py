@@ -56,12 +56,12 @@ def path_of(where):
     return tuple(int(number) if number else word for number, word in steps)
 
 
-def test_the_schema_is_one():
+def test_schema_is_valid():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$id"].endswith(":%d" % LAYOUT_VERSION)
 
 
-def test_other_variables_are_none_of_its_business():
+def test_other_variables_are_ignored():
     assert VALIDATOR.is_valid({"ntp_servers": ["a"], "gpu_layout": []})
 
 
@@ -71,8 +71,8 @@ def test_schema_accepts_what_the_parser_accepts(case):
 
 
 @pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" not in case], ids=lambda case: case["name"])
-def test_schema_objects_where_the_parser_does(case):
-    """At the same value, at the mapping or list around it, or at a key within it."""
+def test_schema_rejects_where_the_parser_does(case):
+    """At the same value, its mapping or list, or a key in it."""
     found = schema_errors(case["layout"])
     for where in case["finds"]:
         path = path_of(where)
@@ -80,7 +80,7 @@ def test_schema_objects_where_the_parser_does(case):
 
 
 @pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" in case], ids=lambda case: case["name"])
-def test_what_is_called_beyond_the_schema_is(case):
+def test_problems_beyond_the_schema_are_accepted_by_it(case):
     assert schema_errors(case["layout"]) == []
 
 
@@ -88,7 +88,7 @@ def keys_of(definition):
     return set(SCHEMA["$defs"][definition]["properties"])
 
 
-def test_schema_and_parser_know_the_same_words():
+def test_schema_and_parser_have_the_same_choices():
     assert keys_of("entry") == set(entry_keys(forms.FORMS))
     assert keys_of("mig_instance") == set(mig_parse.KEYS).union(form.key for form in forms.INSIDE)
     assert keys_of("mps") == set(mps_parse.KEYS)
@@ -212,7 +212,7 @@ def layouts(draw):
 
 @draws(50)
 @given(layouts())
-def test_canonical_form_says_all(layout):
+def test_canonical_form_is_complete(layout):
     data = layout_to_data(layout)
     assert parse_layout(data) == layout
     assert schema_errors(data) == []
@@ -266,7 +266,7 @@ def spoilt(draw):
 
 @draws(100)
 @given(spoilt() | anything)
-def test_whatever_comes_the_parser_answers_and_the_schema_is_never_stricter(data):
+def test_schema_is_never_stricter_than_the_parser_for_any_value(data):
     before = copy.deepcopy(data)
     try:
         layout = parse_layout(data)

@@ -64,8 +64,8 @@ def test_labels_are_found_in_expressions():
     assert labels_of('count_values by (a) ("b", x) and topk by (c) (1, last_over_time(y[15m]))') == set("abc")
 
 
-def test_the_labels_of_the_rules_are_known_to_the_plan():
-    """Nobody reads rules when inventing a label. Add a new rule's labels to RULES_LABELS, and take those out that none has."""
+def test_labels_of_rules_are_in_rules_labels():
+    """Add a new rule's labels to RULES_LABELS, and remove labels without rules."""
     # The rules of prices are made of the inventory, and read a GPU's model besides.
     found = {"model", *price_rules.PART_LABELS.split(", ")}
     for rule in rules():
@@ -79,7 +79,7 @@ def test_the_labels_of_the_rules_are_known_to_the_plan():
 
 
 @pytest.mark.parametrize("name", ["cluster", "site", "rack", "zone", "team"])
-def test_a_sites_own_labels_stay_its_own(name):
+def test_labels_of_the_site_are_allowed(name):
     host = {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1"}}
     extra = [{"targets": ["npu-01:8082"], "labels": {"host": "npu-01", "job": "npu", name: "1"}}]
     plan = scrape_plan(["a"], {"a": host}, extra=extra)
@@ -88,8 +88,8 @@ def test_a_sites_own_labels_stay_its_own(name):
 
 
 @pytest.mark.parametrize("name", RULES_LABELS)
-def test_a_label_of_the_rules_is_refused_with_its_place(name):
-    """It would end up in series that have a meaning for it, or keep two sides of a rule from matching."""
+def test_label_of_the_rules_is_refused_with_its_place(name):
+    """It would change series that use it, or keep two sides of a rule from matching."""
     host = {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1"}}
     plan = scrape_plan(["a"], {"a": host}, extra=[{"targets": ["npu-01:8082"], "labels": {name: "1"}}])
     mine = "a: gpu_monitoring_labels has the label %s, which " % name

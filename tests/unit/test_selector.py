@@ -49,13 +49,13 @@ def test_each_kind_of_selector(gpus, selector, indexes):
     assert named(gpus, selector) == indexes
 
 
-def test_gpus_that_no_entry_names_have_no_target(gpus):
+def test_gpus_without_an_entry_have_no_target(gpus):
     assert named(gpus, 1, {"model": "A100*"}) == [1, 2]
     assert targets(parse_layout([]), gpus) == ()
 
 
 @pytest.mark.parametrize("selector", ["GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}])
-def test_a_selector_that_matches_nothing_says_what_there_is(gpus, selector):
+def test_selector_without_match_lists_the_gpus(gpus, selector):
     with pytest.raises(SelectorError) as caught:
         named(gpus, 0, selector)
     assert caught.value.where == "gpu_layout[0].gpus[1]"
@@ -66,18 +66,18 @@ def test_a_selector_that_matches_nothing_says_what_there_is(gpus, selector):
     ("kept", "there"),
     [([0], "GPU 0 alone"), ([0, 3], "GPUs 0 and 3"), ([0, 1, 3], "GPUs 0, 1 and 3"), ([1, 2, 3], "GPUs 1 to 3")],
 )
-def test_an_index_that_is_not_there_is_answered_by_those_that_are(gpus, kept, there):
+def test_unknown_index_lists_the_known_ones(gpus, kept, there):
     with pytest.raises(SelectorError) as caught:
         select(Selector("index", 7), [gpus[index] for index in kept], "gpu_layout[0].gpus[0]")
     assert str(caught.value) == "gpu_layout[0].gpus[0]: this host has no GPU 7. It has %s." % there
 
 
-def test_a_host_without_gpus_says_so():
+def test_host_without_gpus_is_reported():
     with pytest.raises(SelectorError, match="no GPU at all"):
         named([], 0)
 
 
-def test_a_gpu_named_by_two_kinds_of_selector_is_found(gpus):
+def test_gpu_matched_by_two_selectors_is_detected(gpus):
     layout = parse_layout(
         [
             {"gpus": [2], "sharing": "shared"},
@@ -91,7 +91,7 @@ def test_a_gpu_named_by_two_kinds_of_selector_is_found(gpus):
     assert "gpu 2" in caught.value.problem
 
 
-def test_what_each_sharing_means(gpus):
+def test_targets_of_each_kind_of_sharing(gpus):
     layout = parse_layout(
         [
             {
@@ -136,7 +136,7 @@ def test_mps_is_exclusive_and_time_slicing_has_its_slice(gpus):
     assert (second.mig_enabled, second.compute_mode, second.settings) == (False, "default", {"time_slice": "long"})
 
 
-def test_tenants_are_of_a_shared_gpu(gpus):
+def test_tenants_need_a_shared_gpu(gpus):
     entry = {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}
     (target,) = targets(parse_layout([entry]), gpus)
     assert (target.mig_enabled, target.compute_mode, target.settings) == (False, "default", {"time_slice": "default"})
@@ -146,8 +146,8 @@ def test_every_sharing_has_its_compute_mode():
     assert set(COMPUTE_MODES) == set(SHARINGS)
 
 
-def test_an_index_that_is_not_there_may_have_been_octal(gpus):
-    """YAML 1.1 reads a number with a leading zero in base 8."""
+def test_unknown_index_may_be_octal(gpus):
+    """YAML 1.1 reads a number with a leading zero as octal."""
     with pytest.raises(SelectorError, match="YAML reads 010 as 8: write indices without leading zeros"):
         named(gpus, 8)
     with pytest.raises(SelectorError) as raised:

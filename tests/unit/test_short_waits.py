@@ -203,7 +203,7 @@ def test_no_exception_is_out_of_date():
     assert [(name, text) for name, texts in KEPT.items() for text in texts if text not in waits.get(name, ())] == []
 
 
-def test_each_kind_of_short_wait_is_found():
+def test_each_kind_of_short_wait_is_detected():
     source = """
 run(lock_timeout=0.5, busy_timeout=0, timeout=30)
 host("apply", "--busy-timeout", "0.5")

@@ -42,13 +42,13 @@ def holds(conditions: list[str], variables: dict) -> bool:
         ({}, False),
     ],
 )
-def test_it_does_where_the_plan_has_something_to_do(variables, expected):
+def test_driver_is_installed_if_the_plan_has_steps(variables, expected):
     assert brings(**variables) is expected
 
 
 @pytest.mark.parametrize(("needed", "drained", "reboot"), [*product([False, True], [False, True], ["", "it is due"])])
-def test_it_does_where_the_role_would_do_or_say_something_after_its_plan(needed, drained, reboot):
-    """The role's own conditions, so that a new one cannot be forgotten in the playbook."""
+def test_driver_role_runs_if_it_would_change_or_report_something(needed, drained, reboot):
+    """Uses the role's own conditions, so that a new one cannot be missing in the playbook."""
     planning, *acting = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text())
     assert planning["register"] == "nvidia_driver_plan" and len(acting) == 2
     variables = {

@@ -29,30 +29,30 @@ TYPO = {"msg": "gpu_layout[0] on gpu 0: there is no profile 3g.45gb.", "host_fau
         (" 7 % ", 100, 7),
     ],
 )
-def test_a_number_or_a_percentage_may_be_lost(value, hosts, allowed):
+def test_number_or_percentage_is_tolerated(value, hosts, allowed):
     assert tolerated(value, hosts) == allowed
 
 
 @pytest.mark.parametrize("value", ["many", "-1", -1, "101%", 1.5, True, None, "", "1%%", "9" * 400])
-def test_nothing_else_is_a_tolerance(value):
+def test_other_values_are_no_tolerance(value):
     with pytest.raises(ValueError, match="neither a number of hosts nor a percentage"):
         tolerated(value, 10)
 
 
-def test_a_host_that_did_not_answer_in_time_is_at_fault_itself():
-    """As ansible-core has it for the keyword timeout."""
+def test_timeout_is_a_fault_of_the_host():
+    """The result is ansible-core's for the keyword timeout."""
     result = {"failed": True, "msg": "Task failed: Timed out after 300 second(s).", "timedout": {"period": 300}}
     found = failure("h1", result)
     assert (found.reason, found.host_fault) == ("it did not answer within 300 s", True)
     assert not losses(HOSTS, HOSTS[1:], {"h0": result}, 1).refusal
 
 
-def test_a_run_without_losses_goes_on():
+def test_run_without_losses_continues():
     found = losses(HOSTS, HOSTS, {}, 0)
     assert (dict(found.left_out), found.refusal) == ({}, "")
 
 
-def test_one_sentence_names_the_hosts_and_how_to_go_on():
+def test_one_sentence_names_hosts_and_next_steps():
     found = losses(HOSTS, [host for host in HOSTS if host not in ("h3", "h7")], {"h3": SICK}, 1)
     assert found.left_out == {
         "h3": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.",
@@ -67,7 +67,7 @@ def test_one_sentence_names_the_hosts_and_how_to_go_on():
 
 
 @pytest.mark.parametrize("tolerate", [1, "100%"])
-def test_a_wrong_layout_is_never_tolerated(tolerate):
+def test_wrong_layout_is_never_tolerated(tolerate):
     found = losses(HOSTS, HOSTS[:8], {"h8": SICK, "h9": TYPO}, tolerate)
     assert "No plan for h9 (its error is above). Correct the errors above" in found.refusal
     assert found.left_out["h9"] == TYPO["msg"]
@@ -75,7 +75,7 @@ def test_a_wrong_layout_is_never_tolerated(tolerate):
 
 
 @pytest.mark.parametrize("tolerate", [0, 2, "100%"])
-def test_where_no_host_has_a_plan_all_are_named_and_nothing_is_tolerated(tolerate):
+def test_without_any_plan_all_hosts_are_named_and_nothing_is_tolerated(tolerate):
     found = losses(["h0", "h1"], [], {"h0": SICK, "h1": {"msg": "Connection refused", "unreachable": True}}, tolerate)
     assert found.refusal == (
         "No plan for any host: h0 (its error is above), h1 (could not be reached). Fix "
@@ -84,14 +84,14 @@ def test_where_no_host_has_a_plan_all_are_named_and_nothing_is_tolerated(tolerat
     )
 
 
-def test_where_every_layout_is_wrong_all_are_named():
+def test_all_hosts_with_wrong_layouts_are_named():
     found = losses(["h0", "h1"], [], {"h0": TYPO, "h1": TYPO}, 0)
     assert found.refusal.startswith(
         "No plan for any host: h0 (its error is above), h1 (its error is above). Correct the"
     )
 
 
-def test_the_name_of_the_host_is_said_once():
+def test_host_name_is_printed_once():
     found = losses(HOSTS, HOSTS[1:], {"h0": {"msg": "h0: gpu 3 is lost.", "host_fault": True}}, 0)
     assert (found.left_out["h0"], found.words["h0"]) == ("gpu 3 is lost.", "its error is above")
     assert found.refusal == (
@@ -100,13 +100,13 @@ def test_the_name_of_the_host_is_said_once():
     )
 
 
-def test_a_thousand_hosts_make_no_page():
+def test_thousand_hosts_are_shortened():
     hosts = ["h%d" % number for number in range(1000)]
     found = losses(hosts, [], {}, 0)
     assert len(found.left_out) == 1000 and len(found.refusal) < 2000 and "980 more" in found.refusal
 
 
-def test_what_a_host_says_is_a_text():
+def test_texts_of_hosts_are_escaped():
     found = losses(["h0"], [], {"h0": {"msg": "\x1b[31mred", "host_fault": True}}, 0)
     assert "\x1b" not in found.refusal + found.left_out["h0"]
 
@@ -128,7 +128,7 @@ WHERE = ("gpu 0", "it does not answer", "Look at it.")
         (errors.PlanError("gpu_layout[0]", "there is no profile 3g.45gb"), False),
     ],
 )
-def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_fault):
+def test_module_error_distinguishes_host_faults(error, host_fault):
     found = failure("h1", {"failed": True, "msg": str(error), "host_fault": False, **details(error)})
     assert (found.reason, found.host_fault) == (str(error), host_fault)
 
@@ -147,7 +147,7 @@ def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_faul
         ({"msg": "Missing sudo password in gpu_layout"}, False),
     ],
 )
-def test_a_failure_of_ansible_itself_is_told_from_a_mistake(result, host_fault):
+def test_failure_of_ansible_differs_from_a_configuration_error(result, host_fault):
     assert failure("h1", result).host_fault == host_fault
 
 
@@ -159,7 +159,7 @@ def test_a_failure_of_ansible_itself_is_told_from_a_mistake(result, host_fault):
         {"msg": "MODULE FAILURE", "module_stderr": "sudo: a terminal is required to read the password"},
     ],
 )
-def test_a_password_that_is_missing_is_not_answered_with_ssh(result):
+def test_missing_password_does_not_suggest_ssh(result):
     hosts = ["one", "two"]
     found = losses(hosts, [], dict.fromkeys(hosts, result), 0)
     assert "needs a password to become root on one, two. Run with --ask-become-pass" in found.refusal

@@ -34,24 +34,24 @@ def test_each_host_has_its_lines_with_uuids():
     }
 
 
-def test_a_daemon_or_tenant_alone_is_a_change():
+def test_changed_daemon_or_tenant_is_a_change():
     assert list(plans({"one": result("vgpu a: remove", changed=0)})) == ["one"]
 
 
-def test_a_gpu_that_lost_its_entry_is_named_without_a_change():
+def test_gpu_that_lost_its_entry_is_named_without_a_change():
     same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, no entry names it: keeps exclusive"), changed=0)
     same["plan_lines"][1]["unmanaged"] = True
     assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, no entry names it: keeps exclusive"]}
 
 
-def test_a_fleet_without_changes_is_one_line():
+def test_fleet_without_changes_is_one_line():
     same = result((0, "keep 7g.80gb@0"), changed=0)
     found = plans({"h%d" % number: same for number in range(1000)})
     assert list(found) == ["nothing to do"]
     assert found["nothing to do"].startswith("h0, h1, ") and found["nothing to do"].endswith("h19, 980 more")
 
 
-def test_who_is_in_the_way_is_named():
+def test_blocking_holders_are_named():
     held = {"what": "gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process)", "who": ["pid 7 (python3 train.py)", "pid 8"]}
     tenant = {"what": "vgpu a", "who": ["pid 9"]}
     # A change of daemons or tenants alone counts no GPU.
@@ -65,7 +65,7 @@ def test_who_is_in_the_way_is_named():
     }
 
 
-def test_many_in_the_way_make_no_page():
+def test_many_blocking_holders_are_shortened():
     held = [{"what": "gpu 0 (GPU-5c89d3fa): 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=held)})["one"]
     assert len(found) == 22
@@ -79,9 +79,9 @@ def test_many_in_the_way_make_no_page():
 
 
 @pytest.mark.parametrize("busy", ["all", [{"what": "gpu 0"}], [["gpu 0", "pid 7"]]])
-def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
+def test_invalid_list_of_blocking_holders_is_refused(busy):
     found = plans({"bad": dict(result((0, "disable MIG mode")), busy=busy)})
-    assert "bad: busy" in found["bad"][0] and "the host says" in found["bad"][0]
+    assert "bad: busy" in found["bad"][0] and "the host sent" in found["bad"][0]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
         (None, ["(no NVIDIA driver yet)", "No driver."]),
     ],
 )
-def test_a_host_without_a_driver_has_what_is_known_of_it(forecast, lines):
+def test_host_without_a_driver_has_its_forecast(forecast, lines):
     assert plans({"new": {"driver_present": False, "msg": "No driver.", "forecast": forecast}}) == {"new": lines}
 
 
-def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan():
+def test_texts_of_a_host_cannot_control_the_terminal_or_hide_other_plans():
     bad = result((0, "\x1b[31mred"))
     worse = dict(bad, plan_lines=[{"index": 0, "uuid": "{{ 1 }}", "text": "enable MIG mode"}])
     found = plans({"bad": bad, "worse": worse, "good": result((0, "enable MIG mode"))})
     assert "\x1b" not in str(found)
-    assert "worse: plan_lines[0].uuid: the host says" in found["worse"][0]
+    assert "worse: plan_lines[0].uuid: the host sent" in found["worse"][0]
     assert found["good"] == ["gpu 0 (GPU-5c89d3fa): enable MIG mode"]
 
 
@@ -119,7 +119,7 @@ def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan()
         ("gpu_audits", "gpu_audit"),
     ],
 )
-def test_a_misspelt_group_is_named_with_what_is_meant(name, meant):
+def test_misspelt_group_is_named_with_a_suggestion(name, meant):
     expected = "The inventory has the group %s: did you mean %s?" % (name, meant)
     assert misspelt({"all": ["a"], "ungrouped": [], name: ["a"]}, GROUPS) == expected
 

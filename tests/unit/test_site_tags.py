@@ -53,7 +53,7 @@ def test_selected_roles(run, skip, selected):
         ("gpu_layout", {}, True),
     ],
 )
-def test_a_tag_is_refused_if_no_host_asks_for_its_role(role, variables, accepted):
+def test_tag_is_refused_if_no_host_uses_its_role(role, variables, accepted):
     hostvars = {"one": {}, "two": variables}
     problem = tags.problem(ROLES, [role], [], {"gpu_hosts": ["one", "two"]}, hostvars)
     assert (problem == "") == accepted, problem

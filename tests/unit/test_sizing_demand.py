@@ -41,7 +41,7 @@ def row(values, length=DAY):
 # --- How much is known ----------------------------------------------------------------------------------------------
 
 
-def test_no_sample_is_no_data():
+def test_history_without_samples_is_no_data():
     demand = only(demands(fleet([row([np.nan])], [row([np.nan])])))
     assert demand.evidence.missing == "no data"
     assert demand.memory_bytes is None
@@ -53,29 +53,29 @@ def test_no_sample_is_no_data():
     ("samples", "missing"),
     [(35, "35 samples, fewer than 100"), (99, "99 samples, fewer than 100"), (100, "")],
 )
-def test_a_short_history_says_so(samples, missing):
+def test_short_history_is_reported(samples, missing):
     demand = only(demands(fleet([row([10], samples)], [row([5], samples)])))
     assert demand.evidence.missing == missing
     assert (demand.memory_bytes is None) == bool(missing)
 
 
-def test_many_samples_of_a_short_time_are_too_little_as_well():
+def test_many_samples_of_a_short_time_are_too_little():
     found = Fleet.of(["a"], np.arange(600) * 15.0, np.full((1, 600), 5.0), np.full((1, 600), GIB))
     assert only(demands(found)).evidence.missing == "2.5 h of samples, less than 3.0 h"
 
 
-def test_a_history_that_is_mostly_gaps_is_too_little():
+def test_history_of_mostly_gaps_is_too_little():
     duty = np.where(np.arange(DAY) % 5 < 2, 10.0, np.nan)
     duty[0] = 10.0
     assert "40 % of its time" in only(demands(fleet([duty], [5.0]))).evidence.missing
 
 
-def test_a_workload_that_began_late_is_not_one_with_gaps():
+def test_late_start_is_no_gap():
     duty = row([np.nan] * (DAY // 2) + [10])
     assert only(gather(fleet([duty], [5.0]), POLICY)).covered_ratio == 1
 
 
-def test_a_sample_without_memory_is_no_evidence():
+def test_sample_without_memory_is_no_evidence():
     known = only(gather(fleet([row([10])], [row([np.nan] * 200 + [5])]), POLICY))
     assert known.samples == DAY - 200
 
@@ -89,7 +89,7 @@ def test_confidence_grows_with_days_and_falls_with_gaps():
     assert one.confidence < holes.confidence < ten.confidence
 
 
-def test_the_hours_of_the_day_that_were_seen_are_counted_once():
+def test_observed_hours_of_the_day_count_once():
     assert only(gather(fleet([row([10], DAY // 2)], [5.0]), POLICY)).day_ratio == 0.5
     assert only(gather(fleet([row([10], DAY * 3 // 2)], [5.0]), POLICY)).day_ratio == 1
     assert only(gather(fleet([hours(4, (0, 24))], [5.0]), POLICY)).day_ratio == 1
@@ -98,8 +98,8 @@ def test_the_hours_of_the_day_that_were_seen_are_counted_once():
 # --- Memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_sample_of_memory_counts():
-    """A percentile of any kind would not see one in 2880."""
+def test_single_sample_of_memory_counts():
+    """No percentile would include one in 2880."""
     memory = np.full(10 * DAY, 10.0)
     memory[1234] = 30
     demand = only(demands(fleet([5.0], [memory])))
@@ -107,22 +107,22 @@ def test_a_single_sample_of_memory_counts():
     assert demand.memory_bytes > 30 * GIB
 
 
-def test_the_margin_is_told_and_is_what_is_added():
+def test_reported_margin_is_the_added_one():
     demand = only(demands(fleet([5.0], [np.full(3 * DAY, 20.0)])))
     assert demand.memory_margin_ratio == pytest.approx(POLICY.memory_margin_ratio / 2)
     assert demand.memory_bytes == pytest.approx(20 * GIB * (1 + POLICY.memory_margin_ratio / 2))
     assert "at most 20.0 GiB in 3.0 days, plus 15 %" in demand.reason
 
 
-def test_no_more_is_asked_for_than_the_card_has_today():
+def test_need_is_limited_to_the_current_card():
     assert only(demands(fleet([5.0], [np.full(DAY, 45.0)], 48))).memory_bytes == 48 * GIB
 
 
-def test_a_card_told_too_small_cuts_nothing_that_was_seen():
+def test_wrong_card_size_does_not_reduce_observed_memory():
     assert only(demands(fleet([5.0], [np.full(DAY, 45.0)], 40))).memory_bytes == 45 * GIB
 
 
-def test_a_level_that_rose_is_taken_to_rise_as_much_again():
+def test_rising_level_is_assumed_to_rise_again():
     steady = only(demands(fleet([5.0], [np.full(DAY, 20.0)])))
     rose = only(demands(fleet([5.0], [row([12.0] * (DAY // 2) + [20.0])])))
     fell = only(demands(fleet([5.0], [row([20.0] * (DAY // 2) + [12.0])])))
@@ -137,8 +137,8 @@ def test_more_days_never_raise_the_margin(one, other):
 
 @few
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]))
-def test_the_same_days_again_lower_what_is_asked_for(seed, times):
-    """An even number of times, so that both halves of the time are the same and nothing seems to rise."""
+def test_repeated_days_lower_the_need(seed, times):
+    """An even number of repeats, so that both halves of the time are equal and nothing seems to rise."""
     once = random_fleet(seed, 3, 1)
     again = Fleet.of(
         once.names,
@@ -153,7 +153,7 @@ def test_the_same_days_again_lower_what_is_asked_for(seed, times):
         assert more.evidence.confidence > one.evidence.confidence
 
 
-def test_a_workload_gets_the_fleets_experience_where_its_own_is_short():
+def test_short_history_uses_the_fleets_distribution():
     memory = [np.full(DAY, 10.0) for _ in range(4)]
     for steady in memory[:3]:
         steady[100:130] = 20
@@ -165,7 +165,7 @@ def test_a_workload_gets_the_fleets_experience_where_its_own_is_short():
     assert memory_chances(alone, gather(alone, POLICY), POLICY)[:, over:].sum() == 0
 
 
-def test_with_days_of_its_own_that_experience_fades():
+def test_fleets_distribution_fades_with_own_days():
     def above(days):
         memory = [np.full(days * DAY, 10.0) for _ in range(2)]
         memory[0][: days * DAY // 10] = 20
@@ -178,7 +178,7 @@ def test_with_days_of_its_own_that_experience_fades():
 
 @few
 @given(st.integers(0, 10**6), st.floats(0.5, 3))
-def test_chances_are_chances(seed, days):
+def test_probabilities_sum_to_one(seed, days):
     found = random_fleet(seed, 4, days)
     known = gather(found, POLICY)
     for table in (memory_chances(found, known, POLICY), duty_chances(found, known, POLICY)):
@@ -203,31 +203,31 @@ def working_share(found):
     return 1 - duty_chances(found, known, POLICY)[:, 0]
 
 
-def test_unseen_hours_are_planned_as_busy_as_busy_hours_are():
-    """Half a day with a little work: the other half may hold the busy hours."""
+def test_unseen_hours_are_planned_as_busy():
+    """Half a day with little work: the other half may have the busy hours."""
     assert working_share(fleet([hours(0.5, (3, 4))], [5.0]))[0] > 0.08
     quiet = np.where(np.arange(DAY // 2) % 10 == 0, 30.0, 0.0)
     assert working_share(fleet([quiet], [5.0]))[0] > 0.7
 
 
-def test_a_whole_day_leaves_nothing_to_guess():
+def test_complete_day_needs_no_guess():
     quiet = np.where(np.arange(DAY) % 10 == 0, 30.0, 0.0)
     assert working_share(fleet([quiet], [5.0]))[0] == pytest.approx(0.1, abs=0.01)
 
 
-def test_a_history_with_busy_hours_is_taken_as_it_is():
+def test_history_with_busy_hours_is_used_unchanged():
     busy = hours(0.5, (2, 5), high=50)
     assert working_share(fleet([busy], [5.0]))[0] == pytest.approx(0.25, abs=0.01)
 
 
-def test_how_hard_a_workload_works_is_the_fleets_where_it_never_did():
+def test_unobserved_load_level_is_the_fleets():
     worked = np.where(np.arange(DAY // 2) % 3 == 0, 70.0, 0.0)
     both = fleet([worked, 0.0], [5.0, 5.0])
     chance = duty_chances(both, gather(both, POLICY), POLICY)[1]
     assert chance[60:81].sum() == pytest.approx(1 - chance[0])
 
 
-def test_the_busiest_hour_is_found_wherever_it_is():
+def test_busiest_hour_is_found_anywhere():
     working = np.zeros((1, 100), bool)
     working[0, 70:76] = True
     assert busiest_hour(working, 12)[0] == 0.5

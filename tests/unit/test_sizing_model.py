@@ -33,7 +33,7 @@ def of(names=("a",), times=(1.0, 2.0), duty=((1.0, 2.0),), memory=((1.0, 2.0),),
         ({"card": 0.0}, "card", "no memory"),
     ],
 )
-def test_a_history_that_cannot_be_is_refused_with_the_place(wrong, where, what):
+def test_impossible_history_is_refused_with_the_place(wrong, where, what):
     with pytest.raises(SizingError) as caught:
         of(**wrong)
     assert caught.value.where == where
@@ -41,7 +41,7 @@ def test_a_history_that_cannot_be_is_refused_with_the_place(wrong, where, what):
     assert caught.value.cure
 
 
-def test_a_workload_is_there_once():
+def test_duplicate_workload_is_refused():
     with pytest.raises(SizingError, match="workload a: the name is not unique"):
         of(("a", "a"), duty=[[1, 2]] * 2, memory=[[1, 2]] * 2)
 
@@ -50,12 +50,12 @@ def test_a_workload_is_there_once():
     ("name", "value"),
     [("memory_margin_ratio", 1.5), ("compute_quantile", -0.1), ("prior_days", NAN), ("candidates", 0), ("rounds", -1)],
 )
-def test_a_policy_that_cannot_be_is_refused_with_the_name(name, value):
+def test_impossible_policy_is_refused_with_the_name(name, value):
     with pytest.raises(SizingError, match="policy.%s" % name):
         Policy(**{name: value})
 
 
-def test_workloads_are_sorted_with_all_that_is_theirs():
+def test_workloads_are_sorted_with_their_data():
     found = of(("b", "a"), duty=[[1, 2], [3, 4]], memory=[[5, 6], [7, 8]], card=[10, 20])
     assert found.names == ("a", "b")
     assert found.duty.tolist() == [[3, 4], [1, 2]]
@@ -63,13 +63,13 @@ def test_workloads_are_sorted_with_all_that_is_theirs():
     assert found.card.tolist() == [20, 10]
 
 
-def test_missing_duty_is_nothing_done_and_missing_memory_is_what_was_there():
+def test_missing_duty_is_zero_and_missing_memory_the_last_value():
     found = of(times=(1, 2, 3, 4), duty=[[NAN, 5, NAN, 7]], memory=[[NAN, 3, NAN, NAN]])
     assert found.whole_duty().tolist() == [[0, 5, 0, 7]]
     assert found.whole_memory().tolist() == [[0, 3, 3, 3]]
 
 
-def test_a_part_and_a_time_are_cut_out_whole():
+def test_part_and_time_range_are_complete():
     found = fleet([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]], 48)
     assert found.part([1]).names == ("w01",)
     assert found.part([1]).duty.tolist() == [[4, 5, 6]]
@@ -77,5 +77,5 @@ def test_a_part_and_a_time_are_cut_out_whole():
     assert found.between(1, 3).duty.tolist() == [[2, 3], [5, 6]]
 
 
-def test_no_workloads_are_a_fleet_too():
+def test_fleet_can_be_empty():
     assert Fleet.of((), (), (), ()).names == ()

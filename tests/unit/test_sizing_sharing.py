@@ -33,7 +33,7 @@ def groups(sharing):
 
 @few
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([24, 40, 80, 141]), st.floats(0.3, 2))
-def test_every_workload_is_somewhere_once_and_no_card_is_over(seed, count, card, days):
+def test_every_workload_is_placed_once_and_no_card_is_exceeded(seed, count, card, days):
     found = random_fleet(seed, count, days)
     answer = share(found, card * GIB, QUICK)
     placed = [name for one in answer.cards for name in one.names] + [name for name, _ in answer.left_alone]
@@ -64,7 +64,7 @@ def test_the_order_of_workloads_does_not_matter(seed, order):
 
 @few
 @given(st.integers(0, 10**6))
-def test_a_larger_margin_never_lets_a_pair_in_that_a_smaller_kept_out(seed):
+def test_larger_margin_never_allows_more_pairs(seed):
     found = random_fleet(seed, 2, 0.6, high=40)
     wide = share(found, 60 * GIB, dataclasses.replace(QUICK, memory_margin_ratio=0.5))
     narrow = share(found, 60 * GIB, dataclasses.replace(QUICK, memory_margin_ratio=0.1))
@@ -82,8 +82,8 @@ def test_small_quiet_workloads_share():
     assert answer.reason == "saves 3 of 4 cards"
 
 
-def test_peaks_that_coincide_are_kept_apart_and_those_that_do_not_share():
-    """Two work at day and two at night, each with 80 % of a GPU, for two weeks."""
+def test_only_non_coinciding_peaks_share():
+    """Two work by day and two by night, each with 80 % of a GPU, for two weeks."""
     day, night = hours(14, (8, 18)), hours(14, (20, 24), (0, 6))
     found = fleet([day, day, night, night], [np.full(14 * DAY, 10.0)] * 4)
     policy = Policy(saturated_ratio=0.02)
@@ -94,29 +94,29 @@ def test_peaks_that_coincide_are_kept_apart_and_those_that_do_not_share():
     assert share(found.part([0, 1]), 80 * GIB, policy).gpus == 2
 
 
-def test_half_a_day_does_not_show_that_peaks_never_coincide():
+def test_half_a_day_does_not_prove_that_peaks_never_coincide():
     day, night = hours(0.5, (0, 5)), hours(0.5, (6, 11))
     assert share(fleet([day, night], [np.full(DAY // 2, 10.0)] * 2), 80 * GIB).gpus == 2
 
 
-def test_the_quiet_half_of_a_day_does_not_fill_a_card_with_strangers():
-    """Each does a little now and then; nobody knows what they do by day."""
+def test_quiet_half_of_a_day_does_not_fill_a_card():
+    """Each works a little now and then, and the day is unknown."""
     quiet = [np.where(np.arange(DAY // 2) % 20 == i, 60.0, 0.0) for i in range(6)]
     known = [np.tile(row, 28) for row in quiet]
     assert share(fleet(quiet, [np.full(DAY // 2, 5.0)] * 6), 141 * GIB).gpus == 6
     assert share(fleet(known, [np.full(14 * DAY, 5.0)] * 6), 141 * GIB).gpus < 4
 
 
-def test_memory_peaks_that_were_never_together_are_still_expected_together():
-    """Two that jump from 20 to 45 GiB at times of their own: both at once is a matter of time."""
+def test_memory_peaks_are_expected_to_coincide():
+    """Two jump from 20 to 45 GiB at independent times: both at once is a matter of time."""
     memory = [np.where(np.arange(2 * DAY) % 20 == i * 7, 45.0, 20.0) for i in range(2)]
     assert np.max(memory[0] + memory[1]) == 65
     assert share(fleet([5.0, 5.0], memory), 85 * GIB).gpus == 2
     assert share(fleet([5.0, 5.0], memory), 141 * GIB).gpus == 1
 
 
-def test_there_is_room_for_two_at_their_highest_at_once():
-    """One sample of 40 GiB each in a month, on different days, is as good as no chance; the room for both is kept."""
+def test_two_maxima_always_fit_at_once():
+    """One sample of 40 GiB each in a month is very unlikely to coincide, but room for both is kept."""
     memory = [np.full(30 * DAY, 20.0) for _ in range(3)]
     for i, row in enumerate(memory):
         row[5000 + 1000 * i] = 40
@@ -128,7 +128,7 @@ def test_there_is_room_for_two_at_their_highest_at_once():
     assert share(found, 107 * GIB).gpus == 1
 
 
-def test_a_workload_without_data_is_left_alone_with_the_reason():
+def test_workload_without_data_is_unchanged_with_a_reason():
     found = fleet([np.full(DAY, 5.0), np.full(DAY, np.nan), np.full(DAY, 5.0)], [5.0, np.nan, 5.0])
     answer = share(found, 80 * GIB)
     assert answer.left_alone == (("w01", "too little data: no data"),)
@@ -136,22 +136,22 @@ def test_a_workload_without_data_is_left_alone_with_the_reason():
     assert answer.gpus == 2
 
 
-def test_a_workload_that_may_need_more_than_the_card_is_left_alone():
+def test_workload_larger_than_the_card_is_unchanged():
     found = fleet([np.full(DAY, 5.0)] * 3, [np.full(DAY, 5.0), np.full(DAY, 5.0), np.full(DAY, 38.0)])
     answer = share(found, 40 * GIB)
     assert [name for name, _ in answer.left_alone] == ["w02"]
     assert "may need 46.1 GiB, and the card has 40.0" in answer.left_alone[0][1]
 
 
-def test_nothing_that_can_be_planned_is_an_answer():
+def test_result_can_be_empty():
     answer = share(fleet([np.full(10, 5.0)], [5.0]), 80 * GIB)
     assert not answer.worth_it
     assert answer.cards == ()
     assert answer.gpus == 1
 
 
-def test_where_nothing_is_saved_all_stay_exclusive():
-    """Each needs more than half of the card, whatever its size is called."""
+def test_without_savings_all_stay_exclusive():
+    """Each needs more than half of the card, for any size of the card."""
     for gib in (40, 48, 80):
         answer = share(fleet([np.full(DAY, 5.0)] * 5, [np.full(DAY, 0.45 * gib)] * 5, gib), gib * GIB)
         assert not answer.worth_it
@@ -159,7 +159,7 @@ def test_where_nothing_is_saved_all_stay_exclusive():
         assert answer.gpus == 5
 
 
-def test_a_saving_below_the_least_is_not_proposed():
+def test_saving_below_the_minimum_is_not_proposed():
     memory = [np.full(DAY, 60.0)] * 8 + [np.full(DAY, 5.0)] * 2
     found = fleet([np.full(DAY, 70.0)] * 8 + [np.full(DAY, 5.0)] * 2, memory)
     small = share(found, 80 * GIB, Policy(least_saving_ratio=0.0))
@@ -171,7 +171,7 @@ def test_a_saving_below_the_least_is_not_proposed():
 
 
 @pytest.mark.parametrize("card", [0, -1, float("nan"), float("inf")])
-def test_a_card_without_memory_is_refused(card):
+def test_card_without_memory_is_refused(card):
     with pytest.raises(SizingError, match="Pass the memory of the card"):
         share(fleet([np.full(DAY, 5.0)], [5.0]), card)
 
@@ -220,12 +220,12 @@ def test_the_mean_of_all_cards_stays_within_its_limit():
     assert len(found) == 15
 
 
-def test_a_limit_of_nothing_allows_what_costs_nothing():
+def test_limit_of_zero_allows_free_sharing():
     weigh = lambda group: Weight(True, 0.0 if set(group) <= {0, 1} else 0.5)  # noqa: E731
     assert Search(weigh, [1.0] * 3, 100, Limits(0.0, 0.0, 50, 8, 1)).run() == [(0, 1), (2,)]
 
 
-def test_the_same_search_has_the_same_answer():
+def test_search_is_deterministic():
     sizes = [3, 4, 5, 2, 6, 7, 1, 2, 3]
     weigh = lambda group: Weight(sum(sizes[i] for i in group) <= 10)  # noqa: E731
     answers = [Search(weigh, sizes, 10, Limits(0.01, 1e-4, 60, 3, 7)).run() for _ in range(2)]

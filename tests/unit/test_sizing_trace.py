@@ -45,7 +45,7 @@ def test_a_trace_is_read_with_its_gaps(tmp_path, packed):
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", TEXT + "1,c,much,1\n", TEXT + "1,c,1000,1\n"])
-def test_what_is_no_trace_is_said(tmp_path, text):
+def test_invalid_trace_is_reported(tmp_path, text):
     path = tmp_path / "trace.csv"
     path.write_text(text)
     figures = list(bench_rightsize.figures({"TRACE": str(path)}))
@@ -53,7 +53,7 @@ def test_what_is_no_trace_is_said(tmp_path, text):
     assert all("trace.csv" in reason for _, _, reason in figures)
 
 
-def test_without_a_trace_every_figure_says_why():
+def test_without_a_trace_every_figure_has_a_reason():
     figures = list(bench_rightsize.figures({}))
     assert [name for name, _, _ in figures] == list(bench_rightsize.all_names())
     assert {(value, reason) for _, value, reason in figures} == {
@@ -74,7 +74,7 @@ def test_gpus_over_memory_and_saturated_samples_are_counted():
 
 
 @pytest.mark.parametrize("groups", [[("c0",)], [("c0", "c1"), ("c1",)]])
-def test_a_plan_that_loses_or_doubles_a_container_is_no_plan(groups):
+def test_plan_that_loses_or_doubles_a_container_is_refused(groups):
     with pytest.raises(ValueError, match="no GPU, or on two"):
         trace.judge(groups, table([[1.0], [1.0]], [[1], [1]]), 80 * GIB)
 
@@ -88,8 +88,8 @@ def test_forward_plans_on_the_first_part_and_reverse_on_the_last():
     assert [part.duty[0].tolist() for part in trace.halves(found, True)] == [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]]
 
 
-def test_the_simple_rules_do_what_they_say():
-    """Two never at work together and at 30 GiB each: the joint rule stacks them, the sum of percentiles does not."""
+def test_simple_rules_work_as_described():
+    """Two never work together with 30 GiB each: the joint rule stacks them, the sum of percentiles does not."""
     found = table([[80] * 10 + [0] * 10, [0] * 10 + [80] * 10], [[30] * 20] * 2)
     assert len(trace.joint_rule(found, 80 * GIB)) == 1
     assert len(trace.krr_rule(found, 80 * GIB)) == 2

@@ -86,12 +86,12 @@ def node(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("cgroup", IN_SCOPES)
-def test_a_scope_of_a_container_is_known_by_its_cgroup(cgroup):
+def test_scope_of_a_container_is_recognized_by_its_cgroup(cgroup):
     assert systemd_reload.in_systemd_scope(cgroup + "\n")
 
 
 @pytest.mark.parametrize("cgroup", ELSEWHERE)
-def test_other_cgroups_have_no_devices_that_systemd_sets(cgroup):
+def test_other_cgroups_are_not_affected(cgroup):
     assert not systemd_reload.in_systemd_scope(cgroup)
 
 
@@ -103,7 +103,7 @@ def test_links_are_missing_one_by_one(node):
     assert systemd_reload.missing_links(node.root) == ()
 
 
-def test_a_link_that_leads_nowhere_is_missing(node):
+def test_broken_link_is_missing(node):
     node.link(*NUMBERS)
     (node.root / "dev/nvidia0").rename(node.root / "dev/nvidia7")
     assert systemd_reload.missing_links(node.root, lambda path: (195, 0) if "nvidia7" in path else None) == ("195:0",)
@@ -125,7 +125,7 @@ def test_the_number_of_a_node_is_read_from_the_kernel(tmp_path):
     assert systemd_reload.device_number(str(tmp_path / "none")) is None
 
 
-def test_containers_are_disturbed_once_and_the_cure_is_named(node):
+def test_containers_are_disturbed_once_with_a_fix(node):
     holders = [node.container(71), node.container(72, ELSEWHERE[0]), node.container(73, ELSEWHERE[2])]
     holders += [holders[0], holder(74, "an ended container"), Holder("GPU-0", None, PROCESS, "a Slurm job")]
     (found,) = systemd_reload.look(node.root, holders)
@@ -172,13 +172,13 @@ def test_a_unit_of_another_release_reloads_systemd(node, mps, path):
     assert mps.reloads(new_limits())
 
 
-def test_a_unit_that_systemd_has_not_read_reloads_it(mps):
+def test_unit_that_systemd_has_not_reloaded_reloads_it(mps):
     mps.start(DAEMON, DEVICES)
     mps._run.units["openfleet-mps@inference.service"]["NeedDaemonReload"] = "yes"
     assert mps.reloads(new_limits())
 
 
-def test_only_the_last_daemon_that_goes_reloads_systemd(mps):
+def test_only_the_last_removed_daemon_reloads_systemd(mps):
     mps.start(DAEMON, DEVICES)
     mps.start(OTHER, ("GPU-c",))
     first, both = (StopMps(seen(), forget=True),), (StopMps(seen(), forget=True), StopMps(seen(OTHER), forget=True))
@@ -188,7 +188,7 @@ def test_only_the_last_daemon_that_goes_reloads_systemd(mps):
 
 
 @pytest.mark.parametrize("daemon", [DAEMON, OTHER], ids=["first", "second"])
-def test_what_reloads_says_is_what_a_change_does(mps, daemon):
+def test_predicted_reloads_match_a_change(mps, daemon):
     """Predict the reloads of a start, and compare with the commands that it runs."""
     if daemon is OTHER:
         mps.start(DAEMON, DEVICES)

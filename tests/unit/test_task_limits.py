@@ -36,18 +36,18 @@ def of_modules(path: Path, modules) -> list[dict]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_task_that_asks_a_cluster_has_a_limit(path):
+def test_cluster_tasks_have_a_timeout(path):
     assert [task["name"] for task in of_modules(path, CLUSTER) if "timeout" not in task] == []
 
 
 @pytest.mark.parametrize("path", QUESTIONS)
-def test_a_task_that_only_asks_a_host_has_a_limit(path):
+def test_reading_tasks_have_a_timeout(path):
     found = of_modules(ROOT / path, QUESTIONS[path])
     assert len(found) == len(QUESTIONS[path])
     assert [task["name"] for task in found if "timeout" not in task] == []
 
 
-def test_every_task_of_the_plan_has_a_limit():
+def test_every_task_of_the_plan_has_a_timeout():
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text(encoding="utf-8"))
     limits = {play["name"]: play.get("timeout") for play in plays}
     assert limits["Plan (every host, nothing changes)"] == 1800

@@ -71,7 +71,7 @@ def test_a_process_ends_with_its_last_thread(main_ended):
     assert started_ticks_of(pid) is None
 
 
-def test_a_running_thread_shows_what_an_ended_main_thread_does_not(main_ended):
+def test_running_thread_is_read_if_the_main_thread_ended(main_ended):
     pid = main_ended.pid
     task = live_task("/proc", pid)
     assert [task] == other_tasks("/proc", pid)
@@ -82,7 +82,7 @@ def test_a_running_thread_shows_what_an_ended_main_thread_does_not(main_ended):
     assert live_task("/proc", pid) is None
 
 
-def test_a_process_that_is_gone_has_no_tasks():
+def test_ended_process_has_no_tasks():
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert other_tasks("/proc", process.pid) == [] and live_task("/proc", process.pid) is None
@@ -126,11 +126,11 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
         ("", None),
     ],
 )
-def test_the_files_of_a_ring_are_those_that_the_kernel_lists(text, names):
+def test_files_of_a_ring_are_from_the_kernel(text, names):
     assert registered(text) == names
 
 
-def test_only_a_file_of_a_file_system_may_be_a_node():
+def test_only_files_of_file_systems_can_be_nodes():
     assert not any(map(may_be_node, ["socket:[4711]", "pipe:[1]", "anon_inode:[eventfd]"]))
     assert all(
         map(may_be_node, ["/dev/nvidia0", "nvidia0", "/home/a/socket:[1]", "x", "", "socket:[1] (deleted)", "/"])

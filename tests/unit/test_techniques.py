@@ -112,7 +112,7 @@ def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.key)
-def test_only_its_folder_and_the_tables_know_a_technique(technique):
+def test_only_its_folder_and_the_tables_name_a_technique(technique):
     folder = "techniques/%s/" % technique.key
     found = {}
     for file in sorted(UTILS.rglob("*.py")):
@@ -133,7 +133,7 @@ def test_only_its_folder_and_the_tables_know_a_technique(technique):
         ('data["turn_length"]', "change/plan_file.py"),
     ],
 )
-def test_each_way_to_know_a_technique_is_found(source, path):
+def test_each_way_to_name_a_technique_is_detected(source, path):
     assert breaches(source, path, "turns", "turn_length")
 
 
@@ -150,8 +150,8 @@ def test_each_folder_is_in_the_tables():
     assert beside == [(each.key, each.name) for each in SERVICE_VIEWS]
 
 
-def test_packages_import_each_other_in_one_direction():
-    """A package is a folder of module_utils with all below it, or a file beside the folders."""
+def test_packages_do_not_import_each_other_in_cycles():
+    """A package is a folder of module_utils, or a file outside of these folders."""
     graph: dict[str, set[str]] = {}
     for file in sorted(UTILS.rglob("*.py")):
         path = str(file.relative_to(UTILS))
@@ -177,11 +177,11 @@ LAYOUT = [
 ]
 
 
-def test_the_target_is_told_with_its_setting():
+def test_target_is_printed_with_its_setting():
     assert [asked(target) for target in targets(parse_layout(LAYOUT), GPUS)] == ["time_slicing: long", "shared"]
 
 
-def test_a_journal_has_each_setting_beside_the_other_keys(tmp_path):
+def test_journal_has_each_setting_with_the_other_keys(tmp_path):
     after, journal = targets(parse_layout(LAYOUT), GPUS), Journal(str(tmp_path))
     before = [planner.target_of(gpu) for gpu in GPUS]
     journal.begin(before, after)
@@ -194,7 +194,7 @@ def test_a_journal_has_each_setting_beside_the_other_keys(tmp_path):
     assert (list(entry.before), entry.after) == (before, after)
 
 
-def test_a_journal_with_a_setting_that_nothing_reads_is_refused(tmp_path):
+def test_journal_with_an_unknown_setting_is_refused(tmp_path):
     journal = Journal(str(tmp_path))
     journal.begin([], targets(parse_layout(LAYOUT), GPUS))
     kept = journal.path.read_text()
@@ -205,6 +205,6 @@ def test_a_journal_with_a_setting_that_nothing_reads_is_refused(tmp_path):
     assert journal.path.read_text() == kept.replace('"time_slice"', '"colour"')
 
 
-def test_a_step_of_no_technique_is_refused():
+def test_unknown_step_is_refused():
     with pytest.raises(TypeError, match="not a step"):
         technique_of(CreateGpuInstance("1g.10gb", 19, None))

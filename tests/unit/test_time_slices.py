@@ -82,17 +82,17 @@ def test_all_gpus_are_read_by_one_call():
     assert len(smi.calls) == 1
 
 
-def test_a_gpu_without_time_slices_hides_none_behind_it():
+def test_gpu_without_time_slices_hides_no_later_one():
     none = "Failed to get compute policies for GPU 1 : Not Supported"
     assert seen(NvidiaSmi("Short", None, "Medium")) == [("short", None), (None, none), ("medium", None)]
 
 
-def test_a_first_gpu_without_time_slices_hides_none_behind_it():
+def test_first_gpu_without_time_slices_hides_no_later_one():
     none = "Failed to get compute policies for GPU 0 : Not Supported"
     assert seen(NvidiaSmi(None, "Short", "Medium")) == [(None, none), ("short", None), ("medium", None)]
 
 
-def test_a_sick_gpu_that_ends_the_list_hides_no_other():
+def test_failing_gpu_at_the_end_of_the_list_hides_no_other():
     smi = NvidiaSmi("Short", "Long", "Medium")
 
     def beside_a_sick_gpu(command, **options):
@@ -103,11 +103,11 @@ def test_a_sick_gpu_that_ends_the_list_hides_no_other():
     assert seen(beside_a_sick_gpu) == [("short", None), ("long", None), ("medium", None)]
 
 
-def test_without_nvidia_smi_the_reason_is_told():
+def test_without_nvidia_smi_a_reason_is_reported():
     assert seen(absent) == [(None, "nvidia-smi is not installed")] * 3
 
 
-def test_without_nvidia_smi_the_cure_is_to_install_it():
+def test_without_nvidia_smi_the_fix_is_to_install_it():
     def missing(command, **_options):
         raise FileNotFoundError(command[0])
 
@@ -117,18 +117,18 @@ def test_without_nvidia_smi_the_cure_is_to_install_it():
 
 
 @pytest.mark.parametrize("name", ["default", "short", "medium", "long"])
-def test_what_was_set_is_read_back(name):
+def test_set_time_slice_is_read_back(name):
     smi = NvidiaSmi("Default", "Medium", "Default")
     set_time_slice(GPUS[1].uuid, name, smi)
     assert [s.lower() for s in smi.slices] == ["default", name, "default"]
 
 
-def test_a_success_that_changed_nothing_is_none():
+def test_success_without_change_is_a_failure():
     with pytest.raises(NvmlError, match="was to be long, and nvidia-smi shows default; it said: Successfully set"):
         set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
 
 
-def test_a_gpu_that_has_none_says_why():
+def test_gpu_without_time_slices_has_a_reason():
     with pytest.raises(NvmlError, match=r"does not show it .*Not Supported.*Failed to set timeslice"):
         set_time_slice(GPUS[0].uuid, "long", NvidiaSmi(None, "Default", "Default"))
 
@@ -152,7 +152,7 @@ def test_a_plan_sets_what_differs():
     assert made.gpus[1].after() == "MIG off, compute mode default, time slice long"
 
 
-def test_another_sharing_takes_the_slice_back_and_mig_before_its_mode():
+def test_other_sharing_restores_the_slice_and_mig_does_so_first():
     made = plan(
         [{"gpus": [0], "sharing": "exclusive"}, {"gpus": [2], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}],
         "short",
@@ -179,11 +179,11 @@ def test_the_compute_mode_is_the_first_part_of_every_gpu():
     assert (made.parts[0].before, made.parts[0].after) == ("compute mode exclusive_process", "")
 
 
-def test_what_nobody_looked_at_counts_as_the_default():
+def test_unread_slice_counts_as_the_default():
     assert not plan([{"gpus": "all", "sharing": "shared"}], None, None, None).changes
 
 
-def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
+def test_gpu_without_slices_is_refused_before_any_change():
     gpus = [sliced(GPUS[0], None, "Not Supported")]
     layout = [slicing("medium", [0])]
     with pytest.raises(PlanError, match=r"gpu_layout\[0\] on gpu 0 .*cannot be set: Not Supported"):
@@ -191,14 +191,14 @@ def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
     assert not planner.plan(gpus, targets(parse_layout([slicing("default", [0])]), gpus)).changes
 
 
-def test_the_way_back_is_the_slice_of_before():
+def test_rollback_restores_the_slice():
     gpu = sliced(GPUS[0], "long", compute_mode="exclusive_process")
     changed = sliced(GPUS[0], "short")
     back = planner.plan([changed], [planner.target_of(gpu)])
     assert [str(step) for step in back.gpus[0].steps] == ["set compute mode exclusive_process", "set time slice long"]
 
 
-def test_the_record_knows_that_any_gpu_was_given_one(tmp_path):
+def test_record_notes_set_time_slices(tmp_path):
     record = Record(str(tmp_path))
     assert not record.any()
     record.write([])

@@ -87,7 +87,7 @@ def test_the_unit_gets_the_password(server, processes):
 
 
 @pytest.mark.parametrize("cgroup", ["/system.slice/q.service", "/user.slice/user-7.slice/user@7.service/p.service"])
-def test_another_process_gets_nothing(server, processes, cgroup):
+def test_other_process_gets_no_password(server, processes, cgroup):
     processes.add(os.getpid(), cgroup)
     with pytest.raises(RequestError) as caught:
         send(asked(serve(server)))
@@ -95,12 +95,12 @@ def test_another_process_gets_nothing(server, processes, cgroup):
     assert "held by pid %d " % os.getpid() in str(caught.value) and "It was sent no password" in str(caught.value)
 
 
-def test_without_a_password_anybody_may_be_asked(server, processes):
+def test_without_a_password_any_process_is_queried(server, processes):
     assert send(asked(serve(server) + "/", password=""))["status"] == 200
     assert server.seen == [("GET", "/", None)]
 
 
-def test_a_certificate_vouches_for_a_server_and_no_other(server, processes, tmp_path):
+def test_certificate_identifies_only_its_server(server, processes, tmp_path):
     for name, subject in (("tls", "subjectAltName=IP:127.0.0.1"), ("other", "subjectAltName=IP:127.0.0.9")):
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=x"]
         command += ["-addext", subject, "-keyout", f"{name}.key", "-out", f"{name}.crt"]
@@ -123,7 +123,7 @@ def test_a_certificate_vouches_for_a_server_and_no_other(server, processes, tmp_
 @pytest.mark.parametrize(
     ("path", "says"), [("/login", "it answered HTTP 302"), ("/no", "it answered HTTP 401"), ("/", "no address of HTTP")]
 )
-def test_no_answer_is_an_error_and_no_redirect_is_followed(server, processes, path, says):
+def test_missing_answer_is_an_error_and_redirects_are_not_followed(server, processes, path, says):
     processes.add(os.getpid(), "/system.slice/p.service")
     url = serve(server)
     with pytest.raises(RequestError, match=says):
@@ -131,14 +131,14 @@ def test_no_answer_is_an_error_and_no_redirect_is_followed(server, processes, pa
     assert all(path != "/elsewhere" for _method, path, _sent in server.seen)
 
 
-def test_a_name_in_an_address_is_not_told():
+def test_user_name_in_an_address_is_not_shown():
     with pytest.raises(RequestError) as caught:
         send(asked("http://me:s3cret@127.0.0.1:9/x", password=""))
     assert "s3cret" not in str(caught.value) and "127.0.0.1:9" in str(caught.value)
 
 
-def test_a_large_answer_is_refused_and_a_deep_one_has_no_json(server, monkeypatch):
-    """Where there is no password, any user may have the port."""
+def test_large_or_deeply_nested_answer_is_refused(server, monkeypatch):
+    """Without a password, any user may have the port."""
     monkeypatch.setattr(unit_request, "MOST_BYTES", 1000)
     server.answers.update({"/large": (200, b"x" * 2000), "/deep": (200, b"[" * 900)})
     params = {"method": "GET", "username": "", "password": "", "ca_path": None, "unit": "x"}

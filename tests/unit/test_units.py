@@ -39,8 +39,8 @@ def documented() -> dict[tuple[str, str], tuple[float, str]]:
     return {(name, special): (float(most), reason.strip()) for name, special, most, reason, *_bounds in rows()}
 
 
-def test_every_unit_of_the_collection_is_judged():
-    """Wherever a service is written: a template of a role, or a text of a module."""
+def test_every_unit_of_the_collection_is_checked():
+    """In templates of roles and texts of modules."""
     known = {template for _role, template, _given in TEMPLATES.values()}
     known |= {
         # Drop-ins of units that others bring.
@@ -66,7 +66,7 @@ def test_every_unit_of_the_collection_is_judged():
 
 @pytest.mark.skipif(bool(lacks_offline()), reason=lacks_offline() or "-")
 @pytest.mark.parametrize(("name", "special"), ALL)
-def test_it_is_exposed_no_more_than_is_documented(tmp_path, name, special):
+def test_exposure_is_as_documented(tmp_path, name, special):
     text = rendered(name, special)
     most, reason = documented()[name, special]
     found = exposure(tmp_path, name, text)
@@ -74,7 +74,7 @@ def test_it_is_exposed_no_more_than_is_documented(tmp_path, name, special):
     assert most <= MOST or (reason and "Left open on purpose" in text)
 
 
-def test_no_row_is_of_a_unit_that_is_gone():
+def test_every_documented_unit_exists():
     assert set(documented()) - {("dcgm-exporter.service", "podman")} == set(ALL)
 
 
@@ -96,13 +96,13 @@ def settings(text: str, name: str) -> list[str]:
     return [value.strip() for value in re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)]
 
 
-def test_every_unit_s_bounds_are_documented():
+def test_limits_of_every_unit_are_documented():
     assert set(bounds()) == set(ALL)
 
 
 @pytest.mark.parametrize(("name", "special"), ALL)
-def test_it_has_the_bounds_that_are_documented(name, special):
-    """None can be taken away, or widened, without the table: what a user or a library finds in the service counts on them."""
+def test_units_have_the_documented_limits(name, special):
+    """A limit cannot be removed or raised without changing the table, because users and libraries depend on it."""
     text = rendered(name, special)
     capabilities, calls, most = bounds()[name, special]
     wanted = {"none": [""], "all": []}.get(capabilities, [capabilities])
@@ -129,8 +129,8 @@ def ordering(text: str, name: str) -> set[str]:
     return {unit for value in settings(text, name) for unit in value.split()}
 
 
-def test_at_boot_clients_of_gpus_wait_for_the_layout_and_nothing_else_does():
-    """A driver that hangs must not keep an administrator out: no target waits, so sshd, logins and the network do not."""
+def test_only_gpu_clients_wait_for_the_layout_at_boot():
+    """A hanging driver must not lock out administrators: no target waits, so SSH, logins and network do not either."""
     text = rendered("gpu-layout.service", "")
     before = ordering(text, "Before")
     assert before >= CLIENTS
@@ -145,13 +145,13 @@ def test_at_boot_clients_of_gpus_wait_for_the_layout_and_nothing_else_does():
         assert each not in " ".join(ordering(text, "After"))
 
 
-def test_services_that_are_restarted_after_a_change_start_after_the_layout_too():
+def test_services_restarted_after_changes_start_after_the_layout():
     given = {"gpu_layout": SHARED, "gpu_layout_restart_services": ["my-daemon", "other@1.service"]}
     before = ordering(rendered_with("gpu_layout", "gpu-layout.service.j2", given), "Before")
     assert {"my-daemon.service", "other@1.service"} <= before
 
 
-def test_a_unit_that_hangs_in_the_driver_is_not_waited_for_when_it_is_stopped():
+def test_stopping_a_unit_does_not_wait_for_the_driver():
     assert settings(rendered("gpu-layout.service", ""), "TimeoutStopSec") == ["10s"]
 
 
@@ -159,8 +159,8 @@ def test_a_unit_that_hangs_in_the_driver_is_not_waited_for_when_it_is_stopped():
     ("name", "special"),
     [("gpu-layout.service", ""), ("gpu-layout-metrics.service", ""), ("dcgm-exporter.service", "embedded")],
 )
-def test_simulated_gpus_have_their_state_whoever_made_them(name, special):
-    """An inventory need not say of this host that its GPUs are simulated: a playbook may have, or somebody by hand."""
+def test_units_can_access_the_state_of_simulated_gpus(name, special):
+    """The inventory may not mark this host as simulated: a playbook or a person may have set it up."""
     paths = re.findall(r"^ReadWritePaths=(.*)$", rendered(name, special), re.MULTILINE)
     assert "-/var/lib/gpusim" in " ".join(paths).split()
 
@@ -174,14 +174,14 @@ def test_simulated_gpus_have_their_state_whoever_made_them(name, special):
         ("dcgm-exporter.service", "embedded"),
     ],
 )
-def test_what_users_can_make_work_takes_no_more_than_so_much_of_the_host(name, special):
+def test_services_that_users_can_load_are_limited(name, special):
     text = rendered(name, special)
     assert re.search(r"^TasksMax=\d+$", text, re.MULTILINE) and re.search(r"^MemoryMax=\d+[MG]$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("special", ["", "mps", "vgpu"])
-def test_what_restores_the_layout_may_do_what_that_takes(special):
-    """What no simulated GPU would miss: modules, nodes, the places where it writes."""
+def test_boot_unit_has_the_permissions_to_restore_the_layout(special):
+    """Simulated GPUs would not need them: modules, nodes, writable paths."""
     text = rendered("gpu-layout.service", special)
     (kept,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)
     assert {"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_MKNOD", "CAP_SYS_PTRACE"} <= set(kept.split())
@@ -202,7 +202,7 @@ def test_what_restores_the_layout_may_do_what_that_takes(special):
         ("release", ["vgpu"], False, False),
     ],
 )
-def test_the_boot_unit_may_restore_what_gpus_without_an_entry_keep(registered, action, services, tenants, cdi):
+def test_boot_unit_can_restore_gpus_without_an_entry(registered, action, services, tenants, cdi):
     given = {"gpu_layout": SHARED, registered: {"unmanaged": [{"action": action, "services": services}]}}
     text = rendered_with("gpu_layout", "gpu-layout.service.j2", given)
     assert ("ProtectControlGroups=no" in text, "ConfigurationDirectory=cdi" in text) == (tenants, cdi)

@@ -188,13 +188,13 @@ def actions(found):
     return {each.index: each.action for each in found.unmanaged}
 
 
-def test_a_layout_that_names_all_recorded_gpus_has_no_unmanaged_ones(machine):
+def test_layout_with_all_recorded_gpus_has_no_unmanaged_ones(machine):
     found = machine.apply([mig([0, 1], "3g.40gb", "1g.10gb")])
     assert found.unmanaged == () and machine.apply([mig([0, 1], "3g.40gb", "1g.10gb")]).unmanaged == ()
     assert [entry["gpus"] for entry in machine.recorded()] == [[UUID % 0, UUID % 1]]
 
 
-def test_instances_come_back_where_they_were(machine):
+def test_instances_are_restored_at_their_placement(machine):
     machine.apply([mig([0, 1], "1g.10gb", "3g.40gb")])
     places = [(i.profile, i.placement) for i in machine.gpus[1].mig.instances]
     assert actions(machine.apply([mig([0], "1g.10gb")])) == {1: "keep"}
@@ -242,7 +242,7 @@ def test_a_daemon_keeps_its_name_when_the_index_changes(machine):
     assert names(machine)["a-gpu1"]
 
 
-def test_a_daemon_whose_name_the_layout_uses_is_not_kept(machine):
+def test_daemon_with_a_name_of_the_layout_is_not_kept(machine):
     machine.apply([mps([1])])
     found = machine.apply([mps([2])])
     assert {"gpus": [UUID % 1], "sharing": "exclusive"} in machine.recorded()
@@ -252,7 +252,7 @@ def test_a_daemon_whose_name_the_layout_uses_is_not_kept(machine):
     assert machine.gpus[1].compute_mode == "exclusive_process"
 
 
-def test_a_daemon_for_several_gpus_goes_on_with_those_that_no_entry_names(machine):
+def test_daemon_for_several_gpus_keeps_those_without_an_entry(machine):
     machine.apply([mps([0, 1, 2], daemon_per="entry")])
     after = [{"gpus": [0], "sharing": "shared"}]
     machine.apply(after)
@@ -262,7 +262,7 @@ def test_a_daemon_for_several_gpus_goes_on_with_those_that_no_entry_names(machin
     assert names(machine) == {"a": True} and machine.gpus[0].compute_mode == "default"
 
 
-def test_tenants_that_lose_no_gpu_are_kept(machine):
+def test_unaffected_tenants_are_kept(machine):
     machine.apply([vgpu([0, 1], tenant("x", gpu=0), tenant("y", gpu=1), tenant("z", gpu=1))])
     machine.apply([{"gpus": [0], "sharing": "exclusive"}])
     assert sorted(one.tenant.name for one in machine.tenants) == ["y", "z"]
@@ -273,14 +273,14 @@ def test_tenants_that_lose_no_gpu_are_kept(machine):
     assert [each["name"] for each in entry["vgpu"]["tenants"]] == ["z"]
 
 
-def test_a_tenant_on_several_gpus_that_loses_one_is_not_kept(machine):
+def test_tenant_that_loses_a_gpu_is_not_kept(machine):
     machine.apply([vgpu([0, 1], tenant("x", gpus=2), tenant("y", gpu=1))])
     machine.apply([{"gpus": [0], "sharing": "shared"}])
     entry = next(entry for entry in machine.recorded() if UUID % 1 in entry["gpus"])
     assert [each["name"] for each in entry["vgpu"]["tenants"]] == ["y"]
 
 
-def test_a_gpu_that_another_tool_changed_is_left_as_it_is(machine):
+def test_gpu_changed_by_another_tool_is_not_touched(machine):
     machine.apply([mig([0], "3g.40gb", "3g.40gb"), {"gpus": [1], "sharing": "exclusive"}])
     machine.gpus = (
         divided(machine.gpus[0], ("7g.80gb", 0)),
@@ -299,7 +299,7 @@ def busy(gpu):
     return dataclasses.replace(gpu, processes=(process,), held_by=(holder,))
 
 
-def test_a_gpu_in_use_is_not_restored_and_keeps_no_other_from_its_layout(machine):
+def test_busy_gpu_is_not_restored_and_blocks_no_other(machine):
     machine.apply([mig([0], "3g.40gb"), mig([1], "3g.40gb")])
     machine.reboot()
     machine.gpus = (machine.gpus[0], busy(machine.gpus[1]), *machine.gpus[2:])
@@ -311,7 +311,7 @@ def test_a_gpu_in_use_is_not_restored_and_keeps_no_other_from_its_layout(machine
     assert UUID % 1 in json.dumps(found.applied.to_data())
 
 
-def test_a_released_gpu_in_use_is_as_any_other_change(machine):
+def test_busy_released_gpu_blocks_like_any_change(machine):
     machine.apply([mig([0], "3g.40gb")])
     instance = machine.gpus[0].mig.instances[0]
     holder = Holder(machine.gpus[0].uuid, instance.id, "process", "pid 4711 (train)", 4711)
@@ -322,7 +322,7 @@ def test_a_released_gpu_in_use_is_as_any_other_change(machine):
     assert machine.decide([], RELEASE).plan.disturbs and not machine.decide([], KEEP).plan.disturbs
 
 
-def test_what_cannot_be_restored_is_a_warning(machine):
+def test_unrestorable_state_is_a_warning(machine):
     machine.apply([mig([1], "3g.40gb")])
     machine.reboot()
     whole = dataclasses.replace(machine.gpus[1], mig=dataclasses.replace(machine.gpus[1].mig, profiles=()))
@@ -332,7 +332,7 @@ def test_what_cannot_be_restored_is_a_warning(machine):
     assert found.plan.changes
 
 
-def test_without_leave_to_restore_the_plan_is_the_layouts_alone(machine):
+def test_without_permission_to_restore_only_the_layout_is_planned(machine):
     machine.apply([mig([0, 1], "3g.40gb")])
     machine.reboot()
     found = machine.decide([mig([0], "3g.40gb")], restore=False)
@@ -340,7 +340,7 @@ def test_without_leave_to_restore_the_plan_is_the_layouts_alone(machine):
     assert machine.decide([mig([0], "3g.40gb")]).restores
 
 
-def test_release_takes_all_away_and_forgets(machine):
+def test_release_removes_everything_and_the_record(machine):
     machine.apply([mig([0], "3g.40gb"), mps([1]), {"gpus": [2], "sharing": "exclusive"}, vgpu([3], tenant("x"))])
     found = machine.decide([], RELEASE)
     assert set(actions(found).values()) == {"release"} and found.plan.counts()["destroy"] == 1
@@ -352,7 +352,7 @@ def test_release_takes_all_away_and_forgets(machine):
 
 
 @pytest.mark.parametrize("policy", ["fail", "keep", "remove"])
-def test_release_leaves_instances_of_others_to_their_own_policy(machine, policy):
+def test_release_keeps_foreign_instances_to_their_policy(machine, policy):
     machine.apply([mig([0], "3g.40gb")])
     both = divided(machine.gpus[0], ("1g.10gb", 0), ("3g.40gb", 4))
     machine.gpus = (both, *machine.gpus[1:])
@@ -367,7 +367,7 @@ def test_release_leaves_instances_of_others_to_their_own_policy(machine, policy)
     assert [i.profile for i in plan.left] == (["1g.10gb"] if policy == "keep" else [])
 
 
-def test_the_record_of_a_gpu_that_left_the_host_stays_until_it_is_released(machine):
+def test_record_of_a_missing_gpu_stays_until_released(machine):
     machine.apply([mig([0, 1], "3g.40gb")])
     machine.gpus = machine.gpus[:1]
     kept = machine.decide([])
@@ -376,7 +376,7 @@ def test_the_record_of_a_gpu_that_left_the_host_stays_until_it_is_released(machi
 
 
 @pytest.mark.parametrize("uuid", [None, UUID % 1])
-def test_a_lost_gpu_is_released_once_it_works(machine, uuid):
+def test_lost_gpu_is_released_when_it_works(machine, uuid):
     machine.apply([mig([0, 1], "3g.40gb")])
     whole, machine.gpus = machine.gpus, machine.gpus[:1]
     machine.lost = (LostGpu(1, "GPU is lost", uuid),)
@@ -394,7 +394,7 @@ def test_a_state_directory_of_an_earlier_release_is_completed(machine):
     assert actions(machine.decide([])) == {1: "keep", 2: "keep"}
 
 
-def test_a_record_without_a_service_restores_none(machine):
+def test_record_without_a_service_restores_nothing(machine):
     machine.apply([mps([0]), vgpu([1], tenant("x"))])
     data = without_service(without_service(machine.applied, "mps"), "vgpu").to_data()["gpu_layout"]
     assert data == [{"gpus": [UUID % 0], "sharing": "exclusive"}, {"gpus": [UUID % 1], "sharing": "shared"}]
@@ -409,7 +409,7 @@ def test_reports_name_gpus_that_no_selector_matches(machine):
     assert unnamed_gpus(parse_layout([{"gpus": "all", "sharing": "shared"}]), host, machine.applied, seen) == ()
 
 
-def test_the_record_is_a_file_that_is_read_whole_or_refused(machine, tmp_path):
+def test_record_is_read_completely_or_refused(machine, tmp_path):
     record = AppliedRecord(str(tmp_path))
     assert record.read() == Applied() and record.read().entries is None
     record.write({"schema": 1, "gpu_layout": []})

@@ -35,7 +35,7 @@ NOTHING = Found(0, 0, complete=True, uses=False)
         ((1, 3), OLD, 0),
     ],
 )
-def test_each_node_takes_the_references_that_the_drivers_sources_say(number, listed, count):
+def test_references_per_node_match_the_drivers_source(number, listed, count):
     assert references(number, listed) == count
 
 
@@ -71,12 +71,12 @@ def text(count, users="-", others=OTHERS):
         ("nvidia 0 0 - Live 0x0000000000000000 (POE)\n",) * 2 + (Found(1, 1, True, True), Verdict(0, False)),
     ],
 )  # fmt: skip
-def test_a_count_above_what_was_found_is_hidden_and_an_equal_one_accounts_for_all(before, after, found, verdict):
+def test_higher_count_means_hidden_users_and_equal_count_none(before, after, found, verdict):
     assert compare(before, after, found) == verdict
 
 
 @pytest.mark.parametrize("module", ["nvidia_fs", "efa", "gdrdrv"])
-def test_other_modules_that_may_take_references_make_the_count_no_evidence(module):
+def test_other_modules_with_references_invalidate_the_count(module):
     other = text(9, others=OTHERS + "%s 1 0 - Live 0x0 (OE)\n" % module)
     assert compare(other, other, NOTHING) == Verdict()
 

@@ -21,7 +21,7 @@ OWNERS = known.owners()
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_wrong_value_of_each_variable_is_found(name):
+def test_wrong_value_of_each_variable_is_detected(name):
     for value in wrong_values(name):
         problems = check.check({name: value})
         assert problems, value
@@ -31,25 +31,25 @@ def test_a_wrong_value_of_each_variable_is_found(name):
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_the_default_of_each_variable_is_right(name):
+def test_defaults_of_variables_are_valid(name):
     option = VARIABLES[name].option
     if "default" in option and "{{" not in str(option["default"]):
         assert check.check({name: option["default"]}) == []
 
 
 @pytest.mark.parametrize("name", [name for name, each in VARIABLES.items() if each.option.get("choices")])
-def test_every_choice_is_right(name):
+def test_every_choice_is_valid(name):
     option = VARIABLES[name].option
     for choice in option["choices"]:
         assert check.check({name: [choice] if option["type"] == "list" else choice}) == []
 
 
-def test_rules_are_of_variables_that_there_are():
+def test_rules_are_for_existing_variables():
     assert set(rules.RULES) <= set(VARIABLES)
 
 
 @pytest.mark.parametrize("name", rules.RULES)
-def test_a_rule_takes_any_value_of_its_type_without_a_traceback(name):
+def test_rules_accept_any_value_of_their_type_without_a_traceback(name):
     texts = ["", "x", "²", "9" * 400, "\0", "-1", "[", "/"]
     kind = VARIABLES[name].option.get("type", "str")
     values = {"str": texts, "path": texts, "list": [[text] for text in texts], "dict": [{text: text} for text in texts]}
@@ -72,7 +72,7 @@ def test_a_rule_takes_any_value_of_its_type_without_a_traceback(name):
         ([10**5000], "invalid wave size"),
     ],
 )
-def test_waves_that_ansible_would_take_otherwise_are_refused(value, problem):
+def test_waves_that_ansible_would_read_differently_are_refused(value, problem):
     (found,) = check.check({"gpu_site_waves": value})
     assert problem in found.problem
 
@@ -91,11 +91,11 @@ def test_waves(value):
         ("gpu_audit_fail_on", "idle,held_without_process"),
     ],
 )
-def test_what_an_option_of_the_command_line_gives_is_right(name, value):
+def test_values_of_command_line_options_are_valid(name, value):
     assert check.check({name: value}) == []
 
 
-def test_a_misspelt_value_is_told_with_the_words_of_the_variable():
+def test_misspelt_value_is_reported_with_the_choices():
     (problem,) = check.check({"gpu_layout_on_busy": "drian"})
     assert str(problem) == (
         'gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.'
@@ -111,7 +111,7 @@ def test_a_misspelt_value_is_told_with_the_words_of_the_variable():
         ("nvidia_driver_version", [580], "nvidia_driver_version: 580"),
     ],
 )
-def test_the_example_of_a_wrong_value_is_a_right_one(name, value, example):
+def test_example_in_an_error_is_valid(name, value, example):
     (problem,) = check.check({name: value})
     assert problem.cure.startswith("Write it like `%s`" % example)
     assert check.check(yaml.safe_load(example)) == []
@@ -137,7 +137,7 @@ def test_no_message_has_a_secret():
         ("MI300X", "It has "),
     ],
 )
-def test_an_unknown_model_is_told_with_the_one_that_is_meant(key, meant):
+def test_unknown_model_is_reported_with_a_suggestion(key, meant):
     (problem,) = check.check({"gpu_layout_expected_gpus": ["T4-16GB", key]})
     text = str(problem)
     assert text.startswith("gpu_layout_expected_gpus[1]: the catalogue has no model %s. %s" % (key, meant))
@@ -160,7 +160,7 @@ def test_an_unknown_model_is_told_with_the_one_that_is_meant(key, meant):
         ),
     ],
 )
-def test_a_simulated_host_has_so_many_gpus(groups, problem):
+def test_number_of_simulated_gpus_is_limited(groups, problem):
     (found,) = check.check({"gpu_simulator_gpus": groups})
     assert str(found).startswith(problem)
     assert check.check({"gpu_simulator_gpus": [{"model": "T4-16GB", "count": 32}]}) == []
@@ -170,7 +170,7 @@ def test_a_simulated_host_has_so_many_gpus(groups, problem):
 
 
 @pytest.mark.parametrize("name", ["gpu_layouts", "gpu_layuot", "gpus_layout", "GPU_layout", "gpulayout"])
-def test_a_misspelt_name_in_place_of_a_missing_one_is_part_of_its_error(name):
+def test_misspelt_name_of_a_missing_variable_is_in_its_error(name):
     names = [*VARIABLES, name, "gpu_layout_result", "ansible_host", "groups"]
     names.remove("gpu_layout")
     found = check.misspelling("gpu_layout", names)
@@ -238,7 +238,7 @@ def test_a_misspelt_beginning_of_each_variable_is_an_error(name):
         ("conatiner_toolkit_version", "container_toolkit_version"),
     ],
 )
-def test_a_typing_error_ahead_of_the_rest_of_a_name_is_an_error(name, meant):
+def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
     assert check.unknown([name]) == [check.Unknown(name, meant, True)]
     assert check.unknown([name], [name[:6] + "*"]) == []
 
@@ -277,7 +277,7 @@ def test_a_typing_error_ahead_of_the_rest_of_a_name_is_an_error(name, meant):
         *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
     ],
 )
-def test_a_name_that_an_inventory_may_have_for_itself_never_stops_a_run(name):
+def test_plausible_own_name_never_stops_a_run(name):
     assert [each for each in check.unknown([name]) if each.error] == []
 
 
@@ -289,7 +289,7 @@ def without_a_word(name):
 
 
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name.count("_") >= 3])
-def test_a_name_that_lacks_a_word_of_a_variable_is_an_error(name):
+def test_name_that_lacks_a_word_of_a_variable_is_an_error(name):
     for wrong in without_a_word(name):
         meant = [each for each in VARIABLES if wrong in without_a_word(each)]
         if wrong in VARIABLES or known.is_internal(wrong) or len(meant) > 1:
@@ -330,14 +330,14 @@ def test_a_name_with_a_missing_or_wrong_word_is_an_error(name, meant):
         ("gpu_url", "gpu_bundle_url or gpu_monitoring_url"),
     ],
 )
-def test_a_name_that_may_be_meant_otherwise_is_a_warning(name, meant):
+def test_ambiguous_name_is_a_warning(name, meant):
     assert [(each.nearest, each.error) for each in check.unknown([name])] == [(meant, False)]
 
 
 @pytest.mark.parametrize(
     "value", ["{{ gpu_on_busy }}", ["{{ gpu_on_busy | default('fail') }}"], {"a": "{{gpu_on_busy}}"}]
 )
-def test_a_name_that_another_variable_reads_is_the_inventorys_own(value):
+def test_name_used_by_another_variable_is_the_inventorys_own(value):
     assert _is_read("gpu_on_busy", {"gpu_on_busy": "{{ gpu_on_busy }}", "site_busy": value})
     assert not _is_read(
         "gpu_on_busy", {"gpu_on_busy": "{{ gpu_on_busy }}", "site_busy": "{{ gpu_on_busy_too }} gpu_on"}
@@ -362,7 +362,7 @@ def names_of_other_collections():
     not (Path(sysconfig.get_path("purelib")) / "ansible_collections" / "grafana").exists(),
     reason="no other collections are installed here",
 )
-def test_variables_of_other_collections_raise_nothing():
+def test_variables_of_other_collections_are_accepted():
     names = set().union(*names_of_other_collections().values())
     assert len(names) > 1000 and "grafana_version" in names
     assert check.unknown(names - set(VARIABLES)) == []
@@ -390,7 +390,7 @@ ROLES_FOR_GPU_HOSTS = [
 ]
 
 
-def test_variables_of_roles_for_gpu_hosts_stop_no_run():
+def test_variables_of_other_roles_for_gpu_hosts_stop_no_run():
     assert [each for each in check.unknown(ROLES_FOR_GPU_HOSTS) if each.error] == []
 
 
@@ -405,7 +405,7 @@ def test_a_name_between_two_variables_is_a_warning(monkeypatch):
         known.by_words_around.cache_clear()
 
 
-def test_names_like_the_collections_are_warned_of_or_left():
+def test_names_similar_to_the_collections_are_warned_of_or_ignored():
     found = {
         each.name: each for each in check.unknown(["gpu_layouts", "nvidia_drivers_version", "gpu_layout_h100", "lab"])
     }
@@ -417,14 +417,14 @@ def test_names_like_the_collections_are_warned_of_or_left():
     assert check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"], ["gpu_layout_*"]) == []
 
 
-def test_an_unknown_name_says_whether_the_run_stops():
+def test_unknown_name_reports_whether_the_run_stops():
     warned, stops = map(str, check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"]))
     own = "If it is yours, list it in gpu_site_own_variables."
     assert warned == "gpu_layout_h100: unknown variable, ignored. " + own
     assert stops == ("gpu_layout_on_bsuy: unknown variable. Did you mean gpu_layout_on_busy? " + own)
 
 
-def test_what_the_collection_sets_itself_is_no_variable_of_an_inventory():
+def test_internal_variables_are_refused_in_inventories():
     names = [
         "gpu_layout_result",
         "gpu_layout_planned",
@@ -439,7 +439,7 @@ INVENTORIES = [*ROOT.glob("inventories/*"), *ROOT.glob("molecule/*/inventory")]
 
 
 @pytest.mark.parametrize("inventory", INVENTORIES, ids=lambda path: "%s-%s" % (path.parent.name, path.name))
-def test_the_inventories_here_are_right(inventory):
+def test_inventories_of_this_repository_are_valid(inventory):
     for path in [*inventory.glob("group_vars/*.yml"), *inventory.glob("host_vars/*.yml")]:
         values = yaml.safe_load(path.read_text(encoding="utf-8").replace("!vault", "")) or {}
         assert check.unknown(values) == [], path
@@ -478,7 +478,7 @@ def test_every_role_and_playbook_is_checked():
             assert owner in checked(owner)
 
 
-def test_the_variables_of_playbooks_are_those_that_they_read():
+def test_playbook_specs_match_the_variables_they_read():
     prefix = r"gpu_(?:site|report|audit|rightsize|bundle|check|accept|export)_[a-z0-9_]+"
     for playbook in (
         "site.yml",
@@ -498,8 +498,8 @@ def test_the_variables_of_playbooks_are_those_that_they_read():
         assert read == set(), playbook
 
 
-def test_every_entry_of_a_role_has_a_spec():
-    """ansible-core finds it by the word of tasks_from: `plan.yml` has none where `plan` has one, and nothing is validated."""
+def test_every_entry_point_of_a_role_has_a_spec():
+    """ansible-core looks it up by the text of tasks_from: for `plan.yml`, a spec named `plan` is ignored."""
     for path in [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
         text = path.read_text(encoding="utf-8")
         for role, entry in re.findall(r"name: openfleet\.gpu\.(\w+)\n\s+tasks_from: (\S+)", text):
@@ -525,7 +525,7 @@ def test_reference_pages_match_the_specs():
     ],
     ids=["another value", "a play that does not read it", "a host of another group", "the host that is asked"],
 )
-def test_what_holds_for_a_whole_group_is_compared_within_it(host, checked, found):
+def test_values_of_a_whole_group_are_compared_within_it(host, checked, found):
     fleet = {"one": {"gpu_site_waves": [1]}, "two": {}, "monitor": {}}
     variables = {"inventory_hostname": host, "groups": {"gpu_hosts": ["one", "two"]}, "hostvars": fleet}
     assert len(ActionModule._differing(checked, fleet[host], variables)) == found

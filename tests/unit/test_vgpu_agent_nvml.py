@@ -62,8 +62,8 @@ def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 
         (None, {"name": "b"}, False),
     ],
 )
-def test_a_process_counts_for_a_tenant_that_it_may_be(tmp_path, group, ids, counts):
-    """Else any user of the host could use up a tenant's quota by a variable in the environment."""
+def test_process_counts_only_for_a_tenant_that_it_may_use(tmp_path, group, ids, counts):
+    """Otherwise any user of the host could use up a tenant's quota through an environment variable."""
     process(tmp_path / "proc", 7, **ids)
     found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
     assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
@@ -94,25 +94,25 @@ def report(tmp_path):
     return Report(tmp_path, "a")
 
 
-def test_what_came_or_went_meanwhile_is_not_charged(report):
+def test_processes_that_started_or_ended_meanwhile_are_not_charged(report):
     assert told(report, {5: 100}, [slot(5, 30)], [slot(5, 40)]) == ((NO_SLOT, 0), [(0, 3, 60, 0)])
     assert told(report, {5: 100}, [slot(5, 50)], [slot(5, 40)])[1] == [(0, 3, 50, 50)]
     assert told(report, {5: 20}, [slot(5, 50)], [slot(5, 40)])[1] == [(0, 3, 0, 0)]
 
 
-def test_another_process_in_the_slot_is_another(report):
+def test_reused_slot_belongs_to_the_new_process(report):
     told(report, {5: 100}, [slot(5, 0)], [slot(5, 0)])
     assert told(report, {6: 70}, [slot(5, 90)], [slot(6, 10, nonce=4)])[1] == [(0, 4, 60, 0)]
 
 
-def test_processes_without_a_slot_are_charged_together_once_they_were_named_twice(report):
+def test_processes_without_a_slot_are_charged_together_after_two_readings(report):
     assert told(report, {5: 100, 6: 7}, [], []) == ((NO_SLOT, 0), [])
     (number, others), rows = told(report, {5: 90, 6: 8, 7: 1000}, [], [])
     assert (number, others, rows) == (1023, 97, [])
     assert told(report, {7: 1000}, [], [slot(7, 0)]) == ((NO_SLOT, 0), [(0, 3, 1000, 0)])
 
 
-def test_the_slot_of_others_is_one_that_nobody_has(tmp_path, report):
+def test_slot_of_other_processes_is_unused(tmp_path, report):
     path = tmp_path / region_path("a")
     first, second = OthersSlot(path), OthersSlot(path)
     first.take()
@@ -124,8 +124,8 @@ def test_the_slot_of_others_is_one_that_nobody_has(tmp_path, report):
     assert (first.number, first.nonce) == (1023, before + 1)
 
 
-def test_dead_processes_are_left_out(tmp_path, report):
-    """Else NVML would be asked every second on an unused host: each question wakes the GPUs."""
+def test_dead_processes_are_skipped(tmp_path, report):
+    """Otherwise NVML would be called every second on an unused host, which wakes its GPUs."""
     path = tmp_path / region_path("a")
     data = bytearray(vgpu_files.REGION_BYTES)
     struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)
@@ -140,7 +140,7 @@ def test_dead_processes_are_left_out(tmp_path, report):
     assert [(slot.number, slot.pid) for slot in read_region(path).slots] == [(1023, 5)]
 
 
-def test_what_is_no_region_has_nothing_in_it(tmp_path):
+def test_invalid_region_is_empty(tmp_path):
     for content in (b"", b"\0" * 100, b"x" * 5000):
         (tmp_path / "file").write_bytes(content)
         assert read_region(tmp_path / "file") == Region((), {})
@@ -148,8 +148,8 @@ def test_what_is_no_region_has_nothing_in_it(tmp_path):
     assert read_region(tmp_path / "pipe") == read_region(tmp_path / "none") == Region((), {})
 
 
-def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, monkeypatch):
-    """Then programs ask NVML themselves."""
+def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
+    """Then programs call NVML themselves."""
     from ansible_collections.openfleet.gpu.plugins.module_utils.errors import DriverAbsentError
     from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent_nvml
 
@@ -173,8 +173,8 @@ def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, m
     assert not (tmp_path / vgpu_files.nvml_report_path("a")).exists()
 
 
-def test_a_call_that_does_not_return_is_said_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """Not taken for a lost GPU, which only has no column: the driver as a whole may hang."""
+def test_hanging_call_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
+    """It does not count as a lost GPU, which only lacks its column: the whole driver may hang."""
     import json
 
     from ansible_collections.openfleet.gpu.plugins.module_utils.errors import UnansweredCallError

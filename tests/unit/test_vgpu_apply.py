@@ -136,7 +136,7 @@ def maker(tmp_path, monkeypatch):
     return make
 
 
-def test_all_of_it(make):
+def test_full_change_is_applied(make):
     host, root = make()
     stays = {path: text for path, text in files(root).items() if "/stays" in path}
     work = change(host, AFTER)
@@ -150,7 +150,7 @@ def test_all_of_it(make):
     assert not change(host, AFTER).record["before"]
 
 
-def test_a_renamed_tenant_keeps_its_files_and_has_new_ones_under_its_new_name(make):
+def test_renamed_tenant_keeps_its_files_and_gets_new_ones(make):
     host, root = make()
     old = {path: text for path, text in files(root).items() if re.search(r"/old/|-old\.json", path)}
     run = {path: path.stat() for path in root.glob("run/**/*") if "old" in str(path)}
@@ -176,7 +176,7 @@ def every_operation(make, operations, way):
     return operations.count, until, files(root)
 
 
-def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
+def test_error_at_any_step_restores_the_files(make, operations):
     way = (BEFORE, AFTER)
     _count, until, _after = every_operation(make, operations, way)
     assert until > 15
@@ -196,7 +196,7 @@ def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
         assert {path: path.stat().st_ino for path in inodes} == inodes
 
 
-def test_an_error_while_a_tenant_is_removed_is_made_up_for_by_the_next_run(make, operations):
+def test_next_run_completes_a_failed_removal(make, operations):
     way = (BEFORE, AFTER)
     count, until, after = every_operation(make, operations, way)
     assert count > until
@@ -214,7 +214,7 @@ def test_an_error_while_a_tenant_is_removed_is_made_up_for_by_the_next_run(make,
 
 
 @WAYS
-def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations, way):
+def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)
     for at in sample(range(1, count + 1), 3):
         # Once the new layout stands there is no journal to go back by.
@@ -236,7 +236,7 @@ def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations, way
             assert change(host, way[-1]).record == {"before": [], "comes": []}, "nothing is left to do"
 
 
-def test_less_is_given_before_more(make, monkeypatch):
+def test_quotas_shrink_before_others_grow(make, monkeypatch):
     host, _root = make()
     promised = []
     write = VgpuHost.write
@@ -252,7 +252,7 @@ def test_less_is_given_before_more(make, monkeypatch):
     assert max(promised) <= min(gpu.memory_total_bytes for gpu in GPUS)
 
 
-def test_a_name_that_a_process_has_got_since_the_plan_does_not_end(make):
+def test_name_that_a_process_uses_since_the_plan_is_kept(make):
     host, root = make()
     before, work = files(root), change(host, AFTER)
     process = root / "proc/7"
@@ -269,7 +269,7 @@ def test_a_name_that_a_process_has_got_since_the_plan_does_not_end(make):
 
 
 @pytest.mark.parametrize("name, why", [("moves", "it would leave"), ("goes", "it would be removed from")])
-def test_processes_that_would_escape_their_quota_are_looked_for_right_before(make, monkeypatch, name, why):
+def test_processes_are_scanned_again_right_before_a_change(make, monkeypatch, name, why):
     host, root = make()
     before = files(root)
     holder = Holder(GPUS[0].uuid, None, "process", "pid 7 (train.py)", 7)

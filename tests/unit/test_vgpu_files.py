@@ -39,13 +39,13 @@ def cdi(tenant):
 
 
 @pytest.mark.parametrize("tenant", [PAIR, ONE, dataclasses.replace(ONE, provider="dmem")])
-def test_the_spec_says_which_tenant_it_is(tenant):
+def test_spec_names_its_tenant(tenant):
     files = vgpu_files.files(tenant)
     assert next(iter(files)) == vgpu_files.spec_path(tenant.name)
     assert from_data(json.loads(files[vgpu_files.spec_path(tenant.name)])) == tenant
 
 
-def test_the_quota_is_what_the_library_reads():
+def test_quota_is_readable_for_the_library():
     assert of(PAIR, "quota").splitlines()[1:] == [
         "version 1",
         "tenant pair-1",
@@ -56,8 +56,8 @@ def test_the_quota_is_what_the_library_reads():
     ]
 
 
-def test_managed_memory_beyond_the_quota_is_a_line_of_it():
-    """Without the key there is none, so that older libraries say nothing of it."""
+def test_managed_oversubscription_is_a_line_of_the_quota():
+    """Without the option there is no line, so that older libraries report nothing."""
     beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
@@ -68,7 +68,7 @@ def test_managed_memory_beyond_the_quota_is_a_line_of_it():
     assert from_data(data) == PAIR
 
 
-def test_a_renamed_tenant_has_the_files_of_both_names_and_is_counted_under_one():
+def test_renamed_tenant_has_files_of_both_names_and_one_count():
     before = dataclasses.replace(PAIR, provider="dmem")
     after = dataclasses.replace(before, name="duo", counted_as="pair-1", aliases=("pair-1",))
     old, new = vgpu_files.files(before), vgpu_files.files(after)
@@ -98,18 +98,18 @@ def test_a_renamed_tenant_has_the_files_of_both_names_and_is_counted_under_one()
     }
 
 
-def test_what_is_below_run_of_a_renamed_tenant_keeps_its_name():
+def test_files_in_run_of_a_renamed_tenant_keep_their_names():
     after = dataclasses.replace(PAIR, name="duo", counted_as="pair-1", aliases=("pair-1",))
     assert vgpu_files.tmpfiles([after]) == vgpu_files.tmpfiles([PAIR])
     assert vgpu_files.shared_files(after) == vgpu_files.shared_files(PAIR)
 
 
-def test_the_spec_of_a_tenant_that_has_one_name_is_that_of_earlier_releases():
+def test_spec_of_a_tenant_with_one_name_is_compatible():
     assert not {"counted_as", "aliases"}.intersection(vgpu_files.to_data(PAIR))
 
 
-def test_what_the_kernel_bounds_the_library_does_too():
-    """A container is in no slice, unless somebody puts it there."""
+def test_library_enforces_the_slices_limits():
+    """A container is not in the slice, unless it is put there."""
     bound = dataclasses.replace(PAIR, provider="dmem")
     assert of(bound, "quota") == of(PAIR, "quota")
     # A dash in a slice's name would make it a slice inside the one of another tenant.
@@ -118,7 +118,7 @@ def test_what_the_kernel_bounds_the_library_does_too():
     assert "etc/openfleet-gpu/vgpu/pair-1/slice" not in vgpu_files.files(PAIR)
 
 
-def test_processes_on_the_host_and_in_containers_are_the_same_tenants():
+def test_host_and_container_processes_share_a_tenant():
     own = settings(of(PAIR, "env"))
     assert own == {
         "OPENFLEET_VGPU": "pair-1",
@@ -131,7 +131,7 @@ def test_processes_on_the_host_and_in_containers_are_the_same_tenants():
     assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
 
 
-def test_a_client_of_mps_is_told_its_caps_and_needs_no_library():
+def test_mps_client_gets_its_limits_without_the_library():
     client = dataclasses.replace(ONE, provider="mps", sm_percent=25)
     pipes = "/run/openfleet-mps/vgpu-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d"
     own = settings(of(client, "env"))
@@ -149,7 +149,7 @@ def test_a_client_of_mps_is_told_its_caps_and_needs_no_library():
     assert "gpu %s memory 0 sm 100 seat 63" % A in of(client, "quota").splitlines()
 
 
-def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
+def test_container_gets_the_library_and_only_its_quota():
     specification = cdi(PAIR)
     assert specification["kind"] == "openfleet.io/vgpu"
     assert [device["name"] for device in specification["devices"]] == ["pair-1"]
@@ -170,8 +170,11 @@ def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
     }
 
 
-def test_a_container_finds_the_front_before_the_driver_where_the_host_has_both():
-    """The front is in the library's folder; its place in the loader's order and the driver's file behind it are mounts."""
+def test_container_loads_the_front_library_before_the_driver():
+    """The front is in the library's folder.
+
+    Its place in the loader's order and the driver's file after it are mounts.
+    """
     without = cdi(PAIR)["devices"][0]["containerEdits"]["mounts"]
     driver = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
     files = vgpu_files.files(PAIR, driver)
@@ -189,11 +192,11 @@ def test_a_container_finds_the_front_before_the_driver_where_the_host_has_both()
 
 
 @pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
-def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
+def test_specification_has_the_oldest_version_with_such_names(name, version):
     assert cdi(dataclasses.replace(ONE, name=name))["cdiVersion"] == version
 
 
-def test_what_is_below_run_comes_again_at_boot():
+def test_files_in_run_are_restored_at_boot():
     lines = vgpu_files.tmpfiles([PAIR, ONE]).splitlines()
     for tenant in (PAIR, ONE):
         for file in vgpu_files.shared_files(tenant):
@@ -204,8 +207,8 @@ def test_what_is_below_run_comes_again_at_boot():
             assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
 
 
-def test_a_tenant_with_a_group_shares_its_region_with_that_group_alone():
-    """The turnstile of the GPU stays open to all: tenants of other groups write it too."""
+def test_tenant_with_a_group_shares_its_region_only_with_it():
+    """The turnstile of the GPU stays writable for all, because tenants of other groups use it."""
     tenant = dataclasses.replace(ONE, group="researchers")
     lines = vgpu_files.tmpfiles([tenant]).splitlines()
     assert "f /%s 0660 root researchers -" % vgpu_files.region_path(ONE.name) in lines
@@ -215,8 +218,8 @@ def test_a_tenant_with_a_group_shares_its_region_with_that_group_alone():
     assert from_data(json.loads(json.dumps(vgpu_files.to_data(tenant)))) == tenant
 
 
-def test_the_sizes_of_shared_files_are_the_librarys():
-    """A file that is larger was not made by it; a smaller limit would cut off what processes have mapped."""
+def test_sizes_of_shared_files_match_the_library():
+    """A larger file is not the library's. A smaller limit would truncate mappings."""
     program = (
         '#include "formats/region.h"\n#include "formats/turnstile.h"\n'
         '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile_file) == %d, "sizes");\n'
@@ -232,8 +235,8 @@ def test_the_sizes_of_shared_files_are_the_librarys():
 
 
 @pytest.mark.parametrize(("tenants", "mib"), [(0, 64), (1, 64), (90, 64), (100, 64), (103, 128), (1000, 640)])
-def test_the_tmpfs_has_room_for_twice_the_files(tenants, mib):
-    """328,512 bytes a tenant and 17,024 a GPU, twice, in steps of 64 MiB."""
+def test_tmpfs_has_room_for_twice_the_files(tenants, mib):
+    """328,512 bytes per tenant and 17,024 per GPU, twice, in steps of 64 MiB."""
     there = [dataclasses.replace(ONE, name="t%d" % number) for number in range(tenants)]
     options = next(
         line for line in vgpu_files.limited_folder(there).unit_text.splitlines() if line.startswith("Options=")
@@ -242,10 +245,10 @@ def test_the_tmpfs_has_room_for_twice_the_files(tenants, mib):
 
 
 @pytest.mark.parametrize("name", ["a-", "a.", "a_"])
-def test_a_name_that_no_cdi_device_can_have_is_told(name):
+def test_name_invalid_for_cdi_is_refused(name):
     assert "cannot end in %s" % name[-1] in str(vgpu_files.name_problem(name))
 
 
 @pytest.mark.parametrize("name", ["a", "A-1", "x" * 63])
-def test_other_names_are_well(name):
+def test_other_names_are_valid(name):
     assert vgpu_files.name_problem(name) is None

@@ -67,7 +67,7 @@ def problems(draw):
 
 @draws(100)
 @given(problems())
-def test_it_finds_what_trying_everything_finds(problem):
+def test_search_matches_brute_force(problem):
     bins, demands = problem
     best, packed = fewest_moves(bins, demands), pack(bins, demands)
     assert (packed is None) == (best is None)
@@ -85,15 +85,15 @@ def test_it_finds_what_trying_everything_finds(problem):
         )
 
 
-def test_it_fills_gpu_after_gpu():
+def test_gpus_are_filled_in_order():
     bins = [Bin("a", 80 * GIB, 100.0, 64), Bin("b", 80 * GIB, 100.0, 64)]
     demands = [Demand("t%d" % n, 8 * GIB, 30) for n in range(4)]
     assert pack(bins, demands) == {"t0": ("a",), "t1": ("a",), "t2": ("a",), "t3": ("b",)}
     assert left(bins, demands, pack(bins, demands))[1] == Bin("b", 72 * GIB, 70.0, 63)
 
 
-def test_a_full_host_is_packed_and_one_tenant_more_is_refused():
-    """Large for a host: the states that are alike have to count as one."""
+def test_full_host_is_packed_and_one_more_tenant_refused():
+    """It is large for a host, so equal states must count once."""
     bins = [Bin("g%d" % n, 80 * GIB, 100.0, 64) for n in range(8)]
     demands = [Demand("t%02d" % n, 10 * GIB, 12) for n in range(64)]
     assert fits(bins, demands, pack(bins, demands))
@@ -104,7 +104,7 @@ def test_a_full_host_is_packed_and_one_tenant_more_is_refused():
     assert {each.memory_bytes for each in free} == {0}
 
 
-def test_a_tenant_is_moved_only_where_it_must_be():
+def test_tenant_is_moved_only_if_necessary():
     bins = [Bin("a", 10, 100.0, 64), Bin("b", 10, 100.0, 64)]
     demands = [
         Demand("small", 4, 10, now=frozenset("a")),
@@ -116,8 +116,8 @@ def test_a_tenant_is_moved_only_where_it_must_be():
     assert packed["small"] == packed["other"]
 
 
-def test_choices_that_lead_nowhere_count_too(monkeypatch):
-    """Of sixteen GPUs eight can be chosen in 12,870 ways, and hardly any of them is a state of its own."""
+def test_dead_ends_count_for_the_limit(monkeypatch):
+    """Eight of sixteen GPUs can be chosen in 12,870 ways, which are mostly equal states."""
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
     bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
     demands = [Demand("t%d" % n, 1, 1, 8) for n in range(9)]
@@ -125,7 +125,7 @@ def test_choices_that_lead_nowhere_count_too(monkeypatch):
         pack(bins, demands)
 
 
-def test_a_search_that_takes_too_long_is_given_up_or_content(monkeypatch):
+def test_too_long_search_stops_with_its_best_result_or_an_error(monkeypatch):
     bins = [Bin("g%d" % n, 100, 100.0, 64) for n in range(4)]
     demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]
     good = pack(bins, demands)

@@ -55,7 +55,7 @@ def everything(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
 
 
-def test_what_was_written_is_seen(host, tmp_path):
+def test_written_tenants_are_observed(host, tmp_path):
     os.umask(0o077)
     try:
         host.write(A)
@@ -89,7 +89,7 @@ def test_tenants_that_share_a_gpu_are_not_isolated(host, change, isolation):
     assert [seen.isolation for seen in host.observe()] == isolation
 
 
-def test_containers_get_the_front_where_the_host_has_it_and_a_driver(host, tmp_path):
+def test_containers_get_the_front_library_if_the_host_has_it_and_a_driver(host, tmp_path):
     def drivers():
         text = (tmp_path / vgpu_files.cdi_path("a")).read_text()
         mounts = json.loads(text)["devices"][0]["containerEdits"]["mounts"]
@@ -115,7 +115,7 @@ def test_containers_get_the_front_where_the_host_has_it_and_a_driver(host, tmp_p
     assert drivers() == []
 
 
-def test_a_region_is_its_groups(host, tmp_path):
+def test_region_belongs_to_its_group(host, tmp_path):
     own = grp.getgrgid(os.getgid()).gr_name
     region, turnstile = (tmp_path / path for path in (vgpu_files.region_path("a"), vgpu_files.turnstile_path(GPU.uuid)))
     host.write(A)
@@ -129,15 +129,18 @@ def test_a_region_is_its_groups(host, tmp_path):
     assert region.stat().st_mode & 0o777 == 0o666
 
 
-def test_a_group_that_the_host_does_not_have_is_refused_before_anything_is_written(host, tmp_path):
+def test_unknown_group_is_refused_before_any_change(host, tmp_path):
     with pytest.raises(ApplyError, match=r"this host has no group no-such-group: .*|no group no-such-group") as raised:
         host.write(dataclasses.replace(A, group="no-such-group"))
     assert "groupadd --system no-such-group" in str(raised.value)
     assert everything(tmp_path) == []
 
 
-def test_a_shared_file_that_has_grown_is_cut_to_its_size(host, tmp_path):
-    """A tenant that fills the tmpfs would keep others from starting; what it counts in stays."""
+def test_grown_shared_file_is_truncated(host, tmp_path):
+    """A tenant that fills the tmpfs would block the start of others.
+
+    Its used part stays.
+    """
     host.write(A)
     region = tmp_path / vgpu_files.region_path("a")
     region.write_bytes(b"x" * (vgpu_files.REGION_BYTES + 1))
@@ -148,7 +151,7 @@ def test_a_shared_file_that_has_grown_is_cut_to_its_size(host, tmp_path):
     assert region.stat().st_ino == inode
 
 
-def test_systemd_reads_a_drop_in_anew_when_it_changes_and_only_then(tmp_path):
+def test_systemd_reloads_only_after_a_changed_drop_in(tmp_path):
     tools = Tools()
     host = VgpuHost([GPU, OTHER], str(tmp_path), tools, str(tmp_path / "proc"))
 
@@ -171,7 +174,7 @@ def test_systemd_reads_a_drop_in_anew_when_it_changes_and_only_then(tmp_path):
     assert reloads() == 1
 
 
-def test_a_systemd_that_does_not_read_is_told(tmp_path):
+def test_failed_reload_is_reported(tmp_path):
     def refuses(command, **_options):
         return subprocess.CompletedProcess(command, 1, "", "Access denied")
 
@@ -180,7 +183,7 @@ def test_a_systemd_that_does_not_read_is_told(tmp_path):
         VgpuHost([GPU], str(tmp_path), refuses, str(tmp_path / "proc")).write(A)
 
 
-def test_each_file_is_replaced_whole(host, tmp_path):
+def test_files_are_replaced_atomically(host, tmp_path):
     host.write(A)
     before = (tmp_path / vgpu_files.quota_path("a")).stat().st_ino
     with (tmp_path / vgpu_files.quota_path("a")).open() as old:
@@ -190,7 +193,7 @@ def test_each_file_is_replaced_whole(host, tmp_path):
     assert host.observe()[0].tenant.memory_bytes == 4 * GIB
 
 
-def test_regions_that_processes_use_are_left_as_they_are(host, tmp_path):
+def test_used_regions_are_not_changed(host, tmp_path):
     host.write(A)
     region = tmp_path / vgpu_files.region_path("a")
     region.write_bytes(b"in use")
@@ -209,7 +212,7 @@ def test_regions_that_processes_use_are_left_as_they_are(host, tmp_path):
         vgpu_files.TMPFILES_PATH,
     ],
 )
-def test_what_is_missing_is_seen_and_made_again(host, tmp_path, path):
+def test_missing_files_are_detected_and_recreated(host, tmp_path, path):
     host.write(A)
     (tmp_path / path).unlink()
     assert host.observe() == (VgpuSeen(A, (path,), None if path == vgpu_files.region_path("a") else UNUSED),)
@@ -235,7 +238,7 @@ def put_folder(path, _target):
 
 @pytest.mark.parametrize("put", [put_link, put_dangling_link, put_pipe, put_folder])
 @pytest.mark.parametrize("shared", [vgpu_files.region_path("a"), vgpu_files.turnstile_path(GPU.uuid)])
-def test_what_lies_in_the_place_of_a_shared_file_is_neither_followed_nor_waited_for(host, tmp_path, put, shared):
+def test_link_or_pipe_instead_of_a_shared_file_is_neither_followed_nor_awaited(host, tmp_path, put, shared):
     target = tmp_path / "of-root"
     target.write_text("secret")
     target.chmod(0o600)
@@ -252,7 +255,7 @@ def test_what_lies_in_the_place_of_a_shared_file_is_neither_followed_nor_waited_
 
 
 @pytest.mark.parametrize("put", [put_link, put_pipe, put_folder])
-def test_what_lies_beside_the_turnstiles_goes(host, tmp_path, put):
+def test_foreign_files_next_to_turnstiles_are_removed(host, tmp_path, put):
     target = tmp_path / "of-root"
     target.write_text("secret")
     host.write(A)
@@ -274,7 +277,7 @@ def test_the_last_tenant_leaves_nothing(host, tmp_path):
     host.forget("a")
 
 
-def test_what_is_others_stays(host, tmp_path):
+def test_files_of_others_stay(host, tmp_path):
     (tmp_path / "etc/openfleet-gpu").mkdir(parents=True)
     (tmp_path / "etc/openfleet-gpu/layout.json").touch()
     host.write(A)
@@ -283,7 +286,7 @@ def test_what_is_others_stays(host, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', '{"schema": 2}'])
-def test_a_file_that_is_none_is_named(host, tmp_path, text):
+def test_invalid_file_is_named(host, tmp_path, text):
     host.write(A)
     (tmp_path / vgpu_files.spec_path("a")).write_text(text)
     with pytest.raises(ApplyError, match=r"a/tenant\.json") as error:
@@ -291,21 +294,21 @@ def test_a_file_that_is_none_is_named(host, tmp_path, text):
     assert error.value.outcome == "old"
 
 
-def test_a_folder_that_was_renamed_is_named(host, tmp_path):
+def test_renamed_folder_is_named(host, tmp_path):
     host.write(A)
     (tmp_path / vgpu_files.folder("a")).rename(tmp_path / vgpu_files.folder("c"))
     with pytest.raises(ApplyError, match='contains the tenant "a"'):
         host.observe()
 
 
-def test_without_the_library_the_role_is_named(host, tmp_path):
+def test_missing_library_names_the_role(host, tmp_path):
     assert "openfleet.gpu.vgpu_limiter" in str(host.available())
     (tmp_path / vgpu_files.LIBRARY).parent.mkdir(parents=True)
     (tmp_path / vgpu_files.LIBRARY).touch()
     assert host.available() is None
 
 
-def test_a_tenants_processes_are_told_by_their_environment(host, tmp_path):
+def test_processes_of_a_tenant_are_found_by_environment(host, tmp_path):
     for pid, words in ((7, b"PATH=/bin\0OPENFLEET_VGPU=a\0"), (8, b"OPENFLEET_VGPU=ab\0"), (9, b"")):
         (tmp_path / "proc" / str(pid)).mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "environ").write_bytes(words)
@@ -316,8 +319,8 @@ def test_a_tenants_processes_are_told_by_their_environment(host, tmp_path):
     assert host.processes(seen, "a", OTHER.uuid) == ()
 
 
-def test_one_child_process_looks_at_all_of_a_tenants_processes(host, tmp_path, monkeypatch):
-    """A user may run thousands of them, and each child that does not answer is waited for."""
+def test_one_child_reads_all_processes_of_a_tenant(host, tmp_path, monkeypatch):
+    """A user may run thousands of them, and each unresponsive child costs a timeout."""
     for pid in range(7, 27):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     holders = tuple(Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in range(7, 27))
@@ -333,8 +336,11 @@ def test_one_child_process_looks_at_all_of_a_tenants_processes(host, tmp_path, m
     assert host.names_in_use(["a"]) == (VgpuName("a", tuple(range(7, 27))),) and len(children) == 2
 
 
-def test_a_look_for_names_ends_and_a_process_that_had_no_turn_may_have_any(host, tmp_path, monkeypatch):
-    """A user may run very many processes and mount very much. A name that may be in use is not ended."""
+def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_path, monkeypatch):
+    """A user may have very many processes and mounts.
+
+    A name that may be in use is kept.
+    """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0, 1e9])
@@ -344,8 +350,8 @@ def test_a_look_for_names_ends_and_a_process_that_had_no_turn_may_have_any(host,
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
 
-def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_path, monkeypatch):
-    """It happens under the host's lock: thousands of processes with very many mounts must not keep it."""
+def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeypatch):
+    """It runs under the host's lock, which thousands of processes with very many mounts must not block."""
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0])
@@ -364,7 +370,7 @@ def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_pa
     assert host.processes(again, "a", GPU.uuid) == tuple(holders)
 
 
-def test_a_process_that_does_not_answer_may_have_any_name_and_is_not_ended_for_it(host, tmp_path, monkeypatch):
+def test_unresponsive_process_may_use_any_name_and_is_not_ended(host, tmp_path, monkeypatch):
     process(tmp_path, 7)
     monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: None)
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7,)), VgpuName("b", (7,)))
@@ -373,7 +379,7 @@ def test_a_process_that_does_not_answer_may_have_any_name_and_is_not_ended_for_i
     assert host.processes(seen, "a", GPU.uuid) == ()
 
 
-def test_a_carriage_return_in_a_mount_ends_no_line(host, tmp_path):
+def test_carriage_return_in_a_mount_ends_no_line(host, tmp_path):
     process(tmp_path, 7, "PATH=/bin")
     line = "40 22 8:1 / /mnt/x\r1 2 3 4 /etc/openfleet-gpu/vgpu/a rw - tmpfs none rw\n"
     (tmp_path / "proc" / "7" / "mountinfo").write_bytes(line.encode())
@@ -397,7 +403,7 @@ MOUNTS = """22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw
         ([], "", []),
     ],
 )
-def test_a_tenants_processes_in_containers_are_told_by_their_mounts(host, tmp_path, mounted, variable, whose):
+def test_processes_of_a_tenant_in_containers_are_found_by_mounts(host, tmp_path, mounted, variable, whose):
     lines = "".join("40 22 8:1 /etc/v/%s /etc/openfleet-gpu/vgpu/%s ro - ext4 /dev/sda1 rw\n" % (n, n) for n in mounted)
     process = tmp_path / "proc" / "7"
     process.mkdir(parents=True)
@@ -429,11 +435,11 @@ def with_dmem(tmp_path):
     return VgpuHost([GPU, OTHER], str(tmp_path), tools, str(tmp_path / "proc")), tools
 
 
-def test_regions_are_told_by_the_address_of_the_gpu(kernel):
+def test_regions_are_matched_by_the_address_of_the_gpu(kernel):
     assert kernel[0].dmem == {GPU.uuid}
 
 
-def test_a_bound_is_written_and_seen_and_missed_after_a_boot(kernel, tmp_path):
+def test_slice_limit_is_written_read_and_missing_after_a_boot(kernel, tmp_path):
     host, tools = kernel
     host.write(BOUND)
     assert ["systemctl", "start", "--", "openfleet-vgpu-a.slice"] in tools.called
@@ -445,7 +451,7 @@ def test_a_bound_is_written_and_seen_and_missed_after_a_boot(kernel, tmp_path):
     assert host.observe() == (VgpuSeen(BOUND, ("dmem.max",), UNUSED),)
 
 
-def test_another_provider_takes_the_bound_away(kernel, tmp_path):
+def test_other_provider_removes_the_slice_limit(kernel, tmp_path):
     host, tools = kernel
     host.write(BOUND)
     host.write(A)
@@ -454,7 +460,7 @@ def test_another_provider_takes_the_bound_away(kernel, tmp_path):
     assert tools.called[-1] == ["systemctl", "stop", "--", "openfleet-vgpu-a.slice"]
 
 
-def test_what_runs_in_the_slice_is_not_ended(kernel, tmp_path):
+def test_processes_in_the_slice_are_not_ended(kernel, tmp_path):
     host, tools = kernel
     host.write(BOUND)
     (tmp_path / SLICE / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -462,14 +468,14 @@ def test_what_runs_in_the_slice_is_not_ended(kernel, tmp_path):
     assert not [command for command in tools.called if "stop" in command]
 
 
-def test_a_kernel_that_refuses_is_an_error(kernel, tmp_path):
+def test_refusal_of_the_kernel_is_an_error(kernel, tmp_path):
     host, _tools = kernel
     (tmp_path / "sys/fs/cgroup/cgroup.subtree_control").mkdir()
     with pytest.raises(ApplyError, match="provider: preload"):
         host.write(BOUND)
 
 
-def test_the_spec_is_json_that_people_can_read(host, tmp_path):
+def test_spec_is_readable_json(host, tmp_path):
     host.write(B)
     assert json.loads((tmp_path / vgpu_files.spec_path("b")).read_text())["seats"] == [
         {"gpu_uuid": GPU.uuid, "seat": 1},
@@ -497,8 +503,8 @@ def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
     assert not [path for path in everything(tmp_path) if "/b" in path or "-b" in path or "alias_of" in path]
 
 
-def test_a_renamed_tenant_keeps_the_kernels_bound(kernel, tmp_path):
-    """Its processes stay in the slice of its key, and start there under each of its names."""
+def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
+    """Its processes stay in the slice of its key, and start in it under each of its names."""
     host, tools = kernel
     host.write(BOUND)
     (tmp_path / SLICE / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -520,7 +526,7 @@ def test_a_renamed_tenant_keeps_the_kernels_bound(kernel, tmp_path):
     assert ["systemctl", "stop", "--", "openfleet-vgpu-a.slice"] in tools.called
 
 
-def test_the_names_that_processes_have_are_told(host, tmp_path):
+def test_names_used_by_processes_are_reported(host, tmp_path):
     host.write(A)
     process(tmp_path, 7, "OPENFLEET_VGPU=a")
     assert host.observe()[0].names_in_use == (), "it has only one name"
@@ -539,8 +545,8 @@ def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_a_tenant_whose_name_is_the_key_of_another_one_goes_without_it(host, tmp_path, first):
-    """Their files lie in one folder."""
+def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_path, first):
+    """Their files are in one folder."""
     host.write(A)
     host.write(dataclasses.replace(RENAMED, aliases=()))
     before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}
@@ -559,8 +565,8 @@ def test_a_tenant_whose_name_is_the_key_of_another_one_goes_without_it(host, tmp
         assert everything(tmp_path) == []
 
 
-def test_a_name_that_is_the_tenants_own_again_is_shown(host, tmp_path):
-    """The limiter shows no folder that has the file."""
+def test_restored_own_name_is_shown(host, tmp_path):
+    """The limiter lists no folder that has the file."""
     host.write(A)
     (tmp_path / vgpu_files.alias_path("a")).write_text("b\n")
     assert host.observe()[0].outdated == (vgpu_files.alias_path("a"),)

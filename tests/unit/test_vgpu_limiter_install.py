@@ -25,17 +25,17 @@ def proc(tmp_path):
     return tmp_path
 
 
-def test_what_a_process_has_mapped_is_in_use(proc):
+def test_mapped_library_is_in_use(proc):
     assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD}
 
 
-def test_a_process_that_does_not_answer_may_have_all_of_them(proc, monkeypatch):
-    """Root's open of maps waits as long as an exec does, and that for a file system of the user's own."""
+def test_unresponsive_process_may_use_all_versions(proc, monkeypatch):
+    """Opening maps waits as long as an exec does, for example for a user's file system."""
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(proc / "8/maps")
     assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}
 
 
-def test_when_the_time_is_over_all_of_them_may_be_in_use(proc, monkeypatch):
+def test_timeout_means_that_all_versions_may_be_in_use(proc, monkeypatch):
     monkeypatch.setattr(vgpu_limiter, "_LOOK_SECONDS", -1.0)
     assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}

@@ -22,14 +22,14 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
         assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults
 
 
-def test_the_readme_lists_every_variable():
+def test_readme_lists_every_variable():
     readme = (ROLE / "README.md").read_text()
     for name in yaml.safe_load((ROLE / "defaults" / "main.yml").read_text()):
         assert f"| `{name}` |" in readme
 
 
-def test_what_the_controller_builds_has_all_folders_of_the_source():
-    """Its build is kept in a folder that is named after the source: a change in another folder would not be built."""
+def test_controllers_build_includes_all_folders_of_the_source():
+    """The cached build is named after the source: a change in a missing folder would not be built."""
     folders = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["vgpu_limiter__folders"]
     assert set(folders) == {path.parent.name for path in (ROLE / "files/src").glob("*/*.c")}
 
@@ -43,7 +43,7 @@ def tasks(playbook):
                 yield role["name"].rpartition(".")[2], role.get("tasks_from", "main"), task
 
 
-def test_the_library_comes_before_the_tenants_and_goes_after_them():
+def test_library_is_installed_before_and_removed_after_tenants():
     """A tenant without the library would run without a quota."""
     site = [(name, entry) for name, entry, _ in tasks("site.yml") if entry != "plan"]
     layout = site.index(("gpu_layout", "main"))

@@ -79,24 +79,24 @@ def test_a_tenant_has_its_quota_on_each_of_its_gpus():
     assert plan.gpus_changed() == {UUIDS[0], UUIDS[2]}
 
 
-def test_a_plan_says_who_may_have_managed_memory_beyond_the_quota():
+def test_plan_names_tenants_with_managed_oversubscription():
     wanted, plan = planned([entry([0], tenant("a", oversubscribe_managed=True))])
     assert wanted[0].tenant.oversubscribe_managed
     assert "(8GiB and 30 %, fixed, managed memory beyond the quota, by preload" in plan.lines()[0]
 
 
-def test_tenants_of_one_gpu_have_seats_of_their_own():
+def test_tenants_of_one_gpu_have_separate_seats():
     wanted = planned([entry([0], tenant("a"), tenant("b"), tenant("c"))])[0]
     assert [each.tenant.seats for each in wanted] == [(VgpuSeat(UUIDS[0], n),) for n in range(3)]
 
 
 @pytest.mark.parametrize("pin", [1, UUIDS[1], GPUS[1].pci_address])
-def test_a_pin_holds_whatever_names_the_gpu(pin):
+def test_pin_holds_for_any_selector(pin):
     wanted = planned([entry("all", tenant("a"), tenant("b", gpu=pin))])[0]
     assert {each.tenant.name: each.tenant.gpus for each in wanted} == {"a": (UUIDS[0],), "b": (UUIDS[1],)}
 
 
-def test_memory_and_share_may_be_promised_more_than_once():
+def test_memory_and_share_can_be_oversubscribed():
     tenants = [tenant("t%d" % n, 30, 50) for n in range(3)]
     assert "does not fit" in refused(entry([0], *tenants, oversubscribe={"sm": 1.5}))
     assert "does not fit" in refused(entry([0, 1, 2], *tenants, tenant("more", 10, 60)))
@@ -118,7 +118,7 @@ def test_memory_and_share_may_be_promised_more_than_once():
         ([tenant("a", 100, gpus=2)], {}, f"The largest memory that fits is {MIB}MiB."),
     ],
 )
-def test_a_tenant_that_is_too_large_by_itself_is_told_the_size_of_the_gpu(tenants, oversubscribe, size):
+def test_too_large_tenant_is_refused_with_the_size_of_the_gpu(tenants, oversubscribe, size):
     text = refused(entry([0, 1], *tenants, oversubscribe=oversubscribe))
     assert text.startswith("gpu_layout[0].vgpu.tenants[%d]: the tenant a (" % (len(tenants) - 1))
     assert "is larger than the memory of its GPUs, which is" in text and size in text
@@ -129,7 +129,7 @@ def test_a_tenant_that_is_too_large_by_itself_is_told_the_size_of_the_gpu(tenant
     assert planned([entry([0, 1], *fits, oversubscribe=oversubscribe)])
 
 
-def test_a_misfit_is_named_with_what_is_free():
+def test_misfit_is_named_with_the_free_amount():
     text = refused(entry([0, 1], tenant("a", 40, 60), tenant("b", 40, 10), tenant("pair", 8, 30, gpus=2)))
     assert text.startswith("gpu_layout[0].vgpu.tenants[2]: the tenant pair (8GiB and 30 % on each of 2 GPUs)")
     total = GPUS[0].memory_total_bytes // 2**20 - 40 * 1024
@@ -155,12 +155,12 @@ def test_a_gpu_has_64_seats():
         (entry([0], tenant("a"), provider="mps", policy="burst"), ["vgpu.policy", "policy: fixed"]),
     ],
 )
-def test_what_cannot_be_is_refused(part, words):
+def test_impossible_tenants_are_refused(part, words):
     text = refused(part)
     assert all(word in text for word in words), text
 
 
-def test_the_kernel_is_the_stronger_provider_where_it_bounds_all_the_gpus_of_a_tenant():
+def test_kernel_is_the_provider_if_it_limits_all_gpus_of_a_tenant():
     part = entry([0, 1], tenant("a", gpu=0), tenant("pair", gpus=2))
     wanted = planned([part], dmem=[UUIDS[0]])[0]
     assert {each.tenant.name: each.tenant.provider for each in wanted} == {"a": "dmem", "pair": "preload"}
@@ -168,7 +168,7 @@ def test_the_kernel_is_the_stronger_provider_where_it_bounds_all_the_gpus_of_a_t
     assert {each.tenant.provider for each in planned([part], dmem=UUIDS)[0]} == {"preload"}
 
 
-def test_mps_is_taken_only_where_it_is_named_and_the_plan_says_what_that_means():
+def test_mps_is_used_only_if_named_with_a_note_in_the_plan():
     assert lines(entry([0], tenant("a"), provider="mps")) == [
         "vgpu a: add (8GiB and 30 %, fixed, by mps; a fault of one client ends all) on gpu 0"
     ]
@@ -180,14 +180,14 @@ def test_mps_is_taken_only_where_it_is_named_and_the_plan_says_what_that_means()
 # ---------------------------------------------------------------------- what becomes of those that are there
 
 
-def test_a_layout_that_stands_has_nothing_to_do():
+def test_applied_layout_has_no_steps():
     part = entry([0, 1], tenant("a"), tenant("b", 30), tenant("pair", gpus=2))
     plan = planned([part], seen=there(part))[1]
     assert plan.steps == ()
     assert [seen.tenant.name for seen in plan.kept] == ["a", "b", "pair"]
 
 
-def test_less_is_given_back_before_another_gets_more():
+def test_quotas_shrink_before_others_grow():
     before = there(entry([0], tenant("a", 20, 40), tenant("b", 20, 40)))
     plan = planned([entry([0], tenant("a", 30, 40), tenant("b", 10, 40))], seen=before)[1]
     assert [(step.name, str(step)) for step in plan.steps] == [
@@ -196,7 +196,7 @@ def test_less_is_given_back_before_another_gets_more():
     ]
 
 
-def test_tenants_stay_where_they_are_and_keep_their_seats():
+def test_tenants_keep_their_gpus_and_seats():
     before = there(entry([0, 1], tenant("a", gpu=0), tenant("b", gpu=1), tenant("c", gpu=1)))
     plan = planned([entry([0, 1], tenant("c"), tenant("d"))], seen=before)[1]
     assert [seen.tenant.name for seen in plan.kept] == ["c"]
@@ -209,7 +209,7 @@ def test_tenants_stay_where_they_are_and_keep_their_seats():
     assert [add.tenant.seats for add in plan.adds] == [(VgpuSeat(UUIDS[0], 1),)]
 
 
-def test_all_seats_of_those_that_go_are_better_than_none():
+def test_freed_seats_are_used():
     old = [dict(tenant("old%02d" % n, sm=1), memory="64MiB") for n in range(64)]
     new = [dict(tenant("new%02d" % n, sm=1), memory="64MiB") for n in range(63)]
     wanted = planned([entry([0], old[7], *new)], seen=there(entry([0], *old)))[0]
@@ -222,7 +222,7 @@ def holder(gpu):
     return Holder(gpu, None, "process", "pid 7 (train.py)", 7)
 
 
-def test_a_tenant_that_must_move_is_in_the_way_while_its_processes_are_there():
+def test_moving_tenant_blocks_while_it_has_processes():
     before = there(entry([0], tenant("a")))
     moves = [entry([1], tenant("a")), {"gpus": [0], "sharing": "shared"}]
     idle = planned(moves, seen=before)[1]
@@ -238,7 +238,7 @@ def test_a_tenant_that_must_move_is_in_the_way_while_its_processes_are_there():
     assert asked == [("a", UUIDS[0])]
 
 
-def test_processes_that_another_provider_would_not_hold_are_in_the_way():
+def test_processes_that_another_provider_would_not_limit_block():
     """They have the library and are no clients of a daemon, or the other way round."""
     layouts = {provider: entry([0], tenant("a"), provider=provider) for provider in ("preload", "mps")}
     for old, new in (("preload", "mps"), ("mps", "preload")):
@@ -248,13 +248,13 @@ def test_processes_that_another_provider_would_not_hold_are_in_the_way():
         assert str(disturbance) == "vgpu a (its provider would change on %s) is in use by pid 7 (train.py)" % GPU_0
 
 
-def test_the_library_holds_them_under_dmem_too():
+def test_library_limits_processes_with_dmem_too():
     before = there(entry([0], tenant("a"), provider="preload"))
     plan = planned([entry([0], tenant("a"), provider="dmem")], before, UUIDS, lambda name, gpu: [holder(gpu)])[1]
     assert (len(plan.changes), plan.disturbs) == (1, ())
 
 
-def test_processes_of_a_tenant_that_is_removed_are_in_the_way_and_those_of_a_smaller_quota_are_not():
+def test_only_processes_of_removed_tenants_block():
     before = there(entry([0], tenant("a"), tenant("b")))
     plan = planned([entry([0], tenant("a", 1, 1))], seen=before, processes=lambda name, gpu: [holder(gpu)])[1]
     assert len(plan.steps) == 2
@@ -264,7 +264,7 @@ def test_processes_of_a_tenant_that_is_removed_are_in_the_way_and_those_of_a_sma
     assert planned([entry([0], tenant("a", 1, 1))], seen=before)[1].disturbs == ()
 
 
-def test_a_tenant_that_gets_another_gpu_keeps_the_order_of_those_that_it_has():
+def test_tenant_with_an_added_gpu_keeps_the_order_of_its_gpus():
     wide = there(entry([0, 1, 2], tenant("a", gpus=2)))
     assert wide[0].tenant.gpus == (UUIDS[0], UUIDS[1])
     turned = dataclasses.replace(wide[0].tenant, seats=wide[0].tenant.seats[::-1])
@@ -272,7 +272,7 @@ def test_a_tenant_that_gets_another_gpu_keeps_the_order_of_those_that_it_has():
     assert plan.steps == ()
 
 
-def test_gpus_that_no_entry_names_keep_their_tenants():
+def test_gpus_without_an_entry_keep_their_tenants():
     before = there(entry([0], tenant("a")), entry([1], tenant("b")))
     plan = planned([{"gpus": [0], "sharing": "exclusive"}], seen=before)[1]
     assert plan.lines() == ["vgpu a: remove from gpu 0"]
@@ -281,13 +281,13 @@ def test_gpus_that_no_entry_names_keep_their_tenants():
     assert [step.name for step in gone.removes] == ["a", "b"]
 
 
-def test_files_of_another_form_are_written_anew():
+def test_files_of_another_format_are_written_again():
     part = entry([0], tenant("a"))
     (one,) = there(part)
     assert lines(part, seen=[dataclasses.replace(one, outdated=("x",))]) == ["vgpu a: rewrite its files on gpu 0"]
 
 
-def test_before_and_after_tell_the_tenants_of_a_gpu():
+def test_before_and_after_list_the_tenants_of_a_gpu():
     before = there(entry([0], tenant("a"), tenant("b")))
     plan = planned([entry([0], tenant("b", 4))], seen=before)[1]
     assert plan.before(UUIDS[0]) == "vgpu a (8GiB and 30 %, fixed, by preload), b (8GiB and 30 %, fixed, by preload)"
@@ -315,7 +315,7 @@ def renamed(*names, **more):
     return seen
 
 
-def test_a_renamed_tenant_keeps_its_seat_and_the_name_it_is_counted_under():
+def test_renamed_tenant_keeps_its_seat_and_key():
     before = there(entry([0], tenant("first"), tenant("a")))
     wanted, plan = planned([entry([0], tenant("b", was="a"), tenant("first"))], seen=before)
     assert plan.lines() == ["vgpu b: rename tenant a to b on gpu 0"]
@@ -327,7 +327,7 @@ def test_a_renamed_tenant_keeps_its_seat_and_the_name_it_is_counted_under():
     assert (again.steps, again.lines()) == ((), [])
 
 
-def test_processes_of_a_renamed_tenant_are_in_nobodys_way_and_of_another_one_they_are():
+def test_processes_of_a_renamed_tenant_block_nothing_but_those_of_others_do():
     before = there(entry([0], tenant("a")))
 
     def processes(name, gpu):
@@ -356,7 +356,7 @@ def test_a_tenant_is_renamed_and_changed_in_one_step():
     ]
 
 
-def test_a_new_tenant_has_its_earlier_name_too():
+def test_new_tenant_has_its_earlier_name():
     """All hosts of a layout have the same names."""
     assert lines(entry([0], tenant("b", was="a"))) == [
         "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
@@ -366,7 +366,7 @@ def test_a_new_tenant_has_its_earlier_name_too():
     ]
 
 
-def test_an_earlier_name_ends_when_no_process_has_it():
+def test_earlier_name_ends_when_no_process_uses_it():
     part = entry([0], tenant("b"))
     assert lines(part, seen=renamed("b")) == ["vgpu b: end the name a on gpu 0"]
     kept = planned([part], seen=in_use(renamed("b"), "a", "b"))[1]
@@ -378,7 +378,7 @@ def test_an_earlier_name_ends_when_no_process_has_it():
     assert lines(part, seen=ended) == []
 
 
-def test_a_name_before_the_earlier_one_ends_as_well():
+def test_older_name_ends_too():
     seen = renamed("b")
     part = entry([0], tenant("c", was="b"))
     assert lines(part, seen=seen) == ["vgpu c: rename tenant b to c, end the name a on gpu 0"]
@@ -390,7 +390,7 @@ def test_a_name_before_the_earlier_one_ends_as_well():
 
 
 @pytest.mark.parametrize(("was", "ends"), [({"was": "b"}, ""), ({}, ", end the name b")])
-def test_a_rename_is_taken_back(was, ends):
+def test_rename_is_rolled_back(was, ends):
     part = entry([0], tenant("a", **was))
     assert lines(part, seen=renamed("b")) == ["vgpu a: rename tenant b to a%s on gpu 0" % ends]
     back = there(part, seen=renamed("b"))
@@ -400,7 +400,7 @@ def test_a_rename_is_taken_back(was, ends):
     )
 
 
-def test_a_new_tenant_with_an_earlier_name_of_another_one_is_counted_for_itself():
+def test_new_tenant_with_an_earlier_name_of_another_counts_separately():
     part = entry([0], tenant("a"), tenant("b"))
     wanted, plan = planned([part], seen=renamed("b"))
     assert [line.split(" (")[0] for line in plan.lines()] == ["vgpu a: add", "vgpu b: end the name a on gpu 0"]
@@ -430,18 +430,18 @@ def test_two_tenants_cannot_become_one():
         (entry([0], tenant("c", was="b"), tenant("d", was="a")), ["a"], ["tenants[1].was", "the tenant c", "End them"]),
     ],
 )
-def test_a_name_that_processes_of_another_tenant_have_is_refused(part, used, words):
+def test_name_used_by_processes_of_another_tenant_is_refused(part, used, words):
     text = refused(part, seen=in_use(renamed("b"), *used))
     assert all(word in text for word in words), text
     assert GPUS[0].label in text
 
 
-def test_a_tenant_that_is_there_gets_no_name_that_another_one_gives_up_in_the_same_run():
+def test_existing_tenant_cannot_take_a_name_given_up_in_the_same_run():
     seen = there(entry([0], tenant("b", was="a"), tenant("d")))
     text = refused(entry([0], tenant("b"), tenant("d", was="a")), seen=seen)
     assert "tenants[1].was: a is still a name of the tenant b" in text
     assert "Apply the layout without this tenant first" in text
 
 
-def test_an_earlier_name_that_no_cdi_device_can_have_is_refused():
+def test_earlier_name_invalid_for_cdi_is_refused():
     assert "tenants[0].was" in refused(entry([0], tenant("a", was="b-")))

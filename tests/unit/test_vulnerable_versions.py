@@ -68,8 +68,8 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 @each
-def test_a_version_with_known_vulnerabilities_is_warned_of(run, name):
-    """As the default: the role says so, and goes on."""
+def test_vulnerable_version_is_a_warning(run, name):
+    """By default the role warns and continues."""
     found, warned = run(name, OLD[name])
     assert "failed" not in found
     assert OLD[name] in found["vulnerable"] and FIXED[name] in found["vulnerable"]
@@ -77,7 +77,7 @@ def test_a_version_with_known_vulnerabilities_is_warned_of(run, name):
 
 
 @each
-def test_it_is_refused_or_accepted_where_that_is_asked_for(run, name):
+def test_vulnerable_version_can_be_refused_or_accepted(run, name):
     refused, _warned = run(name, OLD[name], vulnerable="refuse")
     variable = {"toolkit": "container_toolkit_vulnerable", "driver": "nvidia_driver_vulnerable"}[name]
     assert refused["failed"] and refused["where"] == variable and refused["msg"].endswith("Nothing was changed.")
@@ -86,6 +86,6 @@ def test_it_is_refused_or_accepted_where_that_is_asked_for(run, name):
 
 
 @each
-def test_nothing_is_said_of_a_version_that_has_the_mends(run, name):
+def test_fixed_version_has_no_warning(run, name):
     found, warned = run(name, FIXED[name], vulnerable="refuse")
     assert (found["vulnerable"], warned) == ("", [])

@@ -81,7 +81,7 @@ def runs(place, command) -> str:
     return subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, check=True).stdout
 
 
-def test_it_prints_and_ends_as_the_real_one(place):
+def test_warm_playbook_prints_and_ends_like_ansible_playbook(place):
     real = runs(place, [str(Path(sys.executable).with_name("ansible-playbook"))])
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
     assert "said second by the caller" in real and "module of the caller" in real
@@ -91,7 +91,7 @@ def test_it_prints_and_ends_as_the_real_one(place):
     assert {path.name for path in place.iterdir()} == {"ok.yml", "ansible.cfg", "home"}
 
 
-def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
+def test_run_ends_with_its_caller(place):
     # Which hosts are meant is decided in the process of the run itself.
     asked = "{{ lookup('ansible.builtin.pipe', 'echo $PPID >%s; echo localhost') }}" % (place / "run")
     pause = {"hosts": asked, "connection": "local", "gather_facts": False, "tasks": [{"pause": {"seconds": 600}}]}
@@ -126,7 +126,7 @@ def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_is_sent_to_hosts_is_kept_by_the_state_of_the_code(tmp_path, monkeypatch):
+def test_module_archives_are_cached_by_the_state_of_the_code(tmp_path, monkeypatch):
     code = tmp_path / "ansible_collections/openfleet/gpu/plugins/modules/layout.py"
     code.parent.mkdir(parents=True)
     code.write_text("a = 1\n")

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change one GPU that no process uses, look at the effect, and restore what was found.
+"""Change one unused GPU, verify the effect, and restore its original state.
 
-The changes are those of the collection's modules, planned and carried out by `change` in module_utils. The state found is on
-disk before the first change, and is restored however the run ends; after kill -9 the next run restores it first.
+Changes are planned and applied by `change` in module_utils, as by the collection's modules. The original state is saved to disk
+before the first change and restored however the run ends. After kill -9, the next run restores it first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from found import Found, Record
+from found import Original, Record
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.compute_mode import DEFAULT, EXCLUSIVE_PROCESS
@@ -49,12 +49,12 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 MIG, COMPUTE_MODE, TIME_SLICE, RESTORED = (
     "change: MIG", "change: compute mode", "change: time slice", "change: restored",
 )  # fmt: skip
-#: In the order in which they are made.
+#: Areas in the order of the changes.
 AREAS = (MIG, COMPUTE_MODE, TIME_SLICE)
 WHERE = "check-gpu --change"
-#: The driver does not let it happen here, which is no fault of the card.
+#: Codes with which the driver refuses a change. They are no fault of the GPU.
 _REFUSALS = (IN_USE, NO_PERMISSION, NOT_SUPPORTED)
-#: Settings that a reset of the GPU ends, as (words, call of what is set, call of its default, kind).
+#: Settings that a GPU reset ends: (name, call for the current value, call for the default, kind).
 _LOST_BY_RESET = (
     ("power limit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit", ""),
     ("application clock", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock", "graphics"),
@@ -64,9 +64,9 @@ _LOST_BY_RESET = (
 
 @dataclass(frozen=True)
 class Request:
-    """Which GPU is wanted (None: the first that can be changed), and where the record is kept.
+    """The GPU to change (None: the first possible one), and the folder of the record.
 
-    `calls` are the readings of each GPU by index. `look` returns the checks of a GPU that has instances just now.
+    `calls` are the readings of each GPU by index. `look` returns the checks of a GPU with instances.
     """
 
     gpu: int | None
@@ -77,7 +77,10 @@ class Request:
 
 
 def checks(request: Request) -> list[Check]:
-    """Make all changes and return their checks. Raises what ended the run early, once the GPU is as it was found."""
+    """Make all changes and return their checks.
+
+    If an exception ends the run, the GPU is restored before it is raised.
+    """
     if os.geteuid() != 0:
         return list(none(request.gpu, "needs root"))
     try:
@@ -89,7 +92,7 @@ def checks(request: Request) -> list[Check]:
 
 
 def none(gpu: int | None, reason: str, areas: Sequence[str] = AREAS) -> Iterator[Check]:
-    """Yield that nothing was changed."""
+    """Yield a check that was not run for each area."""
     for area in areas:
         yield not_run(area, gpu, "all", reason)
 
@@ -103,13 +106,13 @@ class _Change:
         if Journal(self._request.directory).path.exists():
             raise FleetError(
                 "this host",
-                "a change of its layout was cut off, and is not cleared up",
+                "a change of its layout was interrupted and is not completed",
                 "Apply gpu_layout again first (site.yml, or gpu-layout apply).",
             )
-        found = self._record.read()
-        if found is not None:
-            self._tell("a run with --change was cut off: restoring the GPU first")
-            restored = self._restored(found, "state before a run that was cut off")
+        original = self._record.read()
+        if original is not None:
+            self._tell("a run with --change was interrupted: restoring the GPU first")
+            restored = self._restored(original, "state before an interrupted run")
             return [restored, *(self._changed() if restored.outcome == HELD else none(restored.gpu, "see above"))]
         return self._changed()
 
@@ -119,34 +122,34 @@ class _Change:
             return list(none(self._request.gpu, reason))
         target = planner.target_of(gpu)
         wanted, why_not = self._instances(gpu)
-        made = () if wanted is None else tuple((each.profile, each.start) for each in wanted.instances)
-        found = Found(target, made)
+        made = () if wanted is None else tuple((instance.profile, instance.start) for instance in wanted.instances)
+        original = Original(target, made)
         try:
             self._record.begin(target, made)
-            result = self._all(gpu, found, wanted, why_not)
-            return [*result, self._restored(found, "state found")]
+            result = self._all(gpu, original, wanted, why_not)
+            return [*result, self._restored(original, "original state")]
         except BaseException:
-            # Also where restoring was interrupted: a signal comes once.
-            self._restored(found, "state found")
+            # Restore also if a signal interrupted restoring: only the first signal raises.
+            self._restored(original, "original state")
             raise
 
-    def _all(self, gpu: Gpu, found: Found, wanted: Target | None, why_not: str) -> list[Check]:
-        """Make the changes one after the other. An error ends them, and is one of the checks."""
+    def _all(self, gpu: Gpu, original: Original, wanted: Target | None, why_not: str) -> list[Check]:
+        """Make the changes in order and return their checks. An error ends them and becomes a check."""
         result: list[Check] = []
         try:
-            result += self._mig(gpu, found, wanted) if wanted else [not_run(MIG, gpu.index, "all", why_not)]
-            result += self._compute_mode(gpu, found)
-            result += self._time_slice(gpu, found)
+            result += self._mig(gpu, original, wanted) if wanted else [not_run(MIG, gpu.index, "all", why_not)]
+            result += self._compute_mode(gpu, original)
+            result += self._time_slice(gpu, original)
         except FleetError as error:
             result.append(Check(RESTORED, gpu.index, "all changes", DIFFERS, "made", str(error)))
         return result
 
-    # --- which GPU, and what can be made on it -------------------------------------------------------------------------
+    # --- choice of the GPU and its instances ---------------------------------------------------------------------------
 
     def _choose(self) -> tuple[Gpu | None, str]:
-        """Return a GPU that may be changed, or the reasons why there is none."""
+        """Return a GPU that may be changed and "", or None and the reasons."""
         reasons = []
-        host = self._look()
+        host = self._observe()
         for gpu in host.gpus:
             if self._request.gpu in (None, gpu.index):
                 reason = _refusal(gpu)
@@ -154,16 +157,16 @@ class _Change:
                     return gpu, ""
                 reasons.append("GPU %d %s" % (gpu.index, reason))
         reasons += [str(gpu) for gpu in host.lost if self._request.gpu in (None, gpu.index)]
-        return None, "; ".join(reasons) or "there is no GPU %s" % self._request.gpu
+        return None, "; ".join(reasons) or "the host has no GPU %s" % self._request.gpu
 
     def _instances(self, gpu: Gpu) -> tuple[Target | None, str]:
-        """Return the target with as many instances of the smallest profile as fit, or why there is none."""
+        """Return a target full of instances of the smallest profile and "", or None and the reason."""
         if not gpu.mig.capable:
             return None, "this GPU has no MIG"
         lost = "" if gpu.mig.enabled or gpu.architecture != "ampere" else self._lost_by_reset(gpu)
         if lost:
             return None, "MIG mode needs a reset of this GPU, which may end settings: %s" % lost
-        # Without the kinds that differ in engines alone, as 1g.10gb+me.
+        # Ignore variants that differ only in engines, such as 1g.10gb+me.
         plain = [profile for profile in gpu.mig.profiles if "+" not in profile.name and "-" not in profile.name]
         name, most = "", 0
         if plain:
@@ -179,88 +182,90 @@ class _Change:
                 continue
             if count:
                 return Target(gpu.uuid, WHERE, "mig", True, plan.planned()), ""
-        return None, reason or "no profile of this GPU can be had"
+        return None, reason or "this GPU offers no profile"
 
     def _lost_by_reset(self, gpu: Gpu) -> str:
         readings = Readings(self._request.calls.get(gpu.index, ()))
-        found = []
+        settings = []
         for words, call, default_call, kind in _LOST_BY_RESET:
             now, default = readings.value(call, kind), readings.value(default_call, kind)
             if None not in (now, default) and now != default:
-                found.append("its %s is %s, and %s by default" % (words, now, default))
-        return ", ".join(found)
+                settings.append("its %s is %s instead of the default %s" % (words, now, default))
+        return ", ".join(settings)
 
-    # --- the changes ---------------------------------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------------------------------
 
-    def _mig(self, gpu: Gpu, found: Found, wanted: Target) -> list[Check]:
+    def _mig(self, gpu: Gpu, original: Original, wanted: Target) -> list[Check]:
         what = "%d instances of %s" % (len(wanted.instances), wanted.instances[0].profile)
-        self._tell("GPU %d: MIG mode, and %s" % (gpu.index, what))
+        self._tell("GPU %d: MIG mode and %s" % (gpu.index, what))
         result: list[Check] = []
 
         def made(now: Gpu) -> list[Check]:
-            expected = ["%s@%d" % (each.profile, each.start) for each in wanted.instances]
+            expected = ["%s@%d" % (instance.profile, instance.start) for instance in wanted.instances]
             return [
-                compared(MIG, gpu.index, "MIG mode enabled, and pending", [True, True], [now.mig.enabled, now.mig.pending]),
-                compared(MIG, gpu.index, what, expected, [instance_text(each) for each in now.mig.instances]),
-                compared(MIG, gpu.index, "MIG devices with a UUID of their own", len(expected), len(_mig_uuids(now))),
+                compared(MIG, gpu.index, "MIG mode enabled and pending", [True, True], [now.mig.enabled, now.mig.pending]),
+                compared(MIG, gpu.index, what, expected, list(map(instance_text, now.mig.instances))),
+                compared(MIG, gpu.index, "MIG devices with different UUIDs", len(expected), len(_mig_uuids(now))),
             ]  # fmt: skip
 
-        result += self._applied(MIG, "make %s" % what, gpu, found, wanted, made)
+        result += self._applied(MIG, "make %s" % what, gpu, original, wanted, made)
         if result[-1].outcome == HELD:
             result += self._request.look(gpu.index)
         if result[0].outcome == HELD:
-            # In MIG mode a GPU may show no time slice that could be restored with it.
-            before = dataclasses.replace(found.target, settings={})
-            result += self._applied(MIG, "remove them", gpu, found, before, lambda now: [
-                compared(MIG, gpu.index, "MIG mode afterwards", found.target.mig_enabled, now.mig.enabled),
-                compared(MIG, gpu.index, "instances afterwards", [], [instance_text(each) for each in now.mig.instances]),
+            # In MIG mode the time slice may be unreadable, so it is restored later.
+            before = dataclasses.replace(original.target, settings={})
+            result += self._applied(MIG, "remove them", gpu, original, before, lambda now: [
+                compared(MIG, gpu.index, "MIG mode afterwards", original.target.mig_enabled, now.mig.enabled),
+                compared(MIG, gpu.index, "instances afterwards", [], list(map(instance_text, now.mig.instances))),
             ])  # fmt: skip
         return result
 
-    def _compute_mode(self, gpu: Gpu, found: Found) -> list[Check]:
-        before = found.target.compute_mode
+    def _compute_mode(self, gpu: Gpu, original: Original) -> list[Check]:
+        before = original.target.compute_mode
         if before is None:
-            reason = "in MIG mode it is that of each instance" if gpu.mig.enabled else "it is not known"
+            reason = "in MIG mode each instance has its own" if gpu.mig.enabled else "it is unknown"
             return [not_run(COMPUTE_MODE, gpu.index, "all", reason)]
         other = EXCLUSIVE_PROCESS if before == DEFAULT else DEFAULT
         self._tell("GPU %d: compute mode %s" % (gpu.index, other))
-        return self._there_and_back(COMPUTE_MODE, gpu, found, Target(gpu.uuid, WHERE, "as before", False, (), other),
-                                    lambda now: now.compute_mode)  # fmt: skip
+        return self._set_and_restore(COMPUTE_MODE, gpu, original, Target(gpu.uuid, WHERE, "as before", False, (), other),
+                                     lambda now: now.compute_mode)  # fmt: skip
 
-    def _time_slice(self, gpu: Gpu, found: Found) -> list[Check]:
+    def _time_slice(self, gpu: Gpu, original: Original) -> list[Check]:
         before = current(gpu)
         if gpu.mig.enabled:
             return [not_run(TIME_SLICE, gpu.index, "all", "this GPU is in MIG mode")]
         if before is None:
             seen = gpu.settings.get(SETTING)
-            reason = (seen.problem if seen else None) or "the time slice that it has cannot be set"
+            reason = (seen.problem if seen else None) or "its current time slice cannot be set"
             return [not_run(TIME_SLICE, gpu.index, "all", reason)]
         other = "short" if before != "short" else "long"
         self._tell("GPU %d: time slice %s" % (gpu.index, other))
         target = Target(gpu.uuid, WHERE, "as before", False, (), None, {SETTING: other})
-        return self._there_and_back(TIME_SLICE, gpu, found, target, current)
+        return self._set_and_restore(TIME_SLICE, gpu, original, target, current)
 
-    def _there_and_back(
-        self, area: str, gpu: Gpu, found: Found, other: Target, read: Callable[[Gpu], str | None]
+    def _set_and_restore(
+        self, area: str, gpu: Gpu, original: Original, other: Target, read: Callable[[Gpu], str | None]
     ) -> list[Check]:
-        """Set the value of another target, and then what was found. Return the checks that each is read back."""
+        """Set another value, then the original one, and return checks that each is read back."""
 
         def seen(target: Target) -> Callable[[Gpu], list[Check]]:
             wanted = target.settings.get(SETTING) if area == TIME_SLICE else target.compute_mode
-            return lambda now: [compared(area, gpu.index, "as read, of %s" % wanted, wanted, read(now))]
+            return lambda now: [compared(area, gpu.index, "read back: %s" % wanted, wanted, read(now))]
 
-        result = self._applied(area, "set another", gpu, found, other, seen(other))
+        result = self._applied(area, "set another value", gpu, original, other, seen(other))
         if result[0].outcome == HELD:
-            result += self._applied(area, "set what was found", gpu, found, found.target, seen(found.target))
+            result += self._applied(
+                area, "set the original value", gpu, original, original.target, seen(original.target)
+            )
         return result
 
     def _applied(
-        self, area: str, what: str, gpu: Gpu, found: Found, target: Target, seen: Callable[[Gpu], list[Check]]
+        self, area: str, what: str, gpu: Gpu, original: Original, target: Target, seen: Callable[[Gpu], list[Check]]
     ) -> list[Check]:
-        """Apply a target as a run of gpu_layout does. Return whether that was done, and what was seen afterwards."""
-        host = self._look()
+        """Apply a target as for gpu_layout. Return the check that it succeeded, and those of `seen`."""
+        host = self._observe()
         now = _of(host, target.gpu_uuid)
-        found.refuse_foreign(now)
+        original.refuse_foreign(now)
         plan = planner.plan([now], [target])
         words = "; ".join(plan.lines())
         try:
@@ -277,31 +282,34 @@ class _Change:
         return [Check(area, gpu.index, what, HELD, words, "done"), *seen(_of(after, target.gpu_uuid))]
 
     def _context(self) -> apply_plan.Context:
-        return apply_plan.Context(self._session, self._record.journal, look=self._look)
+        return apply_plan.Context(self._session, self._record.journal, look=self._observe)
 
     # --- restoring -----------------------------------------------------------------------------------------------------
 
-    def _restored(self, found: Found, what: str) -> Check:
-        """Restore the GPU. Never raises FleetError: where it fails, the record stays."""
+    def _restored(self, original: Original, what: str) -> Check:
+        """Restore the GPU. If that fails, keep the record and return a check with the error."""
         try:
-            return self._restore(found, what)
+            return self._restore(original, what)
         except FleetError as error:
-            self._tell("%s is not as it was found: %s" % (found.target.gpu_uuid, error))
-            self._tell("the state found is in %s: run check-gpu --change again" % self._record.path)
+            self._tell("%s is not restored: %s" % (original.target.gpu_uuid, error))
+            self._tell("its original state is in %s: run check-gpu --change again" % self._record.path)
             return Check(RESTORED, None, what, DIFFERS, "restored", str(error), "run check-gpu --change again")
 
-    def _restore(self, found: Found, what: str) -> Check:
-        now = _of(self._look(), found.target.gpu_uuid)
-        found.refuse_foreign(now)
-        # The mode first: in MIG mode a GPU may show no time slice.
-        for target in (dataclasses.replace(found.target, settings={}), found.target):
+    def _restore(self, original: Original, what: str) -> Check:
+        now = _of(self._observe(), original.target.gpu_uuid)
+        original.refuse_foreign(now)
+        # Restore the mode first, because in MIG mode the time slice may be unreadable.
+        for target in (dataclasses.replace(original.target, settings={}), original.target):
             host = apply_plan.go_back(self._context(), [target], apply_plan.is_known)
         self._record.end()
-        seen = planner.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
+        seen = planner.plan_gpu(_of(host, original.target.gpu_uuid), original.target).before()
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
-    def _look(self, gpu: str | None = None) -> Host:
-        """Observe the host, or read one GPU of it again, with all holders. Services are holders too: none is stopped."""
+    def _observe(self, gpu: str | None = None) -> Host:
+        """Observe the host, or one of its GPUs, with all holders.
+
+        Services count as holders and are not stopped.
+        """
         return observe(self._session, only=gpu)
 
     def _tell(self, text: str) -> None:
@@ -312,12 +320,12 @@ def _of(host: Host, uuid: str) -> Gpu:
     for gpu in host.gpus:
         if gpu.uuid == uuid:
             return gpu
-    raise FleetError("gpu %s" % uuid, "it does not answer", "Look at the kernel log, and run check-gpu --change again.")
+    raise FleetError("gpu %s" % uuid, "it does not answer", "Check the kernel log, then run check-gpu --change again.")
 
 
 def _refusal(gpu: Gpu) -> str:
-    """Return why a GPU is not changed at all, empty if it may be."""
-    # Monitoring that only watches is in the way of MIG mode alone, whose plan names it.
+    """Return why a GPU must not be changed, or an empty text."""
+    # Monitoring blocks only changes of the MIG mode, whose plan names it.
     users = [str(holder) for holder in gpu.held_by if not holder.watches]
     if users:
         return "is in use: %s" % "; ".join(users)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep the state in which a GPU was found on disk until it is restored, also across kill -9 and a reboot."""
+"""Keep the original state of a GPU on disk until it is restored, also across kill -9 and reboots."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Found:
-    """A GPU as it was found, and the instances that the command may have made on it since, as (profile, start)."""
+class Original:
+    """The original state of a GPU, and the instances that the command may have made, as (profile, start)."""
 
     target: Target
     made: tuple[tuple[str, int], ...]
 
     def refuse_foreign(self, gpu: Gpu) -> None:
-        """Raise FleetError where the GPU has instances that the command did not make: nothing may remove these."""
+        """Raise FleetError if the GPU has instances that the command did not make, which must stay."""
         foreign = [i for i in gpu.mig.instances if (i.profile, i.placement.start) not in self.made]
         if foreign:
             raise FleetError(
                 gpu.short_label,
                 "it has instances that check-gpu did not make: %s" % ", ".join(map(instance_text, foreign)),
-                "Remove them, and run check-gpu --change again.",
+                "Remove them, then run check-gpu --change again.",
             )
 
 
 class Record:
-    """The record of one host, beside the journal of the change that is under way. Both are removed at the end."""
+    """The record of one host, and the journal of the current change.
+
+    Both are removed at the end.
+    """
 
     def __init__(self, directory: str) -> None:
         self._folder = Path(directory) / "check-gpu"
@@ -45,28 +48,31 @@ class Record:
         self.journal = Journal(str(self._folder))
 
     def unfinished(self) -> bool:
-        """Return whether a run that was cut off left a record, as far as this user may look."""
+        """Return whether an interrupted run left a record that this user can see."""
         with contextlib.suppress(OSError):
             return self.path.exists()
         return False
 
     def begin(self, target: Target, made: Sequence[tuple[str, int]]) -> None:
-        """Write it: it is on the disk before the first change. Raises ApplyError."""
+        """Write the record to disk before the first change. Raises ApplyError."""
         durable.write(self.path, {"schema": SCHEMA, "found": target.to_data(), "made": [list(each) for each in made]})
 
-    def read(self) -> Found | None:
-        """Return what a run that was cut off left, or None. Raises ApplyError for a file that cannot be read."""
+    def read(self) -> Original | None:
+        """Return the record of an interrupted run, or None.
+
+        Raises ApplyError if the file cannot be read.
+        """
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return None
         try:
             made = tuple((str(profile), int(start)) for profile, start in data["made"])
-            return Found(Target.from_data(data["found"]), made)
+            return Original(Target.from_data(data["found"]), made)
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
 
     def end(self) -> None:
-        """Remove all: the GPU is as it was found."""
+        """Remove the record and the journal after the GPU was restored."""
         self.journal.end()
         durable.remove(self.path)
         with contextlib.suppress(OSError):

@@ -12,7 +12,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asked the run to end. Not an Exception, so that nothing takes it for a failed step."""
+    """A signal ended the run.
+
+    It is not an Exception, so that no step handles it as a failure.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -21,9 +24,9 @@ class Ended(BaseException):
 
 @contextlib.contextmanager
 def as_exceptions() -> Iterator[None]:
-    """Raise Ended inside of the block for the first signal that asks the run to end.
+    """Raise Ended in the block for the first signal that ends the run.
 
-    Later ones do nothing, so that what an exception handler restores is not interrupted.
+    Later signals are ignored, so that they do not interrupt restoring.
     """
     seen: list[int] = []
 
@@ -32,7 +35,7 @@ def as_exceptions() -> Iterator[None]:
             seen.append(number)
             raise Ended(number)
 
-    # Under nohup a hangup ends nothing.
+    # nohup ignores hangups.
     wanted = [number for number in _SIGNALS if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
     before = {number: signal.signal(number, handle) for number in wanted}
     try:

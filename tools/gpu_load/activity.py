@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What NVML says of a GPU between two moments: how much of the time it worked, its power and its clock."""
+"""Measure a GPU's activity, power and clock over a time with NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openfleet_exporter import gpm
 
 
 class Activity:
-    """The time since it was made. NVML is initialized for as long."""
+    """A measurement since its creation. NVML stays initialized until `end`."""
 
     def __init__(self, index: int) -> None:
         pynvml.nvmlInit()
@@ -24,9 +24,9 @@ class Activity:
         self._millijoules = _asked(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu))
 
     def end(self, seconds: float) -> dict[str, float]:
-        """Return `active` (a ratio, by GPM), `watts` (the mean over so many seconds) and `sm_mhz`.
+        """Return `active` (a ratio, from GPM), `watts` (mean) and `sm_mhz`.
 
-        What NVML does not say is left out.
+        `seconds` is the length of the measurement. Values that NVML does not report are left out.
         """
         found: dict[str, float] = {}
         try:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a program that works on one GPU and prints JSON objects, one a line."""
+"""Run a program that works on one GPU and prints one JSON object per line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 HERE = Path(__file__).resolve().parent
 #: Kinds of memory, in the order of the report.
 KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
-#: What is run where no other command is named: kernels by the CUDA driver API.
+#: The default command, which runs kernels through the CUDA driver API.
 PROGRAM = (sys.executable, str(HERE / "program.py"))
 
 
 class NotMeasuredError(Exception):
-    """Something cannot be measured here; the text says why."""
+    """A value cannot be measured on this machine. The text is the reason."""
 
 
 def tried(work: Callable[[], Any]) -> Any:
-    """Return what the work returns, or the text of why it could not be done."""
+    """Return the result of the work, or the reason as text if it cannot be measured."""
     try:
         return work()
     except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
@@ -37,8 +37,9 @@ def tried(work: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Card:
-    """The GPU to load. `index` is NVML's; `device` is what program.py is told; `image` is for a tenant in a container.
+    """The GPU to load.
 
+    `index` is from NVML. `device` is the argument for program.py. `image` is for a tenant in a container, with python3.
     `without` are kinds of memory that are not allocated.
     """
 
@@ -47,19 +48,18 @@ class Card:
     folder: Path
     timeout_seconds: float
     tell: Callable[[str], None]
-    #: Of a container engine, with python3.
     image: str | None = None
     without: tuple[str, ...] = ()
 
     @cached_property
     def uuid(self) -> str:
-        """The UUID that CUDA tells, which quotas name. Raises NotMeasuredError."""
+        """Return the UUID from CUDA, which quotas use. Raises NotMeasuredError."""
         with program(self, "identify") as one:
             return one.line()["uuid"]
 
 
 class Program:
-    """A process with an environment, program.py by default. Its command is `run`, the device, the arguments."""
+    """A process with the command `run`, the device and the arguments. `run` is program.py by default."""
 
     def __init__(
         self,
@@ -74,34 +74,37 @@ class Program:
         self._timeout_seconds = card.timeout_seconds
 
     def line(self) -> dict[str, Any]:
-        """Return the next line. Raises NotMeasuredError where the program failed."""
+        """Return the object of the next line. Raises NotMeasuredError if the program failed."""
         text = self.process.stdout.readline()
-        said = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
-        if "error" in said:
-            raise NotMeasuredError(said["error"])
-        return said
+        facts = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
+        if "error" in facts:
+            raise NotMeasuredError(facts["error"])
+        return facts
 
     def go(self) -> None:
-        """Write a line to its standard input: it waits for one before each piece of work."""
+        """Start the next piece of work by writing a line to its standard input."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """End its standard input and return its last line, {} where it has none. Raises NotMeasuredError."""
+        """Close its standard input and return the object of its last line, or {}.
+
+        Raises NotMeasuredError if the program failed or does not end.
+        """
         try:
             output, _ = self.process.communicate("\n", timeout=self._timeout_seconds)
         except subprocess.TimeoutExpired as error:
             raise NotMeasuredError("the program does not end") from error
         lines = output.splitlines()
-        said = json.loads(lines[-1]) if lines else {}
-        if "error" in said:
-            raise NotMeasuredError(said["error"])
-        return said
+        facts = json.loads(lines[-1]) if lines else {}
+        if "error" in facts:
+            raise NotMeasuredError(facts["error"])
+        return facts
 
 
 @contextmanager
 def program(card: Card, *arguments: str, **options: Any) -> Iterator[Program]:
-    """Run a Program as long as the block; `options` are its own."""
+    """Run a Program until the block ends. `options` are those of Program."""
     made = Program(card, *arguments, **options)
     try:
         yield made

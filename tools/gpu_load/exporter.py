@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the embedded exporter on a port of loopback, and read the series of one GPU."""
+"""Run the embedded exporter on a loopback port, and read the series of one GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Union
 
 SOURCE = Path(__file__).resolve().parents[2] / "roles" / "dcgm_exporter" / "files"
-#: What it needs besides pynvml.
+#: Modules that it needs besides pynvml.
 MODULES = ("nvitop_exporter", "prometheus_client")
-#: Signs of work to the audit, with what a GPU shows that never rests. docs/dcgm_exporter.md
+#: Series that the audit uses as signs of work, with their values on a fully busy GPU. docs/dcgm_exporter.md
 SIGNALS = {
     "gpu_utilization_Percentage": 100.0,
     "openfleet_gpu_graphics_active_ratio": 1.0,
@@ -27,17 +27,17 @@ SIGNALS = {
 }
 PROCESSES = "openfleet_gpu_processes"
 SCRAPE_SECONDS = 30
-#: Ratios are means between two samples: after so many intervals they have nothing of what was before.
+#: Ratios are means between two samples, so values from before are gone after some intervals.
 SAMPLE_SECONDS, SAMPLES = 1, 3
 _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
-#: Values by name of the series, or why there are none.
+#: Values by name of the series, or a reason as text.
 Series = Union["dict[str, float]", str]
 
 
 @contextmanager
-def beside(folder: Path) -> Iterator[Callable[[str], Series]]:
-    """Run the exporter as long as the block; give a function that reads the series of the GPU with a UUID."""
+def running(folder: Path) -> Iterator[Callable[[str], Series]]:
+    """Run the exporter until the block ends, and yield a function that reads the series of a GPU by UUID."""
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         reason = "Python has no module %s (pip install -r %s)" % (
@@ -55,19 +55,19 @@ def beside(folder: Path) -> Iterator[Callable[[str], Series]]:
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            port, said = _port(process.stdout)
-            yield lambda uuid: _read(port, uuid) if port else "the exporter does not start: %s" % said
+            port, last_line = _port(process.stdout)
+            yield lambda uuid: _read(port, uuid) if port else "the exporter does not start: %s" % last_line
         finally:
             process.kill()
 
 
 def _port(output: Iterable[str]) -> tuple[str, str]:
-    """Return the port as soon as the exporter serves, or "" where it ended, and its last line."""
+    """Return the port as soon as the exporter serves, or "" if it ended, and its last line."""
     line = ""
     for line in output:
-        found = re.search(r"serving on \S+ port (\d+)", line)
-        if found:
-            return found.group(1), line
+        match = re.search(r"serving on \S+ port (\d+)", line)
+        if match:
+            return match.group(1), line
     return "", line.strip()
 
 
@@ -79,5 +79,5 @@ def _read(port: str, uuid: str) -> Series:
     except (OSError, ValueError) as error:
         return "the exporter does not answer: %s" % error
     wanted = (*SIGNALS, PROCESSES)
-    found = _SERIES.findall(text)
-    return {name: float(value) for name, labels, value in found if name in wanted and '"%s"' % uuid in labels}
+    rows = _SERIES.findall(text)
+    return {name: float(value) for name, labels, value in rows if name in wanted and '"%s"' % uuid in labels}

@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work on one GPU with a framework of Python, as long as told. Prints JSON objects, one a line.
+"""Run a Python framework on one GPU, and print one JSON object per line.
 
-    framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   how many steps of each work are done in SECONDS
-    framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or MOST_BYTES are held
+    framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   count the steps of each work in SECONDS
+    framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or up to MOST_BYTES
 
-FRAMEWORK is torch, cupy, numba or jax. The first line says its version. Then each line of standard input begins a piece of work,
-which has two lines: one when its time begins, one when it is over.
-DEVICE is not read: CUDA_VISIBLE_DEVICES names the GPU.
+FRAMEWORK is torch, cupy, numba or jax. The first line has its version. Then each line of standard input starts a piece of work,
+which prints two lines: one when its time begins, one when it ends.
+DEVICE is not used: CUDA_VISIBLE_DEVICES selects the GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Callable
 
-#: Steps that are under way at a time.
+#: Number of steps between two synchronizations.
 BATCH = 8
-#: Until a throttled tenant has used what it saved, and clocks and caches are as they stay.
+#: Time until a throttled tenant has used its saved turns, and clocks and caches are stable.
 WARM_SECONDS = 0.75
 PIECES_BYTES = (256 << 20, 16 << 20, 2 << 20, 512)
 
@@ -38,14 +38,14 @@ class Torch:
         self.torch.cuda.synchronize()
 
     def matmul(self) -> Callable[[], object]:
-        """A product of two matrices of 8192 by 8192 in bfloat16."""
+        """Return a step: a product of two matrices of 8192 by 8192 in bfloat16."""
         torch = self.torch
         left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _each in range(2))
         result = torch.empty_like(left)
         return lambda: torch.mm(left, right, out=result)
 
     def transformer(self) -> Callable[[], object]:
-        """A training step of an encoder of four layers, 8192 tokens at a time."""
+        """Return a step: training an encoder of four layers with 8192 tokens."""
         torch = self.torch
         layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True)
         model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to("cuda", torch.bfloat16)
@@ -60,7 +60,7 @@ class Torch:
         return step
 
     def graph(self) -> Callable[[], object]:
-        """A CUDA graph of twenty products of matrices of 4096 by 4096."""
+        """Return a step: a CUDA graph of twenty products of matrices of 4096 by 4096."""
         torch = self.torch
         left, right = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _each in range(2))
         result = torch.empty_like(left)
@@ -72,7 +72,7 @@ class Torch:
         return captured.replay
 
     def short(self) -> Callable[[], object]:
-        """A hundred kernels of some microseconds each."""
+        """Return a step: a hundred kernels of some microseconds each."""
         values = self.torch.zeros(1 << 16, device="cuda")
 
         def step() -> None:
@@ -107,13 +107,13 @@ class Cupy:
         self.cupy.cuda.Device().synchronize()
 
     def matmul(self) -> Callable[[], object]:
-        """A product of two matrices of 4096 by 4096 in float32."""
+        """Return a step: a product of two matrices of 4096 by 4096 in float32."""
         left, right = (self.cupy.random.rand(4096, 4096, dtype=self.cupy.float32) for _each in range(2))
         result = self.cupy.empty_like(left)
         return lambda: self.cupy.matmul(left, right, out=result)
 
     def allocate(self, size: int) -> object:
-        """Raises MemoryError, which CuPy's own error is."""
+        """Allocate bytes. Raises MemoryError, the base of CuPy's own error."""
         return self.cupy.empty(size, dtype=self.cupy.uint8)
 
     def told(self) -> tuple[int, int]:
@@ -137,7 +137,7 @@ class Numba:
         self.cuda.synchronize()
 
     def saxpy(self) -> Callable[[], object]:
-        """A kernel of numba over 128 Mi floats."""
+        """Return a step: a kernel of numba over 128 Mi floats."""
         import numpy
 
         cuda, count = self.cuda, 1 << 27
@@ -158,7 +158,7 @@ class Numba:
         try:
             return self.cuda.device_array(size, numpy.uint8)
         except Exception as error:
-            # The class of the error depends on the binding that numba uses.
+            # The class of the error depends on numba's CUDA binding.
             raise MemoryError(str(error)) from error
 
     def told(self) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class Numba:
 
 
 class Jax:
-    """JAX, which takes three quarters of the card that it is told at once."""
+    """JAX, which allocates three quarters of the visible memory at its start."""
 
     def __init__(self) -> None:
         import jax
@@ -182,7 +182,7 @@ class Jax:
         self.last.block_until_ready()
 
     def matmul(self) -> Callable[[], object]:
-        """A product of two matrices of 8192 by 8192 in bfloat16."""
+        """Return a step: a product of two matrices of 8192 by 8192 in bfloat16."""
         numpy = self.jax.numpy
         keys = self.jax.random.split(self.jax.random.key(1))
         left, right = (self.jax.random.normal(key, (8192, 8192), numpy.bfloat16) for key in keys)
@@ -198,7 +198,7 @@ FRAMEWORKS = {"torch": Torch, "cupy": Cupy, "numba": Numba, "jax": Jax}
 
 
 def work(framework: object, seconds: float, names: list[str]) -> None:
-    """Do each work for so long, after a while that is not counted."""
+    """Run each work for some seconds, after a warm-up that is not counted."""
     prepared = []
     for name in names:
         step = getattr(framework, name)()
@@ -224,7 +224,7 @@ def _steps(framework: object, step: Callable[[], object], seconds: float) -> tup
 
 
 def memory(framework: object, most_bytes: int) -> None:
-    """Allocate until the framework refuses; after that, free it all and see whether a program can go on."""
+    """Allocate until the framework refuses, then free everything and allocate again."""
     say(version=framework.version)
     sys.stdin.readline()
     before, total = framework.told()
@@ -236,11 +236,11 @@ def memory(framework: object, most_bytes: int) -> None:
     held.clear()
     framework.release()
     framework.allocate(PIECES_BYTES[0])
-    say(goes_on=True, free_after=framework.told()[0])
+    say(continues=True, free_after=framework.told()[0])
 
 
 def _fill(framework: object, held: list[object], size: int, most_bytes: int) -> int:
-    """Return 1 where the framework refused, 0 where so much is held that it should have."""
+    """Return 1 if the framework refused, 0 if it allocated `most_bytes`."""
     while sum(map(_bytes, held)) < most_bytes:
         try:
             held.append(framework.allocate(size))
@@ -269,7 +269,7 @@ def main(_device: str, name: str, what: str, *arguments: str) -> None:
         else:
             memory(framework, int(arguments[0]))
     except Exception as error:
-        # Whatever a framework raises is the outcome.
+        # Any error of a framework is the result.
         say(error="%s: %s" % (type(error).__name__, " ".join(str(error).split())[-300:]))
         sys.exit(3)
 

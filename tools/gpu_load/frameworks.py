@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run framework_program.py on one GPU, alone and as a tenant, and judge what it got.
+"""Run framework_program.py on one GPU, alone and as a tenant, and judge its share.
 
-A share is one of time. Where NVML tells how much of the time the GPU worked (GPM), that is judged; steps in a time, beside those
-without the limiter, are a lower bound only, since a GPU that rests in between may run at higher clocks. Elsewhere the steps are
-judged alone.
+A share is a share of time. If NVML reports how much of the time the GPU worked (GPM), that is judged, and the ratio of steps
+with and without the limiter is only a lower bound, because a GPU that rests in between may run at higher clocks. Without GPM,
+the steps are judged.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 )
 
 AREA = "frameworks"
-#: Enough for what the frameworks hold besides, on any card of which quotas are made.
+#: Quota that is enough for the frameworks' own memory.
 QUOTA_BYTES = 8 << 30
-#: Where a limiter that does not hold is noticed, so that it fills no card.
+#: Limit of allocations, so that a broken limiter does not fill the card.
 MOST_BYTES = QUOTA_BYTES + (1 << 30)
 SECONDS = 2.0
-#: By framework.
+#: Tested shares by framework.
 SHARES_PERCENT = {"torch": (20, 50, 80), "cupy": (50,), "numba": (50,), "jax": (50,)}
-#: As for kernels of one length. docs/vgpu-limits.md
+#: The tolerance for kernels of equal length. docs/vgpu-limits.md
 TOLERANCE_POINTS = 5.0
-#: What keeps the GPU busy all the time, by framework. JAX takes most of its memory at once and is asked for work alone.
+#: Works that keep the GPU busy all the time, by framework. JAX allocates most memory at its start, so its memory is not tested.
 WORKS = {
     "torch": ("matmul", "transformer", "graph"),
     "cupy": ("matmul",),
     "numba": ("saxpy",),
     "jax": ("matmul",),
 }
-#: What leaves the GPU idle between its kernels: a tenant gets about its share of the steps.
+#: Works that leave the GPU idle between kernels: a tenant gets about its share of the steps.
 SHORT, SHORT_POINTS = {"torch": ("short",)}, 10.0
 MEMORY = ("torch", "cupy", "numba")
-#: Two tenants beside each other, with the work of each.
+#: Two concurrent tenants: their shares, their work, and its time.
 PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
-#: What the larger of them may lose to turns, which begin with an empty queue. docs/vgpu-tested.md, on a real GPU
+#: Tolerance for the larger one, whose turns begin with an empty queue. docs/vgpu-tested.md, on a real GPU
 PAIR_POINTS = 15.0
 
 RUN = (sys.executable, str(HERE / "framework_program.py"))
 
 
 def measure(card: Card, library: Path) -> dict[str, Any]:
-    """Return by framework what was measured; a text in the place of a measurement says why there is none."""
+    """Return the measurements by framework. A text instead of a measurement is the reason why it is missing."""
     found: dict[str, Any] = {}
     for name in WORKS:
         card.tell("%s alone and with shares" % name)
@@ -75,7 +75,7 @@ def _on(card: Card, tenant: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
-    """Steps in a second of each work, by share; that without the limiter is under `bare`."""
+    """Return the steps per second of each work by share, and without the limiter as `bare`."""
     works = (*WORKS[name], *SHORT.get(name, ()))
     found: dict[str, Any] = {"version": "", "bare": _rates(card, name, works, {})}
     found["version"] = found["bare"].pop("version")
@@ -87,15 +87,15 @@ def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
 
 
 def _rates(card: Card, name: str, works: tuple[str, ...], tenant: Mapping[str, str]) -> dict[str, Any]:
-    """Return for each work its `rate` in steps a second, with the GPU's activity meanwhile."""
+    """Return the `rate` of each work in steps per second, with the GPU's activity."""
     with program(card, name, "work", str(SECONDS), *works, environment=_on(card, tenant), run=RUN) as one:
         found = dict(one.line())
         for work in works:
             one.go()
             one.line()
             activity = Activity(card.index)
-            said = one.line()
-            found[work] = {"rate": said["steps"] / said["took"], **activity.end(said["took"])}
+            done = one.line()
+            found[work] = {"rate": done["steps"] / done["took"], **activity.end(done["took"])}
     return found
 
 
@@ -104,13 +104,13 @@ def _memory(card: Card, library: Path, name: str) -> dict[str, Any]:
     with program(card, name, "memory", str(MOST_BYTES), environment=_on(card, tenant), run=RUN) as one:
         one.line()
         one.go()
-        said = one.line()
+        held = one.line()
         one.go()
-        return {**said, **one.line()}
+        return {**held, **one.line()}
 
 
 def _pair(card: Card, library: Path, policy: str) -> dict[str, Any]:
-    """Return the steps in a second of two tenants beside each other, and the GPU's activity."""
+    """Return the steps per second of two concurrent tenants, and the GPU's activity."""
     with ExitStack() as both:
         made = []
         for seat, percent in enumerate(PAIR_PERCENT):
@@ -125,8 +125,8 @@ def _pair(card: Card, library: Path, policy: str) -> dict[str, Any]:
         for one in made:
             one.line()
         activity = Activity(card.index)
-        said = [one.line() for one in made]
-        return {"rates": [one["steps"] / one["took"] for one in said], **activity.end(said[0]["took"])}
+        done = [one.line() for one in made]
+        return {"rates": [one["steps"] / one["took"] for one in done], **activity.end(done[0]["took"])}
 
 
 def checks(index: int, found: Mapping[str, Any] | str) -> Iterator[Check]:
@@ -159,7 +159,10 @@ def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator
 
 
 def _share(percent: int, said: Mapping[str, float], bare: Mapping[str, float], busy: bool) -> tuple[bool, str, str]:
-    """Return whether a share is held, what was expected and what was found. `busy`: the work leaves the GPU no rest."""
+    """Return (whether a share is held, the expected value, the measured value).
+
+    `busy`: the work keeps the GPU busy all the time.
+    """
     steps, low, high = 100 * said["rate"] / bare["rate"], percent - TOLERANCE_POINTS, percent + TOLERANCE_POINTS
     if not busy:
         low = percent - SHORT_POINTS
@@ -176,23 +179,23 @@ def _judged_memory(index: int, title: str, said: Mapping[str, Any] | str) -> Ite
     if isinstance(said, str):
         yield not_run(AREA, index, what, said)
         return
-    told, held, goes_on = said["total"], said["held"], said.get("goes_on", False)
-    yield _check(index, "%s: the size of the card, as told" % what, told == QUOTA_BYTES, QUOTA_BYTES, told)
+    total, held, continues = said["total"], said["held"], said.get("continues", False)
+    yield _check(index, "%s: size of the card shown to the tenant" % what, total == QUOTA_BYTES, QUOTA_BYTES, total)
     holds, expected = said["refused"] > 0 and held <= QUOTA_BYTES, "at most %d, then refused" % QUOTA_BYTES
-    yield _check(index, "%s: bytes that a tenant got" % what, holds, expected, held)
-    yield _check(index, "%s: the program goes on after it was refused" % what, goes_on, True, goes_on)
+    yield _check(index, "%s: bytes allocated by a tenant" % what, holds, expected, held)
+    yield _check(index, "%s: the program continues after a refusal" % what, continues, True, continues)
 
 
 def _judged_pair(index: int, policy: str, said: Any, bare: Mapping[str, float]) -> Check:
     what = "torch: %s of two tenants of %d and %d percent, %s" % (PAIR_WORK, *PAIR_PERCENT, policy)
     if isinstance(said, str):
         return not_run(AREA, index, what, said)
-    got = [100 * rate / bare["rate"] for rate in said["rates"]]
+    rates = [100 * rate / bare["rate"] for rate in said["rates"]]
     least = (PAIR_PERCENT[0] - TOLERANCE_POINTS, PAIR_PERCENT[1] - PAIR_POINTS)
-    holds = all(one >= few for one, few in zip(got, least))
+    holds = all(rate >= limit for rate, limit in zip(rates, least))
     expected = "at least %g and %g %% of the steps" % least
     active = ", the GPU active %.1f %% of the time" % (100 * said["active"]) if "active" in said else ""
-    return _check(index, what, holds, expected, "%.1f and %.1f%s" % (*got, active))
+    return _check(index, what, holds, expected, "%.1f and %.1f%s" % (*rates, active))
 
 
 def _check(index: int, what: str, holds: bool, expected: Any, found: Any) -> Check:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge what measure.py found on a GPU under load. Pure."""
+"""Judge the measurements of measure.py on a GPU under load. Pure."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 
 LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
 AREAS = {"load": LOAD, "limiter": LIMITER, "frameworks": frameworks.AREA, "mps": MPS}
-#: A GPU whose kernels follow each other is seen as busy; NVML's figure is of a window that may begin before the load.
+#: Minimum utilization of a busy GPU. NVML's window may begin before the load.
 BUSY_PERCENT = 50
-#: docs/vgpu-limits.md: a tenant saves a tenth of a second, and turns are of 20 ms.
+#: Tolerance of shares. A tenant saves a tenth of a second, and a turn has 20 ms (docs/vgpu-limits.md).
 SHARE_TOLERANCE_POINTS = 5.0
 #: A launch takes some microseconds. The limiter adds some nanoseconds (docs/vgpu-tested.md), Python much more to each call.
 LAUNCH_SECONDS = 1e-6
 OUT_OF_MEMORY = 2
-#: What a driver hands out at a time.
+#: Granularity of the driver's allocations.
 GRANULARITY_BYTES = 2 << 20
-#: Below this part of their own length kernels take no time: a stub of the driver, not a GPU.
+#: If kernels take a smaller part of their length, the driver is a stub, not a GPU.
 LEAST_OF_LENGTH = 0.5
 
 
 def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seconds: float) -> Iterator[Check]:
-    """Yield a check for each measurement. `kernel_seconds` is how long the measured kernels take if nothing holds them back."""
+    """Yield a check for each measurement.
+
+    `kernel_seconds` is the time of the measured kernels without a limit.
+    """
     for area, title in AREAS.items():
         found = measured[area]
         if isinstance(found, str):
@@ -49,7 +52,7 @@ def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seco
 
 
 def none(index: int | None, reason: str) -> Iterator[Check]:
-    """Yield that nothing was measured."""
+    """Yield a check that was not run for each area."""
     for title in AREAS.values():
         yield not_run(title, index, "all", reason)
 
@@ -57,7 +60,7 @@ def none(index: int | None, reason: str) -> Iterator[Check]:
 def _load(index: int, found: Mapping[str, Any], simulated: bool) -> Iterator[Check]:
     rest, busy, after = found["rest"], found["busy"], found["after"]
     if simulated:
-        yield not_run(LOAD, index, "all", "NVML is simulated, and does not see programs of CUDA")
+        yield not_run(LOAD, index, "all", "a simulated NVML does not see CUDA programs")
         return
     yield _within(
         LOAD, index, "NVML lists the process", found["pid"] in busy["processes"], found["pid"], list(busy["processes"])
@@ -83,8 +86,8 @@ def _load(index: int, found: Mapping[str, Any], simulated: bool) -> Iterator[Che
 
 
 def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterator[Check]:
-    """Judge the signals of the embedded exporter by which the audit tells an idle GPU from one that works."""
-    reason = next((said for said in found.values() if isinstance(said, str)), None)
+    """Judge the embedded exporter's series that the audit uses as signs of work."""
+    reason = next((value for value in found.values() if isinstance(value, str)), None)
     if reason is not None:
         yield not_run(LOAD, index, "series of the embedded exporter", reason)
         return
@@ -92,7 +95,7 @@ def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterat
         for state, word in (("rest", "at rest"), ("busy", "under load"), ("after", "afterwards")):
             value, what = found[state].get(name), "%s %s" % (name, word)
             if value is None:
-                yield not_run(LOAD, index, what, "the exporter has no such series of this GPU")
+                yield not_run(LOAD, index, what, "the exporter does not have this series for this GPU")
             elif state == "busy":
                 least = most * BUSY_PERCENT / 100
                 yield _within(LOAD, index, what, value >= least, "at least %g" % least, "%g" % value)
@@ -101,20 +104,23 @@ def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterat
     before, now = (found[state].get(PROCESSES) for state in ("rest", "busy"))
     what = "%s, added by the load" % PROCESSES
     if None in (before, now):
-        yield not_run(LOAD, index, what, "the exporter has no such series of this GPU")
+        yield not_run(LOAD, index, what, "the exporter does not have this series for this GPU")
     else:
         yield compared(LOAD, index, what, 1, int(now - before))
 
 
 def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None) -> Iterator[Check]:
-    """Judge how gpu_info and gpu-layout holders show the process. NVML lists it, so that it is more than an open node."""
+    """Judge how gpu_info and `gpu-layout holders` list the process.
+
+    NVML lists it, so its kind must be process, not an open device node.
+    """
     if isinstance(found, str):
         yield not_run(LOAD, index, "holders", found)
         return
     yield compared(LOAD, index, "gpu_info: the process as a holder", ["process"], found["kinds"])
     what = "gpu_info: memory of the process"
     if used_bytes is None:
-        yield not_run(LOAD, index, what, "NVML does not tell it")
+        yield not_run(LOAD, index, what, "NVML does not report it")
     else:
         yield compared(LOAD, index, what, [used_bytes], found["bytes"])
     what = "gpu-layout holders: the process"
@@ -127,52 +133,52 @@ def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None)
 def _mps(index: int, found: Mapping[str, Any]) -> Iterator[Check]:
     client, direct, listed = found["pid"], found["direct"], found["nvml"]
     yield _within(MPS, index, "the daemon lists the client", str(client) in found["clients"], client, found["clients"])
-    what = "NVML tells the client from a program without MPS"
+    what = "NVML distinguishes the client from a program without MPS"
     if listed["mps"] is None:
         yield not_run(MPS, index, what, "NVML lists no clients of MPS")
         return
-    # Clients of MPS are compute processes too: their memory is read from that list (techniques/vgpu/agent_nvml.py).
-    apart = client in listed["mps"] and direct not in listed["mps"]
+    # MPS clients must be compute processes too, because their memory is read from that list (techniques/vgpu/agent_nvml.py).
+    distinct = client in listed["mps"] and direct not in listed["mps"]
     both = {client, direct} <= set(listed["compute"])
     expected = "mps: [%d], compute: [%d, %d]" % (client, client, direct)
-    yield _within(MPS, index, what, apart and both, expected, "mps: %(mps)s, compute: %(compute)s" % listed)
+    yield _within(MPS, index, what, distinct and both, expected, "mps: %(mps)s, compute: %(compute)s" % listed)
 
 
 def _context_bytes(load: Mapping[str, Any] | str) -> int | None:
-    """Return what NVML counts for a program that allocates nothing: its context, of which a tenant's first costs no quota."""
+    """Return the memory of a program without allocations in bytes: its context, which the first time costs no quota."""
     return None if isinstance(load, str) else load["busy"]["processes"].get(load["pid"])
 
 
 def _limiter(index: int, found: Mapping[str, Any], kernel_seconds: float, context_bytes: int | None) -> Iterator[Check]:
     quota = found["quota"]
-    for kind, said in found["memory"].items():
+    for kind, memory in found["memory"].items():
         what = "%s memory" % kind
-        if isinstance(said, str):
-            yield not_run(LIMITER, index, what, said)
+        if isinstance(memory, str):
+            yield not_run(LIMITER, index, what, memory)
             continue
         yield _within(
             LIMITER,
             index,
-            "%s: bytes that a tenant got" % what,
-            said["held"] <= quota,
+            "%s: bytes allocated by a tenant" % what,
+            memory["held"] <= quota,
             "at most %d" % quota,
-            said["held"],
+            memory["held"],
         )
-        yield compared(LIMITER, index, "%s: how it was refused" % what, OUT_OF_MEMORY, said["code"])
-        yield compared(LIMITER, index, "%s: the size of the card, as told" % what, quota, said["total"])
-        back = said["free"] - said["free_after"]
-        yield _within(LIMITER, index, "%s: bytes that did not come back" % what, back <= GRANULARITY_BYTES,
-                      "at most %d" % GRANULARITY_BYTES, back)  # fmt: skip
-        if said["card"] is not None and kind != "managed" and context_bytes is not None:
+        yield compared(LIMITER, index, "%s: code of the refusal" % what, OUT_OF_MEMORY, memory["code"])
+        yield compared(LIMITER, index, "%s: size of the card shown to the tenant" % what, quota, memory["total"])
+        lost = memory["free"] - memory["free_after"]
+        yield _within(LIMITER, index, "%s: bytes that were not freed" % what, lost <= GRANULARITY_BYTES,
+                      "at most %d" % GRANULARITY_BYTES, lost)  # fmt: skip
+        if memory["card"] is not None and kind != "managed" and context_bytes is not None:
             most_on_card = quota + context_bytes + GRANULARITY_BYTES
-            yield _within(LIMITER, index, "%s: bytes on the card by NVML" % what, said["card"] <= most_on_card,
-                          "at most %d" % most_on_card, said["card"])  # fmt: skip
-    yield _judged(index, "two processes of a tenant: bytes together", found["two_processes"],
+            yield _within(LIMITER, index, "%s: bytes on the card by NVML" % what, memory["card"] <= most_on_card,
+                          "at most %d" % most_on_card, memory["card"])  # fmt: skip
+    yield _judged(index, "two processes of a tenant: total bytes", found["two_processes"],
                   lambda said: (said["held"] <= quota, "at most %d" % quota, said["held"]))  # fmt: skip
     yield _judged(index, "bytes charged for a context and a module", found["module"],
                   lambda said: (abs(said["charged"] - said["card"]) <= GRANULARITY_BYTES,
                                 "%d, as NVML counts" % said["card"], said["charged"]))  # fmt: skip
-    yield _judged(index, "cost of a launch of an unthrottled tenant, added", found["launch_seconds"], _launch)
+    yield _judged(index, "added cost of a launch of an unthrottled tenant", found["launch_seconds"], _launch)
     yield from _shares(index, found, kernel_seconds)
 
 
@@ -188,7 +194,7 @@ def _shares(index: int, found: Mapping[str, Any], kernel_seconds: float) -> Iter
     bare = found["bare_seconds"]
     reason = bare if isinstance(bare, str) else ""
     if not reason and bare["took"] < LEAST_OF_LENGTH * kernel_seconds:
-        reason = "kernels take no time on this driver: it is a stub"
+        reason = "kernels take no time on this driver, so it is a stub"
     for percent, said in found["shares"].items():
         what = "share of %s percent" % percent
         if reason:
@@ -197,11 +203,11 @@ def _shares(index: int, found: Mapping[str, Any], kernel_seconds: float) -> Iter
 
         def judged(said: Mapping[str, float], wanted: float = float(percent)) -> tuple[bool, str, str]:
             share = 100 * bare["took"] / said["took"]
-            near = abs(share - wanted) <= SHARE_TOLERANCE_POINTS
-            return near, "%g within %g points" % (wanted, SHARE_TOLERANCE_POINTS), "%.1f" % share
+            close = abs(share - wanted) <= SHARE_TOLERANCE_POINTS
+            return close, "%g within %g points" % (wanted, SHARE_TOLERANCE_POINTS), "%.1f" % share
 
         yield _judged(index, what, said, judged)
-    what = "two tenants of 30 and 70 percent: part of the first"
+    what = "two tenants of 30 and 70 percent: share of the first"
     if reason:
         yield not_run(LIMITER, index, what, reason)
     else:

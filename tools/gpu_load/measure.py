@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run program.py on one GPU, alone and as a tenant of the vGPU limiter, and return what was measured as plain data.
+"""Run program.py on one GPU, alone and as a tenant of the vGPU limiter, and measure.
 
-Nothing of the host is changed: quotas, the limiter and the MPS daemon's directories are below a folder that the caller names.
+Nothing on the host changes: quotas, the limiter and the MPS daemon's directories are in a folder of the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Callable, Sequence
 import frameworks
 import pynvml
 from card_program import HERE, KINDS, Card, NotMeasuredError, program, tried
-from exporter import Series, beside
+from exporter import Series, running
 from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
@@ -27,24 +27,24 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
 
 SHARES_PERCENT = (20, 50, 80)
-#: Of kernels of 1 ms, alone and with a share.
+#: Number of kernels of 1 ms, alone and with a share.
 KERNELS = 1500
 LAUNCHES = 20_000
-#: How long the GPU is loaded before it is looked at, as NVML's utilisation is of the last second; how long rest is waited for.
+#: Time of load before the GPU is read, because NVML's utilization is that of the last second, and time limit for idle.
 LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
-#: Where a limiter that does not hold is noticed, so that it fills no card.
+#: Limit of allocations, so that a broken limiter does not fill the card.
 MOST_BYTES = 2 * QUOTA_BYTES
 #: CUDA_ERROR_OUT_OF_MEMORY
 OUT_OF_MEMORY = 2
-#: Where container engines look for specifications of devices.
+#: Folders of CDI specifications.
 CDI_FOLDERS = (Path("/", cdi.LASTING), Path("/", cdi.PASSING))
 ENGINES = ("podman", "docker")
-#: Of all kernels that a share is measured with.
+#: Total time of the kernels of a measurement.
 KERNEL_SECONDS = KERNELS * 0.001
 
 
 def measure(card: Card) -> dict[str, Any]:
-    """Return the measurements by area; a text in the place of one that could not be made says why."""
+    """Return the measurements by area. A text instead of a measurement is the reason why it is missing."""
     found: dict[str, Any] = {"load": tried(lambda: load(card))}
     library = tried(lambda: build(card))
     if isinstance(library, str):
@@ -59,9 +59,9 @@ def measure(card: Card) -> dict[str, Any]:
 
 
 def load(card: Card) -> dict[str, Any]:
-    """What NVML and the kernel say of a GPU at rest, under load and at rest again."""
+    """Return readings of NVML and the kernel for a GPU at rest, under load and at rest again."""
     card.tell("loading GPU %d for some seconds" % card.index)
-    with beside(card.folder / "exporter") as series:
+    with running(card.folder / "exporter") as series:
         return _loaded(card, series)
 
 
@@ -94,7 +94,7 @@ def _uuid(index: int) -> str:
 
 
 def _state(index: int) -> dict[str, Any]:
-    """Return figures of NVML, None for what the GPU does not answer."""
+    """Return figures of NVML, None for unreadable ones."""
     pynvml.nvmlInit()
     try:
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -113,7 +113,10 @@ def _state(index: int) -> dict[str, Any]:
 
 
 def holders_of(index: int, pid: int) -> dict[str, Any]:
-    """What gpu_info says of a process on a GPU: its kinds as a holder, and its memory. For root also gpu-layout holders."""
+    """Return the kinds and the memory that gpu_info reports for a process on a GPU.
+
+    As root, also the kinds that `gpu-layout holders` reports.
+    """
     with BoundedSession() as session:
         host = session.observe()
     found = [gpu for gpu in gpus(host, find_holders(host)) if gpu["index"] == index]
@@ -152,8 +155,8 @@ def _gpu_nodes(pid: int) -> list[str]:
 
 
 def limiter(card: Card, library: Path) -> dict[str, Any]:
-    """What programs get as tenants: memory of each kind, launches, shares."""
-    card.tell("the device of CUDA is %s" % card.uuid)
+    """Measure programs as tenants: memory of each kind, launches, shares."""
+    card.tell("the CUDA device is %s" % card.uuid)
     found: dict[str, Any] = {"quota": QUOTA_BYTES, "memory": {}, "shares": {}}
     alone = environment(card, library, Tenant("alone"))
     for kind in KINDS:
@@ -192,12 +195,12 @@ def _module(card: Card, tenant: dict[str, str]) -> dict[str, int]:
         charged = one.line()["charged"]
         used = _state(card.index)["processes"].get(one.process.pid)
         if used is None:
-            raise NotMeasuredError("NVML does not tell the memory of the process")
+            raise NotMeasuredError("NVML does not report the memory of the process")
         return {"charged": charged, "card": used}
 
 
 def _in_container(card: Card, library: Path) -> dict[str, Any]:
-    """The same in a container that gets what the CDI specification of a tenant gives it."""
+    """Measure memory in a container with the mounts of a tenant's CDI specification."""
     engine = _engine(card)
     card.tell("allocating memory under a quota in a container of %s" % engine)
     options = container_options(card.folder / "container", card.uuid, library)
@@ -206,22 +209,25 @@ def _in_container(card: Card, library: Path) -> dict[str, Any]:
            "--volume", "%s:/program.py:ro" % (HERE / "program.py"), str(card.image), "python3", "/program.py"]  # fmt: skip
     try:
         with program(card, "memory", "linear", str(MOST_BYTES), run=run) as one:
-            said = one.line()
-            # NVML knows its pid in the host's namespace, which it does not know itself.
-            return {**said, "card": None, **one.end()}
+            held = one.line()
+            # NVML lists its pid in the host's namespace, which the process does not know.
+            return {**held, "card": None, **one.end()}
     finally:
         subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False, timeout=card.timeout_seconds)
 
 
 def _engine(card: Card) -> str:
-    """Return the engine that has the image. Raises NotMeasuredError where something is missing."""
+    """Return the engine that has the image.
+
+    Raises NotMeasuredError if the image, an engine or a CDI specification is missing.
+    """
     if card.image is None:
-        raise NotMeasuredError("no image was named: --image names one with python3")
+        raise NotMeasuredError("no image: set --image to one with python3")
     engines = [name for name in ENGINES if shutil.which(name)]
     if not engines:
         raise NotMeasuredError("neither podman nor docker is installed")
     if not any(cdi.find_specs(folder) for folder in CDI_FOLDERS):
-        raise NotMeasuredError("there is no CDI specification of nvidia.com/gpu: nvidia-ctk cdi generate makes one")
+        raise NotMeasuredError("no CDI specification of nvidia.com/gpu: create it with nvidia-ctk cdi generate")
     for engine in engines:
         ask = [engine, "image", "inspect", card.image]
         if subprocess.run(ask, capture_output=True, check=False, timeout=card.timeout_seconds).returncode == 0:
@@ -230,7 +236,7 @@ def _engine(card: Card) -> str:
 
 
 def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:
-    """The second is refused what the first holds, or no context is made for it."""
+    """Return the memory of two processes of a tenant. The second is refused memory or its context."""
     with program(card, "memory", "linear", str(MOST_BYTES), environment=tenant) as first:
         said = [first.line()]
         with program(card, "memory", "linear", str(MOST_BYTES), environment=tenant) as second:
@@ -258,7 +264,7 @@ def _kernel_seconds(card: Card, environment: dict[str, str]) -> float:
 
 
 def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
-    """How many kernels each gets done in the same time."""
+    """Return the number of kernels of each tenant in the same time."""
     with ExitStack() as both:
         made = []
         for seat, percent in enumerate((30, 70)):
@@ -275,9 +281,9 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
 
 
 def mps(card: Card) -> dict[str, Any]:
-    """A daemon of this user in directories of its own: it starts, serves a client with a limit of threads, and ends.
+    """Run a private MPS daemon with a client that has a limit of threads, and return how they are listed.
 
-    And how NVML lists that client, and a program beside it that uses the GPU without MPS.
+    NVML must distinguish that client from a program without MPS.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
@@ -298,9 +304,9 @@ def mps(card: Card) -> dict[str, Any]:
     client = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
     direct = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "no daemon")}
     try:
-        with program(card, "busy", environment=client) as one, program(card, "busy", environment=direct) as beside:
+        with program(card, "busy", environment=client) as one, program(card, "busy", environment=direct) as other:
             one.line()
-            beside.line()
+            other.line()
             servers = ask("get_server_list").split()
             clients = [pid for server in servers for pid in ask("get_client_list %s" % server).split()]
             state = _state(card.index)
@@ -308,7 +314,7 @@ def mps(card: Card) -> dict[str, Any]:
                 "pid": one.process.pid,
                 "servers": servers,
                 "clients": clients,
-                "direct": beside.process.pid,
+                "direct": other.process.pid,
                 "nvml": {"compute": sorted(state["processes"]), "mps": state["mps_processes"]},
             }
     finally:

@@ -1,16 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work on one GPU through the CUDA driver API, without a CUDA toolkit. Prints a JSON object when ready and one at the end.
+"""Use one GPU through the CUDA driver API, without a CUDA toolkit.
 
-    program.py DEVICE identify                 its UUID
+Prints a JSON object when ready and one at the end.
+
+    program.py DEVICE identify                 print its UUID
     program.py DEVICE busy                     launch kernels until standard input ends
-    program.py DEVICE memory KIND MOST_BYTES   allocate until the driver refuses, or about MOST_BYTES are held; hold it until
-                                               standard input ends, then free it
-    program.py DEVICE module                   make a context, load a module; hold them until standard input ends
-    program.py DEVICE launches COUNT           the cost of a launch of a kernel that does nothing
-    program.py DEVICE kernels COUNT [SECONDS]  how long COUNT kernels of 1 ms take, at most SECONDS
+    program.py DEVICE memory KIND MOST_BYTES   allocate until the driver refuses, or up to about MOST_BYTES, and free it when
+                                               standard input ends
+    program.py DEVICE module                   create a context and load a module, until standard input ends
+    program.py DEVICE launches COUNT           measure the cost of launching an empty kernel
+    program.py DEVICE kernels COUNT [SECONDS]  measure the time of COUNT kernels of 1 ms, at most SECONDS
 
-DEVICE is the UUID of a GPU, or `#N`: the N-th device of CUDA.
+DEVICE is the UUID of a GPU, or `#N`: the N-th CUDA device.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ SUCCESS, OUT_OF_MEMORY = 0, 2
 ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 16, 75, 76
 EVENT_DEFAULT, ATTACH_GLOBAL, FORMAT_UINT8 = 0, 1, 1
 ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
-#: An allocation that is refused is tried again at the next size.
+#: A refused allocation is tried again with the next size.
 PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
 SETTLE_SECONDS = 10.0
-#: The limiter asks NVML once a second what contexts and modules cost.
+#: The limiter reads the memory of contexts and modules from NVML once a second.
 CHARGE_SECONDS = 4.0
-#: Launches that are under way at a time.
+#: Number of launches between two synchronizations.
 BATCH = 32
-#: Launches that no driver's queue is full of.
+#: Number of launches that fit into any driver's queue.
 ROUND = 200
-#: PTX ISA: 6.3 is the first that knows sm_75, and the last that older drivers need.
+#: PTX ISA 6.3 is the first with sm_75, and old drivers support it.
 PTX = """.version 6.3
 .target sm_%d
 .address_size 64
@@ -75,7 +77,7 @@ class AllocationProperties(ctypes.Structure):
 
 
 class Refused(Exception):
-    """A call of the driver did not succeed."""
+    """A call of the driver failed."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__("%s answered %d" % (name, code))
@@ -87,7 +89,7 @@ def launch_arguments(function: c_void_p, blocks: int = 1) -> tuple:
 
 
 class Gpu:
-    """A CUDA device with its primary context, current in this thread."""
+    """A CUDA device with its primary context, which is current in this thread."""
 
     def __init__(self, device: str) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -121,7 +123,7 @@ class Gpu:
         self.call("cuLaunchKernel", *launch_arguments(function, blocks))
 
     def memory(self) -> tuple[int, int]:
-        """Return free and total bytes, as a program is told."""
+        """Return free and total bytes, as the driver reports them to the program."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -147,7 +149,7 @@ def _uuid(library: ctypes.CDLL, device: c_int) -> str:
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-# --- kinds of memory: each allocates some bytes and returns what frees them ---------------------------------------------
+# --- kinds of memory: each allocates some bytes and returns a function to free them -------------------------------------
 
 
 def _linear(gpu: Gpu, size: int):
@@ -157,7 +159,7 @@ def _linear(gpu: Gpu, size: int):
 
 
 def _pitched(gpu: Gpu, size: int):
-    """Rows of 512 bytes, which need no filling."""
+    """Allocate rows of 512 bytes, which need no padding."""
     pointer, pitch = c_uint64(), c_size_t()
     gpu.call(
         "cuMemAllocPitch_v2", byref(pointer), byref(pitch), c_size_t(512), c_size_t(max(size // 512, 1)), c_uint(4)
@@ -196,14 +198,14 @@ def _physical(gpu: Gpu, size: int):
 
 
 def _array(gpu: Gpu, size: int):
-    """Rows of 64 KiB of bytes."""
+    """Allocate an array with rows of 64 KiB."""
     descriptor = ArrayDescriptor(65536, max(size // 65536, 1), FORMAT_UINT8, 1)
     handle = c_void_p()
     gpu.call("cuArrayCreate_v2", byref(handle), byref(descriptor))
     return lambda: gpu.call("cuArrayDestroy", handle)
 
 
-#: Each with the least that it allocates, in bytes. An array's size on the card is the driver's.
+#: Each with its minimum in bytes. The driver decides the size of an array on the card.
 KINDS = {
     "linear": (_linear, 1),
     "rows": (_pitched, 512),
@@ -214,11 +216,11 @@ KINDS = {
 }
 
 
-# --- what it does --------------------------------------------------------------------------------------------------------
+# --- commands ------------------------------------------------------------------------------------------------------------
 
 
 def busy(gpu: Gpu) -> None:
-    """All multiprocessors, until standard input ends."""
+    """Keep all multiprocessors busy until standard input ends."""
     import threading
 
     kernel, blocks = gpu.function("busy_1000000"), 8 * gpu.attribute(ATTRIBUTE_MULTIPROCESSORS)
@@ -249,7 +251,7 @@ def memory(gpu: Gpu, kind: str, most_bytes: int) -> None:
     sys.stdin.read()
     for free in frees:
         free()
-    # A pool gives memory back at a synchronisation, and the limiter counts it within a second (docs/vgpu-limits.md).
+    # A pool frees memory at a synchronization, and the limiter counts it within a second (docs/vgpu-limits.md).
     limit = time.monotonic() + SETTLE_SECONDS
     while gpu.memory()[0] < free_before and time.monotonic() < limit:
         gpu.call("cuCtxSynchronize")
@@ -267,7 +269,7 @@ def module(gpu: Gpu) -> None:
 
 
 def launches(gpu: Gpu, count: int) -> None:
-    """The least of many short rounds: a driver's queue that is full makes a launch wait for the GPU."""
+    """Print the minimum of many short rounds, because a launch waits for the GPU if the driver's queue is full."""
     launch, arguments = gpu.library.cuLaunchKernel, launch_arguments(gpu.function("nothing_0"))
     best = float("inf")
     for _round in range(max(count // ROUND, 1)):
@@ -317,7 +319,7 @@ def main(device: str, what: str, *arguments: str) -> None:
         else:
             raise SystemExit(__doc__)
     except (Refused, OSError, AttributeError) as error:
-        # No libcuda, or one that lacks a function.
+        # libcuda is missing or lacks a function.
         say(error=str(error))
         sys.exit(3)
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build the vGPU limiter and write tenants' files below a folder, as the role vgpu_limiter and gpu_layout do on a host."""
+"""Build the vGPU limiter and write tenants' files in a folder, like the role vgpu_limiter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ QUOTA_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant of one GPU. Tenants of one `root` share the GPU's turns; each has a `seat` of its own there."""
+    """A tenant of one GPU.
+
+    Tenants of one `root` share the GPU's turns. Each has a different `seat`.
+    """
 
     name: str
     sm_percent: int = 100
@@ -33,7 +36,10 @@ class Tenant:
 
 
 def build(card: Card) -> Path:
-    """Return the limiter's library, built with the machine's compiler. Raises NotMeasuredError."""
+    """Return the limiter's library, built with the machine's compiler.
+
+    Raises NotMeasuredError.
+    """
     for tool in ("make", "cc"):
         if not shutil.which(tool):
             raise NotMeasuredError("the limiter cannot be built: %s is not installed" % tool)
@@ -50,7 +56,7 @@ def build(card: Card) -> Path:
 
 
 def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
-    """Write the tenant's files; return the environment of its programs."""
+    """Write the tenant's files and return the environment of its programs."""
     top = card.folder / (tenant.root or tenant.name)
     written = VgpuTenant(
         name=tenant.name,
@@ -63,7 +69,7 @@ def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
     _write(top / quota, vgpu_files.files(written)[quota])
     for shared in vgpu_files.shared_files(written):
         _write(top / shared.path, "")
-    # With a root of its own the library also looks there for the number of its process namespace.
+    # With another root, the library also reads the number of its process namespace there.
     link = top / "proc/self/ns/pid"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +83,7 @@ def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
 
 
 def container_options(top: Path, uuid: str, library: Path) -> list[str]:
-    """Write the files of a tenant below a folder as the role vgpu_limiter does; return what makes a container its own."""
+    """Write the files of a tenant in a folder, and return the options for its container."""
     tenant = VgpuTenant("container", QUOTA_BYTES, 100, (VgpuSeat(uuid, 0),))
     own = vgpu_files.files(tenant)
     for path, text in own.items():

@@ -58,7 +58,7 @@ def of_first(first):
     return {place(finding): finding for finding in first.report["findings"]}
 
 
-def test_the_first_audit_finds_exactly_what_there_is(first, where):
+def test_first_audit_has_the_expected_findings(first, where):
     found = words(first)
     # Three H100, one of them nobody's, besides that four halves of two, and four L40S.
     assert len(found) == 4 + 4 + 4
@@ -69,28 +69,28 @@ def test_the_first_audit_finds_exactly_what_there_is(first, where):
         assert counted in told
 
 
-def test_all_of_the_week_was_looked_at_and_nothing_was_odd(first):
+def test_audit_covers_the_week_without_notes(first):
     for finding in first.report["findings"]:
         # The last samples are of some minutes ago by then, where the machine is busy.
         assert finding["holding"]["memory"]["coverage_ratio"] > 0.99
     assert first.report["sources"]["missing"] == []
 
 
-def test_it_names_who_holds_what(of_first, where):
+def test_audit_names_holders(of_first, where):
     for name in FIRST:
         (holder,) = of_first[where[name]]["holding"]["holders"]
         assert f"{name}.service" in holder["who"]
 
 
-def test_it_says_what_that_costs(of_first, where):
+def test_audit_reports_costs(of_first, where):
     assert of_first[where["notebook"]]["verdict"]["waste_per_month"] == pytest.approx(L40S * HOURS_A_MONTH)
     # Chat needs an eighth of the compute at most, and with 15 % on top a tenth of the memory.
     waste = of_first[where["chat"]]["verdict"]["waste_per_month"]
     assert 0.85 * H100 * HOURS_A_MONTH < waste < 0.92 * H100 * HOURS_A_MONTH
 
 
-def test_prometheus_goes_on_with_what_was_recorded(first, monitor):
-    """Series of the week are those that are scraped: in five minutes there are more samples of them than were recorded."""
+def test_scrapes_continue_recorded_series(first, monitor):
+    """The recorded series are the scraped ones: after five minutes they have more samples."""
     deadline = time.monotonic() + 300
     while True:
         counts = [one.value for one in monitor.prometheus.query("count_over_time(gpu:info[5m])")]
@@ -101,7 +101,7 @@ def test_prometheus_goes_on_with_what_was_recorded(first, monitor):
     assert {one.value for one in monitor.prometheus.query("count by (gpu_uuid, mig_instance) (gpu:info)")} == {1.0}
 
 
-def test_the_proposal_moves_the_two_small_services_onto_the_gpu_that_nobody_has(listed, proposal):
+def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
     rows = {row["name"]: row for row in proposal.report["workloads"]}
     moved = {name: row for name, row in rows.items() if row["change"] in ("moved", "resized")}
     assert set(moved) == {"chat", "search"}
@@ -117,20 +117,20 @@ def test_the_proposal_moves_the_two_small_services_onto_the_gpu_that_nobody_has(
     assert proposal.report["summary"]["saved_per_month"] == pytest.approx(H100 * HOURS_A_MONTH, abs=0.01)
 
 
-def test_the_proposal_is_an_inventory_for_one_host(proposal, site):
+def test_proposal_is_an_inventory_for_one_host(proposal, site):
     folder = site.folder / "rightsize" / "proposal"
     assert sorted(path.name for path in (folder / "host_vars").iterdir()) == ["hopper"]
     layout = yaml.safe_load((folder / "host_vars" / "hopper" / "gpu_layout.yml").read_text())["gpu_layout"]
     assert next(entry for entry in layout if 3 in entry["gpus"])["sharing"] == "mig"
 
 
-def test_applying_it_disturbs_nobody(applied):
+def test_applying_the_proposal_disturbs_no_workload(applied):
     assert all(pid.isdigit() for pid in applied.before.values()), applied.before
     assert applied.after == applied.before
     assert "Applied: 2 created, 0 destroyed" in applied.told
 
 
-def test_applying_it_makes_what_was_proposed_by_the_word_of_nvidia_smi(applied, fleet):
+def test_nvidia_smi_shows_the_applied_proposal(applied, fleet):
     gpus = services.gpus(fleet.hosts["hopper"])
     assert [gpu.mig_mode for gpu in gpus] == ["Disabled", "Disabled", "Disabled", "Enabled"]
     assert sorted(one.profile for one in gpus[3].instances.values()) == ["1g.10gb", "2g.20gb"]
@@ -138,7 +138,7 @@ def test_applying_it_makes_what_was_proposed_by_the_word_of_nvidia_smi(applied, 
         assert [one.profile for one in gpu.instances.values()] == ["3g.40gb", "3g.40gb"]
 
 
-def test_the_second_audit_finds_that_mended_and_nothing_new(second, fleet, where):
+def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     found = words(second)
     # The H100 that nobody had is two instances.
     assert len(found) == 3 + 2 + 4 + 4
@@ -156,7 +156,7 @@ def subject_of(row):
     return {**row.get("holding", row).get("subject", row), "word": row.get("verdict", row).get("word")}
 
 
-def test_there_are_two_pages_to_look_at(second, site):
+def test_audit_and_proposal_write_pages(second, site):
     for page in ("audit/audit.html", "rightsize/rightsize.html"):
         text = (site.folder / page).read_text()
         assert "hopper" in text and "<script" not in text

@@ -20,7 +20,7 @@ def rows(played):
     return {one["name"].removesuffix(".service"): one["spared"] for one in played.report["reclaim"]}
 
 
-def test_by_default_it_is_listed_and_goes_on(listed):
+def test_idle_services_are_only_listed_by_default(listed):
     assert rows(listed) == {DRAFT.name: "", CONTAINER.name: "", BILLING.name: "exempt (bill*)"}
     told = " ".join(listed.told.split())
     for name in STOPPED:
@@ -33,7 +33,7 @@ def home(fleet):
     return fleet.hosts["ada"].file(f"/home/{DRAFT.user}/gpu-notice-draft.service.txt")
 
 
-def test_the_first_run_that_may_stop_announces_it_and_stops_nothing(announced, fleet):
+def test_first_run_with_stop_only_announces(announced, fleet):
     assert announced.active == dict.fromkeys(ALL, "active")
     (line,) = map(json.loads, announced.log)
     assert {one["name"] for one in line["noticed"]} == {f"{name}.service" for name in STOPPED} and line["stopped"] == []
@@ -41,7 +41,7 @@ def test_the_first_run_that_may_stop_announces_it_and_stops_nothing(announced, f
     assert told == {"draft.service": (DRAFT.user, ["wall", "home"], 0), "notebook.service": ("", ["wall"], 1)}
 
 
-def test_the_owner_has_a_file_that_says_how_to_keep_it(announced, kept, proposal, fleet):
+def test_owner_gets_a_file_about_keep(announced, kept, proposal, fleet):
     # By now it says that it was stopped; both are files of the owner's own.
     file = home(fleet)
     assert (file.user, file.mode) == (DRAFT.user, 0o600)
@@ -51,7 +51,7 @@ def test_the_owner_has_a_file_that_says_how_to_keep_it(announced, kept, proposal
     assert {one["keep"] for one in line["noticed"]} == {"draft.service", "notebook.service"}
 
 
-def test_what_its_owner_keeps_goes_on_and_the_other_is_stopped(kept):
+def test_kept_service_continues_and_the_other_stops(kept):
     assert kept.active == {name: "inactive" if name == CONTAINER.name else "active" for name in ALL}
     line = json.loads(kept.log[-1])
     assert [one["name"] for one in line["stopped"]] == [f"{CONTAINER.name}.service"]
@@ -59,11 +59,11 @@ def test_what_its_owner_keeps_goes_on_and_the_other_is_stopped(kept):
     assert spared["name"] == "draft.service" and spared["why"].endswith(f"by {DRAFT.user}")
 
 
-def test_what_does_nothing_is_stopped_and_nothing_else(proposal):
+def test_only_idle_services_are_stopped(proposal):
     assert proposal.active == {name: "inactive" if name in STOPPED else "active" for name in ALL}
 
 
-def test_the_log_has_a_line_of_each_run(proposal, fleet):
+def test_log_has_a_line_for_each_run(proposal, fleet):
     assert len(proposal.log) == 3
     line = json.loads(proposal.log[-1])
     assert (line["host"], line["check"], line["spared"], line["noticed"]) == ("ada", False, [], [])
@@ -72,7 +72,7 @@ def test_the_log_has_a_line_of_each_run(proposal, fleet):
     assert draft["gpus"] == [services.gpus(fleet.hosts["ada"])[DRAFT.gpu].uuid]
 
 
-def test_the_host_forgets_what_was_stopped(proposal, fleet):
+def test_host_forgets_stopped_services(proposal, fleet):
     notices = json.loads(fleet.hosts["ada"].file("/var/lib/openfleet-gpu/reclaim/notices.json").content_string)
     assert notices["notices"] == []
 
@@ -80,8 +80,8 @@ def test_the_host_forgets_what_was_stopped(proposal, fleet):
 KEEP = "gpu-layout keep"
 
 
-def test_the_service_behind_keep_answers_users_by_who_they_are(kept, proposal, fleet):
-    """By the real socket and the sandbox of its unit."""
+def test_keep_service_answers_by_the_users_account(kept, proposal, fleet):
+    """Uses the real socket and the sandbox of its unit."""
     host = fleet.hosts["ada"]
     assert host.check_output("systemctl is-active gpu-layout-keep.socket") == "active"
     host.check_output(f"{KEEP} billing 1h")
@@ -98,8 +98,8 @@ def test_the_service_behind_keep_answers_users_by_who_they_are(kept, proposal, f
     assert "Traceback" not in said
 
 
-def test_another_process_of_the_owner_s_is_not_the_service(kept, proposal, fleet):
-    """A user's own unit has a name of the user's choice, and a cgroup below the user's manager."""
+def test_process_of_the_owner_is_not_the_service(kept, proposal, fleet):
+    """A user's own unit can have any name, and has a cgroup below the user's manager."""
     host = fleet.hosts["ada"]
     done = host.run(f"runuser -u {DRAFT.user} -- {KEEP} render 1h")
     assert done.rc == 1 and "belongs to root" in done.stderr
@@ -107,13 +107,13 @@ def test_another_process_of_the_owner_s_is_not_the_service(kept, proposal, fleet
 
 # tests/integration/modules/test_reclaim.py has what is gone already.
 @pytest.mark.thorough
-def test_a_second_run_has_nothing_to_stop(proposal, proposal_again):
+def test_second_run_stops_nothing(proposal, proposal_again):
     assert rows(proposal_again) == {BILLING.name: "exempt (bill*)"}
     assert proposal_again.active == proposal.active
     assert proposal_again.log == proposal.log
 
 
-def test_what_was_stopped_is_neither_disabled_nor_removed(proposal, second, fleet):
+def test_stopped_service_is_neither_disabled_nor_removed(proposal, second, fleet):
     host = fleet.hosts["ada"]
     assert host.check_output("systemctl is-enabled draft") == "enabled"
     host.check_output("systemctl start draft")

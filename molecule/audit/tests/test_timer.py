@@ -90,7 +90,7 @@ def caught_up(control, once) -> Ran:
     return control.ran(0)
 
 
-def test_the_timer_is_enabled_and_waits_for_its_time(control):
+def test_timer_is_enabled_and_waiting(control):
     assert control.host.check_output("systemctl is-enabled gpu-audit.timer") == "enabled"
     assert control.show("gpu-audit.timer", "SubState") == "waiting"
     assert "-02-29 03:00:00 " in control.show("gpu-audit.timer", "NextElapseUSecRealtime")
@@ -108,8 +108,8 @@ def test_the_service_audits(once, control, second, fleet):
     }
 
 
-def test_it_asks_the_hosts_of_its_inventory_by_ssh(once, control, fleet):
-    """Who holds a GPU has a name only where the host was asked."""
+def test_service_reads_hosts_through_ssh(once, control, fleet):
+    """Holders have names only if the host was read."""
     report = control.json(f"{once.reports[0]}/audit.json")
     named = {
         one["holding"]["subject"]["gpu_uuid"]: [holder["who"] for holder in one["holding"]["holders"]]
@@ -122,15 +122,15 @@ def test_it_asks_the_hosts_of_its_inventory_by_ssh(once, control, fleet):
         assert f"{name}.service" in who
 
 
-def test_it_has_no_other_way_into_the_host(once, control):
-    """Its key runs the one command, whatever it asks for; its account may run that, and nothing else."""
+def test_ssh_key_allows_only_one_command(once, control):
+    """Its key runs one command for any request, and its account may run nothing else as root."""
     ssh = f"runuser -u gpu-audit -- ssh -o BatchMode=yes {ssh_way.ACCOUNT}@{ADDRESS}"
     for command in ("id", "sudo -n id", "cat /etc/openfleet-gpu/layout.json"):
         answer = json.loads(control.host.check_output(f"{ssh} {command}"))
         assert set(answer) == {"driver_present", "gpus", "lost_gpus", "vgpu_tenants"}
 
 
-def test_its_account_may_run_the_one_command(once, lab_host):
+def test_account_may_run_the_one_command(once, lab_host):
     host = lab_host("ada")
     listed = host.check_output("sudo -l -U gpu-audit")
     assert "(root) NOSETENV: NOPASSWD: /usr/local/bin/gpu-layout holders --json" in listed
@@ -149,7 +149,7 @@ def words(report):
     return found
 
 
-def test_its_reports_are_its_users_and_for_their_group(once, control):
+def test_reports_belong_to_the_user_and_its_group(once, control):
     (report,) = once.reports
     assert set(control.host.file(f"{REPORTS}/{report}").listdir()) == FILES
     assert control.host.file(f"{REPORTS}/latest").linked_to == f"{REPORTS}/{report}"
@@ -164,14 +164,14 @@ def test_its_reports_are_its_users_and_for_their_group(once, control):
         assert (path, file.user, file.group, file.mode) == (path, "gpu-audit", "gpu-audit", mode)
 
 
-def test_a_run_that_was_missed_is_caught_up(caught_up, control):
+def test_missed_run_is_caught_up(caught_up, control):
     assert (caught_up.result, caught_up.status) == ("success", "0"), caught_up.said
     # The timer knows that it is done.
     assert control.host.file(STAMP).mtime > datetime(2020, 1, 1)
     assert control.show("gpu-audit.timer", "SubState") == "waiting"
 
 
-def test_the_second_report_stands_beside_the_first(once, caught_up, control):
+def test_second_report_does_not_replace_the_first(once, caught_up, control):
     assert len(caught_up.reports) == 2 and caught_up.reports[0] == once.reports[0]
     index = control.host.file(f"{REPORTS}/index.html").content_string
     for report in caught_up.reports:
@@ -180,8 +180,8 @@ def test_the_second_report_stands_beside_the_first(once, caught_up, control):
     assert (summary["new"], summary["gone"]) == (0, 0)
 
 
-def test_a_secret_of_the_inventory_takes_the_vaults_password(control):
-    """Which is root's alone."""
+def test_vaulted_secret_uses_the_vault_password_of_root(control):
+    """The password file is readable for root only."""
     assert "$ANSIBLE_VAULT;" in control.host.file(SETTINGS).content_string
     key = control.host.file("/etc/gpu-audit/vault-password")
     assert (key.user, key.mode) == ("root", 0o600)
@@ -256,24 +256,24 @@ def failed(control, caught_up) -> Ran:
         control.host.check_output(f"sed -i /gpu_audit_fail_on/d {SETTINGS}")
 
 
-def test_a_verdict_that_is_to_be_none_fails_the_unit_and_the_report_is_there(failed, control):
+def test_forbidden_verdict_fails_the_unit_but_writes_the_report(failed, control):
     assert failed.rc != 0 and (failed.result, failed.status) == ("exit-code", "2"), failed.said
     assert "saturated" in failed.said
     assert control.host.file(f"{REPORTS}/latest").linked_to == f"{REPORTS}/{failed.reports[-1]}"
     assert control.json("latest/audit.json")["summary"]["words"]["saturated"] == 1
 
 
-def test_as_many_reports_are_kept_as_the_inventory_says(failed, caught_up):
+def test_number_of_kept_reports_follows_the_inventory(failed, caught_up):
     assert len(failed.reports) == 2 and failed.reports[0] == caught_up.reports[1]
 
 
-def test_the_role_has_nothing_to_change_a_second_time(applied):
+def test_second_run_of_the_role_changes_nothing(applied):
     told = applied.told.partition("PLAY [Set up the audit timer]")[2].partition("PLAY RECAP")[0]
     assert "TASK [openfleet.gpu.gpu_audit : Start the timer]" in told and "ok: [monitor]" in told
     assert "changed: [monitor]" not in told
 
 
-def test_absent_takes_timer_and_service_away_and_leaves_the_reports(failed, control, site):
+def test_state_absent_removes_timer_and_service_but_no_reports(failed, control, site):
     assert "gpu-audit.service" in control.host.check_output("systemctl list-units --failed --plain --no-legend")
     # As reset.yml has it, without the rest of that (tests/audit/test_role.py runs it).
     site.play("molecule/audit/absent.yml")

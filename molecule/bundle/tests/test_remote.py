@@ -24,15 +24,15 @@ def manifest():
     return json.loads((LAB / "bundle" / "manifest.json").read_text())
 
 
-def test_it_reaches_nothing_but_itself(remote):
-    """So that whatever it has came from the bundle, or from Debian's packages beside it."""
+def test_host_reaches_only_itself(remote):
+    """Everything it has is from the bundle or from Debian's packages."""
     assert remote.check_output("ls /sys/class/net").split() == ["lo"]
     there = set(remote.check_output("find /srv/mirror -maxdepth 1 -mindepth 1 -type d -printf '%f '").split())
     assert there == {"bundle", "debian", "simulated"}
 
 
-def test_every_package_of_the_vendors_is_of_the_bundle(remote):
-    """By its index too: apt, which verified it, names no other place."""
+def test_every_vendor_package_is_from_the_bundle(remote):
+    """By apt's index too: apt verified it and lists no other source."""
     packages = {
         name: versions for repository in manifest()["repositories"] for name, versions in repository["packages"].items()
     }
@@ -46,8 +46,8 @@ def test_every_package_of_the_vendors_is_of_the_bundle(remote):
     assert "nvidia.com" not in sources and "nvidia.github.io" not in sources
 
 
-def test_the_index_is_the_vendors_byte_by_byte(remote):
-    """Nobody signed anything on the way, and it is the vendor's key that is trusted."""
+def test_index_equals_the_vendors(remote):
+    """It was not signed again, and the trusted key is the vendor's."""
     signed_by = {repository["folder"]: repository["signed_by"] for repository in manifest()["repositories"]}
     for folder, origin in ORIGINS.items():
         signed = (LAB / origin / "InRelease").read_bytes()
@@ -55,7 +55,7 @@ def test_the_index_is_the_vendors_byte_by_byte(remote):
         assert signed_by[folder] == (LAB / origin.split("/")[0] / "fingerprint").read_text().split()
 
 
-def test_the_gpus_are_as_the_layout_says(remote):
+def test_gpus_match_the_layout(remote):
     assert remote.check_output("cat /sys/module/nvidia/version") == "580.105.08"
     listed = remote.check_output("nvidia-smi -L")
     assert listed.count("MIG 3g.40gb") == 2

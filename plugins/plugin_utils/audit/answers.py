@@ -25,7 +25,10 @@ class AnswerError(FleetError):
 
 
 def of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Read the results of the task. Returns (answers by host in the format of gpu_info, reasons for rejected answers)."""
+    """Read the results of the task.
+
+    Returns (answers by host in the format of gpu_info, reasons for rejected answers).
+    """
     answers: dict[str, dict[str, Any]] = {}
     refused = []
     for host, result in results.items():
@@ -40,7 +43,10 @@ def of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[
 
 
 def of_helper(host: str, result: Any) -> dict[str, Any] | None:
-    """Return the object that the helper printed, or None if the host did not answer. Raises AnswerError."""
+    """Return the object that the helper printed, or None if the host did not answer.
+
+    Raises AnswerError.
+    """
     if not isinstance(result, Mapping) or "stdout" not in result:
         return None
     output = plain(result["stdout"])

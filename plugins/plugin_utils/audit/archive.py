@@ -56,7 +56,10 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
 
 
 def _place(directory: Path, made_at_seconds: float) -> Path:
-    """Return a new directory, named by the time in UTC. Adds seconds if the name exists."""
+    """Return a new directory, named by the time in UTC.
+
+    Adds seconds if the name exists.
+    """
     made = datetime.datetime.fromtimestamp(made_at_seconds, datetime.timezone.utc)
     while (place := directory / made.strftime("%Y-%m-%dT%H%M%SZ")).exists():
         made += datetime.timedelta(seconds=1)
@@ -79,7 +82,10 @@ def _places(directory: Path) -> list[Path]:
 
 
 def _entries(directory: Path) -> list[Entry]:
-    """Read the summaries of all reports. Skips those without one, which interrupted runs leave behind."""
+    """Read the summaries of all reports.
+
+    Skips those without one, which interrupted runs leave behind.
+    """
     entries = []
     for place in _places(directory):
         try:

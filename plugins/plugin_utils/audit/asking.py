@@ -56,7 +56,10 @@ class Asking:
         return self._of_gpus(query, uuids)
 
     def ask_courses(self, expression: str, span_seconds: int, step_seconds: int, uuids: Sequence[str]) -> list[Course]:
-        """Return the values of some GPUs over the last `span_seconds`, in groups. Raises PrometheusError."""
+        """Return the values of some GPUs over the last `span_seconds`, in groups.
+
+        Raises PrometheusError.
+        """
         start = self.end_seconds - span_seconds
 
         def query(where: str) -> Sequence[Course]:
@@ -71,7 +74,10 @@ class Asking:
         return [row for answer in answers for row in answer]
 
     def ask_for_one(self, questions: Sequence[Question]) -> list[Sample | None]:
-        """Return the only sample of each answer. Fleet-wide queries cannot be split: too large ones are None, with a note."""
+        """Return the only sample of each answer.
+
+        Fleet-wide queries cannot be split: too large ones are None, with a note.
+        """
         return self._at_once(self._one, questions)
 
     def _at_once(self, ask, questions):
@@ -118,7 +124,10 @@ class Asking:
 
 
 def in_halves(query: Callable[[str], Sequence[_Row]], selector: str, uuids: Sequence[str]) -> list[_Row]:
-    """Run a query by label matchers for these GPUs, in halves if it is too large. Raises PrometheusError."""
+    """Run a query by label matchers for these GPUs, in halves if it is too large.
+
+    Raises PrometheusError.
+    """
     try:
         return list(query(",".join([*([selector] if selector else []), "gpu_uuid=~%s" % any_of(uuids)])))
     except PrometheusError as error:

@@ -23,7 +23,10 @@ class Former:
 
 
 def finding_id(subject: Subject, word: str) -> str:
-    """Return ten hexadecimal digits made from the subject and the verdict. Figures are left out, so the ID is stable."""
+    """Return ten hexadecimal digits made from the subject and the verdict.
+
+    Figures are left out, so the ID is stable.
+    """
     parts = (subject.kind, subject.host, subject.gpu_uuid, subject.mig_instance, subject.name, word)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
@@ -31,7 +34,10 @@ def finding_id(subject: Subject, word: str) -> str:
 def findings(
     judged: Sequence[tuple[Holding, Verdict]], former: Mapping[str, Former], now_seconds: float
 ) -> tuple[Finding, ...]:
-    """Return all findings by urgency, then cost. `former` maps IDs to findings of the previous audit, if there was one."""
+    """Return all findings by urgency, then cost.
+
+    `former` maps IDs to findings of the previous audit, if there was one.
+    """
     made = []
     for holding, verdict in judged:
         name = finding_id(holding.subject, verdict.word)

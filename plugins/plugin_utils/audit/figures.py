@@ -60,7 +60,9 @@ class Found:
 
 
 class Figures:
-    """The figures of a window of `seconds`, up to the evaluation time of `asking`. Anomalies are added to `notes`.
+    """The figures of a window of `seconds`, up to the evaluation time of `asking`.
+
+    Anomalies are added to `notes`.
 
     Queries group by the labels `by`, and `key` turns them into a subject. `dropped` counts impossible values by series.
     """
@@ -108,14 +110,20 @@ class Figures:
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
-        """Return for how many seconds each subject has been held. 0 if less than an hour or uncertain."""
+        """Return for how many seconds each subject has been held.
+
+        0 if less than an hour or uncertain.
+        """
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}
         found.update(lasting(self._pieces(HELD, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
         return found
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
-        """Whether the longer roll-up covers the window like the shorter one. Rules are added by releases."""
+        """Return whether the longer roll-up covers the window like the shorter one.
+
+        Rules are added by releases.
+        """
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(
             [
@@ -141,7 +149,10 @@ class Figures:
         key: KeyOf,
         pieces: Sequence[tuple[int, int]],
     ) -> list[dict[Key, float]]:
-        """Return a figure for each piece of the window. `max by` merges series of the same subject."""
+        """Return a figure for each piece of the window.
+
+        `max by` merges series of the same subject.
+        """
         inner = [
             OVER_TIME[figure]
             % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))

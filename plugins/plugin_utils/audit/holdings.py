@@ -24,7 +24,10 @@ _BARE_HANDLE = "device_handle"
 
 @dataclass(frozen=True)
 class Price:
-    """Price of one GPU per hour. `model` is a glob on NVML's name without "NVIDIA ". The first match applies."""
+    """Price of one GPU per hour.
+
+    `model` is a glob on NVML's name without "NVIDIA ". The first match applies.
+    """
 
     model: str
     price: float
@@ -105,7 +108,10 @@ def _of_record(record: Record) -> Holding:
 
 
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
-    """Add errors, throttling and loss of the GPU to an instance. They are reported per GPU."""
+    """Add errors, throttling and loss of the GPU to an instance.
+
+    They are reported per GPU.
+    """
     if whole is None:
         return instance
     return replace(
@@ -117,7 +123,10 @@ def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
 
 
 def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
-    """Merge the state of a host into `found`. Returns the keys of its current subjects."""
+    """Merge the state of a host into `found`.
+
+    Returns the keys of its current subjects.
+    """
     current: set[Key] = set()
     for gpu in state.lost:
         # Without a UUID its history cannot be identified. The report lists the GPU in a note.
@@ -232,7 +241,10 @@ def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str,
 
 
 def _weight(subject: Subject) -> float:
-    """Return the memory in the name of an instance's profile: 40 for 3g.40gb. 0 if unknown."""
+    """Return the memory in the name of an instance's profile: 40 for 3g.40gb.
+
+    0 if unknown.
+    """
     try:
         return float(parse_profile_name(subject.mig_profile).memory_gb)
     except ProfileNameError:
@@ -242,7 +254,10 @@ def _weight(subject: Subject) -> float:
 def _shares(
     found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
 ) -> dict[tuple[str, str], float]:
-    """Return the total weight of each GPU with instances, for sharing its price. Unused memory belongs to no instance."""
+    """Return the total weight of each GPU with instances, for sharing its price.
+
+    Unused memory belongs to no instance.
+    """
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
         if subject.kind == "mig_instance":
@@ -261,7 +276,10 @@ def _priced(
     known: Mapping[tuple[str, str], float],
     shares: Mapping[tuple[str, str], float],
 ) -> Holding:
-    """Add the price, from the table or else from metrics. Metrics have the price of the whole GPU."""
+    """Add the price, from the table or else from metrics.
+
+    Metrics have the price of the whole GPU.
+    """
     subject = holding.subject
     # The price counts with the tenant's GPU.
     if subject.kind == "tenant":
@@ -282,7 +300,9 @@ def price_of(model: str, prices: Sequence[Price]) -> float | None:
 
 
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the holders without bare handles, or all if there are only bare handles. See docs/holders.md, "Bare handles".
+    """Return the holders without bare handles, or all if there are only bare handles.
+
+    See docs/holders.md, "Bare handles".
 
     Any user with access to a GPU's node can keep it open. Such a handle has no memory there and runs nothing, so it shows nothing
     about the use by others.

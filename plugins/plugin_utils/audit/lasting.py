@@ -28,7 +28,9 @@ class Piece:
 
 
 def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
-    """Return for how many seconds up to now the condition certainly held, by subject. `pieces` are ordered from the newest.
+    """Return for how many seconds up to now the condition certainly held, by subject.
+
+    `pieces` are ordered from the newest.
 
     An interval counts only if nearly all of its samples exist, because a gap proves nothing. A gap at the end counts most
     strictly, since something may have just started. A long gap must not disappear within a longer interval.

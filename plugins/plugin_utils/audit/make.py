@@ -57,7 +57,10 @@ class AuditError(FleetError):
 
 
 def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Audit:
-    """Return the audit, which lists sources that did not answer. Raises AuditError if no source answered."""
+    """Return the audit, which lists sources that did not answer.
+
+    Raises AuditError if no source answered.
+    """
     history, missing = _history(order, now_seconds, say)
     silent = sorted(set(order.hosts_asked) - set(order.hosts))
     if silent:

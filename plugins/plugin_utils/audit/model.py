@@ -61,7 +61,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Stat:
-    """Statistics of a figure over the window, in the unit of the figure. None for statistics that were not queried.
+    """Statistics of a figure over the window, in the unit of the figure.
+
+    None for statistics that were not queried.
 
     `seconds` is the time of the window that has samples, `coverage_ratio` its share of the window.
     """
@@ -77,7 +79,9 @@ class Stat:
 
 @dataclass(frozen=True)
 class Subject:
-    """A GPU, a MIG instance, a tenant's quota, or a workload on one of these. `name` names the tenant or workload.
+    """A GPU, a MIG instance, a tenant's quota, or a workload on one of these.
+
+    `name` names the tenant or workload.
 
     `mig_instance` is the ID of the GPU instance in NVML and DCGM.
     """
@@ -99,7 +103,10 @@ class Subject:
 
     @property
     def rack_order(self) -> tuple[str, int, str, int, str]:
-        """Sort key: host, GPU, instance. Labels that are numbers sort as numbers, others last."""
+        """Sort key: host, GPU, instance.
+
+        Labels that are numbers sort as numbers, others last.
+        """
         index, instance = (
             int(text) if text.isascii() and text.isdecimal() else default
             for text, default in ((self.gpu_index, 1 << 30), (self.mig_instance, -1))
@@ -116,7 +123,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of the Kubernetes API. `owner` is the workload that created it, for example Deployment/web, or empty."""
+    """A pod of the Kubernetes API.
+
+    `owner` is the workload that created it, for example Deployment/web, or empty.
+    """
 
     namespace: str
     name: str
@@ -134,7 +144,9 @@ class Pod:
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder of a subject. `kind` is one of docs/holders.md, `who` the host's name for it.
+    """A holder of a subject.
+
+    `kind` is one of docs/holders.md, `who` the host's name for it.
 
     Metrics have only the number of holders of a kind: `who` is that number then.
     `since_seconds` is the start of its process, in Unix time by the host's clock.
@@ -245,7 +257,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """A holding with its verdict. `id` is the same in all audits as long as the verdict stays the same."""
+    """A holding with its verdict.
+
+    `id` is the same in all audits as long as the verdict stays the same.
+    """
 
     id: str
     verdict: Verdict
@@ -269,7 +284,10 @@ class Day:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of an audit. `missing` lists unavailable data and its consequences as sentences."""
+    """The sources of an audit.
+
+    `missing` lists unavailable data and its consequences as sentences.
+    """
 
     prometheus: str = ""
     hosts_asked: tuple[str, ...] = ()
@@ -298,7 +316,10 @@ class Audit:
 
     @property
     def waste_per_month(self) -> float | None:
-        """Sum over whole GPUs and instances, so that nothing counts twice. None without prices."""
+        """Sum over whole GPUs and instances, so that nothing counts twice.
+
+        None without prices.
+        """
         known = [
             found.verdict.waste_per_month
             for found in self.findings

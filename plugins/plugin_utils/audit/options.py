@@ -81,7 +81,10 @@ def thresholds(given: Mapping[str, Any]) -> Thresholds:
 
 
 def holidays(given: Mapping[str, Any]) -> tuple[Span, ...]:
-    """Return the holidays as spans in seconds since the epoch. Raises OptionError and HolidayError."""
+    """Return the holidays as spans in seconds since the epoch.
+
+    Raises OptionError and HolidayError.
+    """
     known_keys("holidays", given, {"days", "time_zone"})
     days = given.get("days") or []
     if not isinstance(days, list):
@@ -97,7 +100,10 @@ def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> 
 
 
 def _one_line(where: str, value: Any) -> str:
-    """Return one line of text. Removes a line break at the end. Messages do not repeat the value, which may be a secret."""
+    """Return one line of text.
+
+    Removes a line break at the end. Messages do not repeat the value, which may be a secret.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OptionError(where, "it is not text", "Write one line of text.")
     text = str(value).rstrip("\r\n")

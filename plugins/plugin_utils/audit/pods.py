@@ -40,7 +40,10 @@ class PlaceError(FleetError):
 
 @dataclass(frozen=True)
 class Place:
-    """A host's node and its cluster. Without kubeconfig and context, the defaults of kubectl apply."""
+    """A host's node and its cluster.
+
+    Without kubeconfig and context, the defaults of kubectl apply.
+    """
 
     node: str
     kubeconfig: str = ""
@@ -73,7 +76,9 @@ def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
 def look_up(
     states: Mapping[str, Mapping[str, Any]], where: Mapping[str, Place]
 ) -> tuple[dict[str, dict[str, Pod]], list[str]]:
-    """Look up the pods that hold GPUs, from results of gpu_info. One call per host with pods on its GPUs.
+    """Look up the pods that hold GPUs, from results of gpu_info.
+
+    One call per host with pods on its GPUs.
 
     Returns (pods by host and UID, sentences about unknown pods).
     """
@@ -113,7 +118,10 @@ def named(
 
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
-    """Return a pod from an item of the API. A ReplicaSet that belongs to a Deployment is replaced by the Deployment."""
+    """Return a pod from an item of the API.
+
+    A ReplicaSet that belongs to a Deployment is replaced by the Deployment.
+    """
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
     owners = metadata.get("ownerReferences") or ()
@@ -158,7 +166,10 @@ def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
 
 
 def _uids(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the pod UIDs of the holders of a host's GPUs. Numbers are IDs of Slurm jobs, and are skipped."""
+    """Yield the pod UIDs of the holders of a host's GPUs.
+
+    Numbers are IDs of Slurm jobs, and are skipped.
+    """
     for gpu in state.get("gpus") or ():
         for row in (gpu, *((gpu.get("mig") or {}).get("instances") or ())):
             for holder in row.get("holders") or ():

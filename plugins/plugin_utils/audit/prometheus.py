@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Client of the HTTP API of a Prometheus-compatible server. The only one in the collection.
+"""Client of the HTTP API of a Prometheus-compatible server.
+
+The only one in the collection.
 
 An audit uses instant queries only, so the network traffic grows with the number of series and not of samples.
 Right-sizing also queries ranges, with a limited number of series and points.
@@ -54,7 +56,10 @@ class PrometheusError(FleetError):
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach the server. `user` and `password` are HTTP basic authentication, `token` a bearer token."""
+    """How to reach the server.
+
+    `user` and `password` are HTTP basic authentication, `token` a bearer token.
+    """
 
     url: str
     user: str = ""
@@ -77,7 +82,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of an instant query. `warnings` are the server's, for example about a store that did not answer."""
+    """Result of an instant query.
+
+    `warnings` are the server's, for example about a store that did not answer.
+    """
 
     samples: tuple[Sample, ...]
     warnings: tuple[str, ...] = ()
@@ -85,7 +93,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Course:
-    """One series of a range query: values by time in seconds. Times without a sample are left out."""
+    """One series of a range query: values by time in seconds.
+
+    Times without a sample are left out.
+    """
 
     labels: Mapping[str, str]
     values: Mapping[float, float]
@@ -139,7 +150,10 @@ class Prometheus:
         return context
 
     def query(self, expression: str, at_seconds: float | None = None) -> Answer:
-        """Run an instant query, by default at the server's current time. Raises PrometheusError."""
+        """Run an instant query, by default at the server's current time.
+
+        Raises PrometheusError.
+        """
         form = {"query": expression, "timeout": "%ds" % max(1, math.floor(self.access.timeout_seconds))}
         if at_seconds is not None:
             form["time"] = "%.3f" % at_seconds
@@ -326,7 +340,10 @@ def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels as printable text. Exporters choose them, and reports and messages show them."""
+    """Return the labels as printable text.
+
+    Exporters choose them, and reports and messages show them.
+    """
     # Fast path for nearly all of the millions of labels of a large fleet.
     if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):
         return dict(given)

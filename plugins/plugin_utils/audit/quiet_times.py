@@ -37,7 +37,10 @@ _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", 
 
 @dataclass(frozen=True)
 class QuietQuestion:
-    """Which quiet times to find: those of at least `grace_seconds`. `holidays` are spans that do not count as quiet."""
+    """Which quiet times to find: those of at least `grace_seconds`.
+
+    `holidays` are spans that do not count as quiet.
+    """
 
     grace_seconds: float = Policy.grace_seconds
     holidays: tuple[Span, ...] = ()
@@ -108,7 +111,10 @@ def _quiet_by(
 
 
 def _known(series: str, ago: str, by: str = BY) -> str:
-    """Return PromQL for hours with samples. An average with a NaN is NaN, and so not above 0."""
+    """Return PromQL for hours with samples.
+
+    An average with a NaN is NaN, and so not above 0.
+    """
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
         by, series, ago, _LEAST_SAMPLES, series, ago,
     )  # fmt: skip
@@ -120,7 +126,9 @@ def _anywhere(key: Key) -> Key:
 
 
 def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
-    """Return the events of these GPUs. A GPU with one host now has the events of all hosts, since labels change and GPUs move.
+    """Return the events of these GPUs.
+
+    A GPU with one host now has the events of all hosts, since labels change and GPUs move.
 
     A GPU that several hosts report now has separate events for each host.
     """
@@ -156,7 +164,10 @@ def _events(
 
 
 def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
-    """Return the names of the currently measured signals by GPU or instance. NaN is not a measurement."""
+    """Return the names of the currently measured signals by GPU or instance.
+
+    NaN is not a measurement.
+    """
     expression = "count by (%s, signal) (%s)" % (
         BY,
         " or ".join(
@@ -172,7 +183,10 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
 
 
 def _measured(signal: Signal) -> str:
-    """Return PromQL for a measured signal. Power needs a limit or a lowest hour to compare with."""
+    """Return PromQL for a measured signal.
+
+    Power needs a limit or a lowest hour to compare with.
+    """
     text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
     if signal is not POWER:
         return text

@@ -32,7 +32,10 @@ _EDGE = 3
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Return the Jinja environment of all reports, which escapes every value. `folders` have further templates."""
+    """Return the Jinja environment of all reports, which escapes every value.
+
+    `folders` have further templates.
+    """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
@@ -46,7 +49,10 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def to_text(audit: Audit) -> str:
-    """Return the page. Subjects without findings are in the map and on the hosts' pages."""
+    """Return the page.
+
+    Subjects without findings are in the map and on the hosts' pages.
+    """
     asking = [found for found in audit.findings if found.verdict.word in ASKING]
     hosts = _hosts(audit.findings)
     return (
@@ -73,7 +79,10 @@ def _dearest(found: Finding) -> tuple[float, int]:
 
 
 def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return the hosts with their GPUs. Cells of a GPU are its instances, or itself. Tenants are rows of their GPU."""
+    """Return the hosts with their GPUs.
+
+    Cells of a GPU are its instances, or itself. Tenants are rows of their GPU.
+    """
     hosts = []
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
     for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
@@ -110,7 +119,10 @@ def _gpu(found: Finding) -> tuple[str, str]:
 
 
 def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
-    """Return median, 95th percentile and maximum in percent of a bar's length. None if unknown."""
+    """Return median, 95th percentile and maximum in percent of a bar's length.
+
+    None if unknown.
+    """
     if stat is None or not total or stat.max is None:
         return None
     p50, p95 = stat.p50 if stat.p50 is not None else 0.0, stat.p95 if stat.p95 is not None else stat.max
@@ -118,7 +130,10 @@ def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
 
 
 def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
-    """Return the lines of the chart of days. Unknown days leave gaps. None for fewer than two days."""
+    """Return the lines of the chart of days.
+
+    Unknown days leave gaps. None for fewer than two days.
+    """
     if len(days) < 2:
         return None
     room = _CHART["height"] - 2 * _EDGE

@@ -28,7 +28,10 @@ _LINES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A kept report: name of its directory, time, line and counts. `new` and `gone` count findings."""
+    """A kept report: name of its directory, time, line and counts.
+
+    `new` and `gone` count findings.
+    """
 
     name: str
     made_at_seconds: float
@@ -41,7 +44,10 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> Entry:
-        """Read a report's summary.json. Raises KeyError, TypeError or ValueError if the data is not a summary."""
+        """Read a report's summary.json.
+
+        Raises KeyError, TypeError or ValueError if the data is not a summary.
+        """
         sums = data["summary"]
         waste = sums["waste_per_month"]
         return cls(
@@ -85,7 +91,10 @@ def to_text(entries: Sequence[Entry]) -> str:
 def _chart(
     title: str, times: Sequence[float], lines: Sequence[tuple[str, str, Sequence[float | None]]], show: Any
 ) -> dict[str, Any] | None:
-    """Return the lines over time, from 0 to the maximum. None for fewer than two reports, or without values."""
+    """Return the lines over time, from 0 to the maximum.
+
+    None for fewer than two reports, or without values.
+    """
     most = max((value for _name, _title, values in lines for value in values if value is not None), default=0.0)
     if len(times) < 2 or times[-1] <= times[0] or most <= 0:
         return None

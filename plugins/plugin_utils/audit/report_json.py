@@ -45,7 +45,10 @@ def summary(audit: Audit) -> dict[str, Any]:
 
 
 def to_text(audit: Audit) -> str:
-    """Return the audit as JSON. Values that are not finite were dropped when they were read."""
+    """Return the audit as JSON.
+
+    Values that are not finite were dropped when they were read.
+    """
     return json.dumps(to_data(audit), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply the idle rule (plugin_utils/idle) to a holding without signs of work. Pure."""
+"""Apply the idle rule (plugin_utils/idle) to a holding without signs of work.
+
+Pure.
+"""
 
 from __future__ import annotations
 

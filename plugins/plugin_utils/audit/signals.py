@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read `gpu:*` series into a typed history. Unknown values are None. Impossible values are dropped, with a note.
+"""Read `gpu:*` series into a typed history.
+
+Unknown values are None. Impossible values are dropped, with a note.
 
 Reads the subjects, their figures over the window (figures.py), their current state, and the fleet's days. Raw series are sampled
 in steps, because the server's work grows with the samples read.
@@ -45,7 +47,9 @@ _MOST_PRICE = 1e9
 
 @dataclass(frozen=True)
 class Question:
-    """Settings of a query, besides the length of the window. The window ends now, or at `end_seconds` since the epoch.
+    """Settings of a query, besides the length of the window.
+
+    The window ends now, or at `end_seconds` since the epoch.
 
     `quiet` selects the quiet times. `selector` has label matchers, for example ``cluster="a"``. `our_seconds` is this machine's
     clock, which is compared with the server's if the window ends now.
@@ -63,7 +67,10 @@ def read(
     question: Question = Question(),  # frozen
     say: Callable[[str], None] = lambda line: None,
 ) -> History:
-    """Read a window of `window_seconds` from the server. Figures that it does not have are None. Raises PrometheusError."""
+    """Read a window of `window_seconds` from the server.
+
+    Figures that it does not have are None. Raises PrometheusError.
+    """
     return _Reading(server, window_seconds, question, say).run()
 
 
@@ -294,7 +301,10 @@ class _Reading:
     # --- The fleet --------------------------------------------------------------------------------------------------
 
     def _days(self) -> tuple[Day, ...]:
-        """Return the days of the fleet, the oldest first. Each day ends at the time of day at which the window ends."""
+        """Return the days of the fleet, the oldest first.
+
+        Each day ends at the time of day at which the window ends.
+        """
         ends = []
         for back in range(math.ceil(self.window.seconds / _DAY)):
             end = self.window.end_seconds - back * _DAY

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send messages about audits and idle holders by mail or to a web hook. A message fits one screen."""
+"""Send messages about audits and idle holders by mail or to a web hook.
+
+A message fits one screen.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ class Notice:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], personal: bool = False) -> Notice:
-        """Read a receiver of the inventory. With `personal`, ``{user}`` in `to` stands for the user concerned.
+        """Read a receiver of the inventory.
+
+        With `personal`, ``{user}`` in `to` stands for the user concerned.
 
         Raises NotifyError.
         """
@@ -68,11 +73,14 @@ class Notice:
 
     @property
     def is_personal(self) -> bool:
-        """Whether each user gets a message about their own workloads."""
+        """Return whether each user gets a message about their own workloads."""
         return USER in self.to
 
     def to_user(self, user: str) -> Notice:
-        """Return the receiver for one user. Raises NotifyError if the name cannot be an account."""
+        """Return the receiver for one user.
+
+        Raises NotifyError if the name cannot be an account.
+        """
         if not _ACCOUNT.fullmatch(user):
             raise NotifyError(
                 "notify.to", "%r is not an account name" % user[:80], "Check which account runs the idle workload."
@@ -90,12 +98,18 @@ class Message:
 
 
 def tell(notice: Notice, audit: Audit) -> str:
-    """Send an audit to a receiver. Returns its address without secrets. Raises NotifyError."""
+    """Send an audit to a receiver.
+
+    Returns its address without secrets. Raises NotifyError.
+    """
     return send(notice, Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit)}))
 
 
 def send(notice: Notice, message: Message) -> str:
-    """Send a message. Returns the receiver's address without secrets. Raises NotifyError."""
+    """Send a message.
+
+    Returns the receiver's address without secrets. Raises NotifyError.
+    """
     try:
         if notice.url:
             _post(notice.url, message)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find processes that hold several GPUs. A process that works on one of them is working. Pure."""
+"""Find processes that hold several GPUs.
+
+A process that works on one of them is working. Pure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def _other_gpus(holding: Holding, used: dict[_Process, list[Holding]]) -> tuple[
 
 
 def _processes(holding: Holding) -> Iterator[_Process]:
-    """Yield the processes with a context on the GPU. Those that only have its device node open do nothing there."""
+    """Yield the processes with a context on the GPU.
+
+    Those that only have its device node open do nothing there.
+    """
     for holder in holding.holders or ():
         if holder.kind == "process" and holder.pid is not None:
             yield holding.subject.host, holder.pid, holder.since_seconds

@@ -76,7 +76,10 @@ class Thresholds:
 
 
 def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
-    """Return the most urgent verdict. `seconds` is the length of the window, or None without history."""
+    """Return the most urgent verdict.
+
+    `seconds` is the length of the window, or None without history.
+    """
     word, reason, waste = _judge(holding, limits, seconds)
     money = None
     if holding.price_per_hour is not None:
@@ -135,7 +138,10 @@ def _contradiction(holding: Holding) -> str:
 
 
 def _never_used(holding: Holding, limits: Thresholds) -> bool:
-    """Whether it had no process in the whole window. For GPUs without activity metrics, as MIG instances before Hopper."""
+    """Return whether it had no process in the whole window.
+
+    For GPUs without activity metrics, as MIG instances before Hopper.
+    """
     processes = holding.processes
     if processes is None or holding.busy is not None or holding.compute is not None:
         return False
@@ -278,7 +284,10 @@ def _gaps(known: list[Stat], limits: Thresholds) -> bool:
 
 
 def use_of(holding: Holding, limits: Thresholds = Thresholds()) -> str:
-    """Return none, useful, busy or unknown. Tensor cores and memory bandwidth distinguish useful from busy."""
+    """Return none, useful, busy or unknown.
+
+    Tensor cores and memory bandwidth distinguish useful from busy.
+    """
     if holding.busy is not None and holding.busy.max is not None and holding.busy.max < QUIET_BUSY_RATIO:
         return "none"
     tensor = holding.tensor.p95 if holding.tensor else None

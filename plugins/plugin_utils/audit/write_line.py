@@ -12,7 +12,10 @@ from .model import ASKING, CALM, Audit
 
 
 def line(audit: Audit) -> str:
-    """Return the summary for logs and subjects of mails. Only verdicts in ASKING count as findings."""
+    """Return the summary for logs and subjects of mails.
+
+    Only verdicts in ASKING count as findings.
+    """
     number = sum(map(audit.count, ASKING))
     text = "%s: %s" % (counted(number, "finding"), _words(audit, ASKING)) if number else "no findings"
     new = sum(1 for found in audit.findings if found.state == "new" and found.verdict.word in ASKING)

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an air-gapped site needs, collected on a machine that has a network: docs/air-gapped.md."""
+"""Collect what an air-gapped site needs, on a machine with a network. docs/air-gapped.md."""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A flat APT repository (sources.list(5)): its signed Release, and the packages of its index. Nothing is fetched here."""
+"""Read a flat APT repository (sources.list(5)): its signed Release and the packages of its index. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ try:
 except ImportError as error:
     PROBLEM = str(error)
 
-#: dpkg's names of architectures (`dpkg --print-architecture`) by those of `uname -m`.
+#: dpkg's architectures (`dpkg --print-architecture`) by those of `uname -m`.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-#: The forms of the index that can be read here, the best one first.
+#: Supported forms of the index, preferred ones first.
 FORMS = ("Packages.xz", "Packages.gz", "Packages")
 
 
@@ -38,26 +38,29 @@ def need_library() -> None:
 
 
 def index_files(release: str, where: str) -> dict[str, tuple[str, int]]:
-    """SHA-256 and size by name, of the forms of the index that a signed Release lists. Raises BundleError."""
+    """Return {name: (SHA-256, size)} of the forms of the index in a signed Release.
+
+    Raises BundleError if it lists none or is no longer valid.
+    """
     fields = Release(release)
     listed = {
         posixpath.normpath(entry["name"]): (entry["sha256"].lower(), int(entry["size"]))
         for entry in fields.get("SHA256", [])
     }
-    found = {name: listed[name] for name in FORMS if name in listed}
-    if not found:
+    forms = {name: listed[name] for name in FORMS if name in listed}
+    if not forms:
         raise BundleError(
             where,
-            "its Release names no index with a SHA-256 (it has: %s)" % (", ".join(sorted(listed)) or "nothing"),
-            "It is no flat repository, as NVIDIA's are.",
+            "its Release lists no index with a SHA-256, only: %s" % (", ".join(sorted(listed)) or "nothing"),
+            "Use a flat repository like NVIDIA's.",
         )
     until = fields.get("Valid-Until", "")
     moment = email.utils.parsedate_to_datetime(until) if until else None
     if moment and moment.astimezone(timezone.utc) < datetime.now(timezone.utc):
         raise BundleError(
-            where, "its Release was valid until %s, and hosts refuse it since" % until, "Take a mirror that is kept."
+            where, "its Release expired at %s, so hosts refuse it" % until, "Use a mirror that is kept up to date."
         )
-    return found
+    return forms
 
 
 def valid_until(release: str) -> str:
@@ -65,16 +68,16 @@ def valid_until(release: str) -> str:
 
 
 class AptIndex(Index):
-    """The packages of one architecture, of the text of Packages."""
+    """Index of the packages of one architecture from the text of a Packages file."""
 
-    #: The roles write a pin: what is of the driver comes in its version.
+    #: On APT hosts the roles pin all driver packages to one version.
     pins = True
 
     def __init__(self, text: str, machine: str) -> None:
         super().__init__()
         wanted = ("all", ARCHITECTURES.get(machine, machine))
         for entry in Packages.iter_paragraphs(io.StringIO(text), use_apt_pkg=False):
-            # A package without a SHA-256 could not be verified, and is as good as not there.
+            # A package without a SHA-256 cannot be verified, so it is ignored.
             if entry.get("Architecture") not in wanted or not entry.get("SHA256"):
                 continue
             candidate = Candidate(
@@ -92,7 +95,7 @@ class AptIndex(Index):
         return _relations(str(candidate.raw))
 
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """As dpkg compares; a version without a revision is one of its own."""
+        """Compare as dpkg does. A missing revision is a distinct version."""
         first, second = Version(one), Version(other)
         return (first > second) - (first < second)
 
@@ -101,6 +104,6 @@ def _relations(text: str) -> list[tuple[Relation, ...]]:
     if not text:
         return []
     return [
-        tuple(Relation(found["name"], *(found.get("version") or ("", ""))) for found in group)
+        tuple(Relation(entry["name"], *(entry.get("version") or ("", ""))) for entry in group)
         for group in PkgRelation.parse_relations(text)
     ]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetching: every file by its SHA-256, resumed where it broke off, and in its place only when it is whole and right."""
+"""Fetch files, resume interrupted downloads, and move a file into place only after its SHA-256 is verified."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .model import BundleError, Item
 _TIMEOUT_SECONDS = 30
 _TRIES = 4
 _BLOCK = 1 << 18
-#: Between two lines about one long download.
+# Interval of progress lines of one download.
 _PROGRESS_SECONDS = 10
-#: The largest index or key that is read into memory; the CUDA repositories' indexes are a hundredth of it.
+# Maximum size of an index or key read into memory. Indexes of the CUDA repositories have a hundredth of it.
 _SMALL_BYTES = 1 << 28
-#: Letters of what a server says is wrong.
+# Maximum characters of a server's error message.
 _MOST_WORDS = 300
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
 def digest(path: Path) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(_BLOCK), b""):
-            found.update(block)
-    return found.hexdigest()
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
 def has(path: Path, sha256: str) -> bool:
@@ -45,7 +45,7 @@ def has(path: Path, sha256: str) -> bool:
 
 
 def write(path: Path, content: bytes) -> bool:
-    """Write it whole or not at all; gives whether anything changed."""
+    """Write a file atomically, and return whether it changed."""
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,14 +55,17 @@ def write(path: Path, content: bytes) -> bool:
 
 
 class Fetcher:
-    """Fetches into `partial` first. `say` takes a line about progress."""
+    """Fetches into the folder `partial` first. `say` receives progress lines."""
 
     def __init__(self, partial: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.partial = partial
         self.say = say
 
     def small(self, url: str, cure: str, optional: bool = False) -> bytes | None:
-        """An index or a key. None where it is optional and not there. Raises BundleError."""
+        """Fetch an index or a key. Return None if it is optional and does not exist.
+
+        Raises BundleError with the fix `cure` if it cannot be fetched.
+        """
         for attempt in range(_TRIES):
             time.sleep(attempt)
             try:
@@ -78,10 +81,13 @@ class Fetcher:
                     return None
                 if not _may_pass(error):
                     break
-        raise BundleError(url, "it cannot be fetched: %s" % problem, cure)
+        raise BundleError(url, "the download failed: %s" % problem, cure)
 
     def file(self, item: Item, target: Path) -> None:
-        """A file of the bundle, from its address or from this machine. Raises BundleError."""
+        """Fetch or copy a file of the bundle.
+
+        Raises BundleError if that fails or its SHA-256 is wrong.
+        """
         target.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(parents=True, exist_ok=True)
         part = self.partial / item.sha256
@@ -89,18 +95,18 @@ class Fetcher:
             shutil.copyfile(str(item.local), str(part))
         else:
             self._download(item, part)
-        found = digest(part)
-        if found != item.sha256 and not item.local and self._was_resumed:
-            # What was there from an earlier run may have been the reason.
+        actual = digest(part)
+        if actual != item.sha256 and not item.local and self._was_resumed:
+            # The part from an earlier run may be wrong.
             part.unlink()
             self._download(item, part)
-            found = digest(part)
-        if found != item.sha256:
+            actual = digest(part)
+        if actual != item.sha256:
             part.unlink()
             raise BundleError(
                 item.origin,
-                "its SHA-256 is %s, and %s was expected" % (found, item.sha256),
-                "It was changed on the way, or its mirror is in the middle of an update. It was not kept; run again.",
+                "its SHA-256 is %s instead of %s, so it was not kept" % (actual, item.sha256),
+                "Run again: the mirror may be updating. If it recurs, the file is altered on its way.",
             )
         part.chmod(0o644)
         part.replace(target)
@@ -111,33 +117,33 @@ class Fetcher:
         problem = ""
         for attempt in range(_TRIES):
             time.sleep(attempt)
-            there = part.stat().st_size if part.exists() else 0
-            if there > item.size:
+            present = part.stat().st_size if part.exists() else 0
+            if present > item.size:
                 part.unlink()
-                there = 0
-            if there == item.size and there:
+                present = 0
+            if present == item.size and present:
                 return
             try:
-                with self._open(item.url, there) as answer:
-                    resumed = there and answer.getcode() == 206
+                with self._open(item.url, present) as answer:
+                    resumed = present and answer.getcode() == 206
                     self._was_resumed = self._was_resumed or bool(resumed)
                     with part.open("ab" if resumed else "wb") as file:
-                        self._copy(answer, file, there if resumed else 0, item.size, name)
+                        self._copy(answer, file, present if resumed else 0, item.size, name)
                 if part.stat().st_size >= item.size:
                     return
-                problem = "it broke off after %d of %d bytes" % (part.stat().st_size, item.size)
+                problem = "it ended after %d of %d bytes" % (part.stat().st_size, item.size)
             except _BROKEN as error:
                 problem = _in_words(error)
                 if not _may_pass(error):
                     break
         raise BundleError(
             item.url,
-            "it cannot be fetched: %s" % problem,
-            "What came so far is kept apart, and the rest fetched by the next run. The bundle's index is as it was.",
+            "the download failed: %s" % problem,
+            "Run again to fetch the rest. The bundle was not changed.",
         )
 
     def _copy(self, answer: Any, file: Any, done: int, size: int, name: str) -> None:
-        told = time.monotonic()
+        reported = time.monotonic()
         while True:
             block = answer.read(_BLOCK)
             if not block:
@@ -146,14 +152,14 @@ class Fetcher:
             done += len(block)
             if done > size:
                 return
-            if time.monotonic() - told >= _PROGRESS_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported >= _PROGRESS_SECONDS:
+                reported = time.monotonic()
                 self.say("%s: %s of %s" % (name, readable(done), readable(size)))
 
     @staticmethod
     def _open(url: str, offset: int = 0) -> Any:
         headers = {"Range": "bytes=%d-" % offset} if offset else {}
-        # With Ansible's own settings of proxies and certificates.
+        # open_url uses Ansible's settings for proxies and certificates.
         return open_url(url, headers=headers, timeout=_TIMEOUT_SECONDS, http_agent="openfleet.gpu")
 
 
@@ -162,10 +168,13 @@ def readable(count: int) -> str:
 
 
 def _length(answer: Any) -> int | None:
-    """Return how long the server says that its answer is; None where it does not say. Raises HTTPException."""
+    """Return the Content-Length of an answer, None without one.
+
+    Raises HTTPException if it is not a number.
+    """
     given = (answer.headers.get("Content-Length") or "").strip()
     if given and not (given.isascii() and given.isdecimal() and len(given) < 20):
-        raise http.client.HTTPException("its Content-Length is no number")
+        raise http.client.HTTPException("its Content-Length is not a number")
     return int(given) if given else None
 
 
@@ -174,7 +183,7 @@ def _no_file(error: Exception) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether trying again is worth it: not where the server has said no, nor where the address means nothing."""
+    """Return whether a retry may help: not if the server refused, nor if a file:// address does not exist."""
     code = getattr(error, "code", None)
     if isinstance(code, int):
         return code >= 500 or code in (408, 429)
@@ -182,8 +191,8 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    # The reason is the server's own words.
+    # The reason is text from the server, so it is cleaned.
     words = text(str(getattr(error, "reason", "") or error), _MOST_WORDS) or type(error).__name__
     code = getattr(error, "code", None)
     proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
-    return "%s%s%s" % ("%s " % code if code else "", words, " (by the proxy of https_proxy)" if proxy else "")
+    return "%s%s%s" % ("%s " % code if code else "", words, " (through the proxy of https_proxy)" if proxy else "")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What does not come from a repository of packages: files that the inventory names, Python wheels, the collection itself."""
+"""Collect what is not in package repositories: files that the inventory names, Python wheels, the collection itself."""
 
 from __future__ import annotations
 
@@ -24,31 +24,39 @@ _LAST_LINES = 4
 
 
 def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-    """A file that an inventory names, with one of the checksums that it may have, if any is known. Raises BundleError."""
+    """Return a file that the inventory names by its path.
+
+    Raises BundleError if it is missing, or has none of the allowed checksums.
+    """
     here = Path(path).expanduser()
     if not path or not here.is_file():
         raise BundleError(
-            path or what, "the inventory names it as %s, and it is not there" % what, "Fetch it to this machine first."
+            path or what,
+            "the inventory names it as %s, but it is not on this machine" % what,
+            "Fetch it to this machine first.",
         )
-    found = fetch.digest(here)
-    _check(path, found, allowed, what)
-    return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
+    sha256 = fetch.digest(here)
+    _check(path, sha256, allowed, what)
+    return Item("files/%s" % here.name, what, sha256, here.stat().st_size, local=here, hosts=set(hosts))
 
 
 def fetched(url: str, content: bytes, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-    """A file that came from an address that an inventory names, with one of these checksums. Raises BundleError."""
-    found = hashlib.sha256(content).hexdigest()
-    _check(without_password(url), found, allowed, what)
+    """Return a file that the inventory names by its address.
+
+    Raises BundleError if it has none of the allowed checksums.
+    """
+    sha256 = hashlib.sha256(content).hexdigest()
+    _check(without_password(url), sha256, allowed, what)
     path = "files/%s" % url.rpartition("/")[2]
-    return Item(path, what, found, len(content), url=url, content=content, hosts=set(hosts))
+    return Item(path, what, sha256, len(content), url=url, content=content, hosts=set(hosts))
 
 
-def _check(path: str, found: str, allowed: Sequence[str], what: str) -> None:
-    if allowed and found not in allowed:
+def _check(path: str, sha256: str, allowed: Sequence[str], what: str) -> None:
+    if allowed and sha256 not in allowed:
         raise BundleError(
             path,
-            "its SHA-256 is %s, and the inventory expects %s" % (found, " or ".join(allowed)),
-            "Fetch it again, or mend the inventory%s."
+            "its SHA-256 is %s, but the inventory expects %s" % (sha256, " or ".join(allowed)),
+            "Fetch it again, or correct the inventory%s."
             % (" (gpu_layout_nvml_hashes)" if what == "nvidia-ml-py" else ""),
         )
 
@@ -56,14 +64,17 @@ def _check(path: str, found: str, allowed: Sequence[str], what: str) -> None:
 # -- Python ------------------------------------------------------------------------------------------------------------
 
 
-def python_is() -> str:
-    """What wheels are fetched for, unless pip is told otherwise."""
+def python_platform() -> str:
+    """Return the Python and the platform for which pip fetches wheels by default."""
     return "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
 
 
 @dataclass(frozen=True)
 class Question:
-    """What pip is asked for: lines of a requirements file, with hashes or without. `name` is for messages."""
+    """A request to pip: lines of a requirements file, with or without hashes.
+
+    `name` is for messages.
+    """
 
     name: str
     requirements: str
@@ -75,7 +86,7 @@ class Question:
         return "--hash=" in self.requirements
 
     def asked(self) -> list[str]:
-        """It in a few lines, for a manifest."""
+        """Return a short form for the manifest."""
         lines = [line.strip().rstrip(" \\") for line in self.requirements.splitlines()]
         lines = [line for line in lines if not line.startswith("--hash=")]
         digest = hashlib.sha256(self.requirements.encode()).hexdigest()
@@ -83,10 +94,12 @@ class Question:
 
 
 def wheels(question: Question, folder: Path, what: str) -> list[Item]:
-    """Have pip fetch them, and what they need, into an empty folder. Raises BundleError.
+    """Fetch wheels and their dependencies into an empty folder with pip.
 
-    Wheels alone, so that the other side has to build nothing. pip verifies what it fetches by the hashes; without any it takes
-    its index's word.
+    Raises BundleError if pip fails.
+
+    Only wheels, so that nothing has to be built on the air-gapped side. pip verifies the hashes. Without hashes it trusts its
+    index.
     """
     folder.mkdir(parents=True)
     requirements = folder.with_name(folder.name + ".txt")
@@ -96,7 +109,7 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
     _run(
         [*command, "--dest", str(folder), *question.options, "--requirement", str(requirements)],
         "pip cannot fetch %s" % question.name,
-        "It asks the index that it is set up for on this machine; gpu_bundle_pip_options adds to its options.",
+        "pip uses the index that is configured on this machine. gpu_bundle_pip_options adds options.",
     )
     return [
         Item(
@@ -105,7 +118,7 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
             fetch.digest(path),
             path.stat().st_size,
             local=path,
-            told="pip",
+            source="pip",
             hosts=set(question.hosts),
         )
         for path in sorted(folder.iterdir())
@@ -116,8 +129,11 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
 
 
 def collection(root: Path, folder: Path, bundle: Path) -> Item:
-    """The collection as ansible-galaxy installs it, made in an empty folder. The one that is in the bundle stays where it
-    has the same content: two archives of the same files differ. Raises BundleError."""
+    """Build the archive of the collection for ansible-galaxy in an empty folder.
+
+    The archive in the bundle is kept if it has the same files, because two archives of the same files differ in their bytes.
+    Raises BundleError if it cannot be built.
+    """
     folder.mkdir(parents=True)
     if (root / "galaxy.yml").exists():
         _run(
@@ -131,20 +147,20 @@ def collection(root: Path, folder: Path, bundle: Path) -> Item:
     else:
         raise BundleError(
             str(root),
-            "it has neither galaxy.yml nor MANIFEST.json, so no archive can be made of it",
-            "Install the collection with ansible-galaxy, or leave `collection` out of gpu_bundle_parts.",
+            "it has neither galaxy.yml nor MANIFEST.json, so no archive can be built from it",
+            "Install the collection with ansible-galaxy, or remove `collection` from gpu_bundle_parts.",
         )
     path = "collection/%s" % made.name
-    there = bundle / path
-    if there.is_file() and _manifest(there) == _manifest(made):
-        made = there
+    previous = bundle / path
+    if previous.is_file() and _manifest(previous) == _manifest(made):
+        made = previous
     return Item(
-        path, "the collection", fetch.digest(made), made.stat().st_size, local=made, told="made of this collection"
+        path, "the collection", fetch.digest(made), made.stat().st_size, local=made, source="built from this collection"
     )
 
 
 def _packed(root: Path, folder: Path) -> Path:
-    """An installed collection as the archive that it came from: its manifest lists its files with their checksums."""
+    """Pack an installed collection again, with the files that its manifest lists."""
     info = json.loads((root / "MANIFEST.json").read_bytes())["collection_info"]
     made = folder / ("%s-%s-%s.tar.gz" % (info["namespace"], info["name"], info["version"]))
     with tarfile.open(made, "w:gz") as archive:
@@ -155,20 +171,20 @@ def _packed(root: Path, folder: Path) -> Path:
             if entry["ftype"] == "file":
                 _add(archive, entry["name"], path.read_bytes(), path.stat().st_mode)
             elif entry["name"] != ".":
-                about = tarfile.TarInfo(entry["name"])
-                about.type, about.mode = tarfile.DIRTYPE, 0o755
-                archive.addfile(about)
+                member = tarfile.TarInfo(entry["name"])
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(member)
     return made
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    about = tarfile.TarInfo(name)
-    about.size, about.mode = len(content), mode & 0o777
-    archive.addfile(about, io.BytesIO(content))
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), mode & 0o777
+    archive.addfile(member, io.BytesIO(content))
 
 
 def _manifest(path: Path) -> Any:
-    """It has the checksum of the list of all files, which has theirs."""
+    """Return the manifest of an archive, which covers all its files by checksums, or None if it is unreadable."""
     try:
         with tarfile.open(path) as archive:
             member = archive.extractfile("MANIFEST.json")
@@ -178,16 +194,16 @@ def _manifest(path: Path) -> Any:
 
 
 def _run(command: Sequence[str], problem: str, cure: str) -> None:
-    # In this process' locale: ansible-galaxy refuses one without UTF-8.
+    # Keep the locale of this process, because ansible-galaxy refuses one without UTF-8.
     done = run_to_end(command, env={name: os.environ.get(name, "") for name in ("LANG", "LC_ALL")})
     if done.returncode:
-        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith("ERROR")] or said
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
         raise BundleError(problem, "; ".join(errors[-_LAST_LINES:]) or "it gave no reason", cure)
 
 
 def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundle: Path) -> list[Item] | None:
-    """What an earlier run got for the same question, where all of it is still there: then pip need not be asked again."""
+    """Return the files of an earlier run for the same question, or None if any is missing."""
     record = manifest.get("python", {}).get(name, {})
     if record.get("asked") != list(asked):
         return None
@@ -202,7 +218,7 @@ def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundl
             entry["what"],
             entry["sha256"],
             entry["bytes"],
-            told=entry["from"],
+            source=entry["from"],
             hosts=set(entry["hosts"]),
         )
         for entry in entries

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The making of a bundle: look at everything first, then fetch, then write what tells of it. Safe to run again at any time."""
+"""Make a bundle: read all indexes, then fetch, then write its texts.
+
+Can be run again at any time.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,24 @@ from . import fetch, local, mirror, papers
 from .model import BundleError, Item, Wants
 from .wants import collect
 
-#: Folders of a bundle that are wholly its own: what lies there and is not wanted is old.
+#: Folders that belong to the bundle: unneeded files in them are old.
 FOLDERS = ("repositories", "files", "python", "collection")
 _PARTIAL, _LOCK = ".partial", ".lock"
-#: Kept free on the disk beside what is fetched.
+# Space to leave free on the disk.
 _SPARE_BYTES = 64 << 20
 
 
 @dataclass
 class Order:
-    """What is asked for. `hosts` are the roles' variables by host, defaults included."""
+    """A request for a bundle.
+
+    `hosts` are the roles' variables by host, including defaults.
+    """
 
     directory: Path
     hosts: Mapping[str, Mapping[str, Any]]
     catalogue: Mapping[str, Any]
-    #: Of the collection: its folder and its version.
+    #: Folder and version of the collection.
     root: Path
     version: str
     parts: Sequence[str] = ()
@@ -58,7 +64,10 @@ class Outcome:
 
 
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Raises BundleError; what is in the bundle already stays as it is, and complete."""
+    """Make or update a bundle.
+
+    Raises BundleError, and then the previous bundle stays complete.
+    """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         if order.check:
@@ -69,7 +78,7 @@ def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcom
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise BundleError(
-                    str(order.directory), "another run is making this bundle", "Wait for it, and run again."
+                    str(order.directory), "another run is making this bundle", "Wait until it ends, then run again."
                 ) from None
             return _Making(order, wants, Path(name), say).run()
 
@@ -86,8 +95,8 @@ class _Making:
         self.outcome = Outcome()
         self.python: dict[str, Any] = {}
         self.nvml = ""
-        #: Whether a dry run can tell which Python packages there will be.
-        self.foretold = True
+        #: Whether the Python packages of the bundle are known. A dry run does not ask pip.
+        self.python_known = True
         try:
             self.before = json.loads((self.bundle / papers.MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -96,11 +105,11 @@ class _Making:
     def run(self) -> Outcome:
         mirrors = []
         for source, asks in self.wants.repositories.items():
-            self.say("looking at %s" % source.url)
-            mirrors.append(mirror.look(source, asks, self.bundle, self.fetcher))
-        # Indexes last, and what is signed last of them: a repository is never ahead of its packages.
-        self._add(item for found in mirrors for item in found.packages.values())
-        self._add(item for found in mirrors for item in found.index)
+            self.say("reading the index of %s" % source.url)
+            mirrors.append(mirror.read(source, asks, self.bundle, self.fetcher))
+        # Indexes come last, and signed ones last of all, so that an index never lists a missing package.
+        self._add(item for repository in mirrors for item in repository.packages.values())
+        self._add(item for repository in mirrors for item in repository.index)
         self._add(self._named(*named, hosts) for named, hosts in sorted(self.wants.files.items()))
         self._python()
         if "collection" in self.order.parts:
@@ -112,25 +121,28 @@ class _Making:
         return self.outcome
 
     def _named(self, path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-        """A file that the inventory names by its path or by its address. Raises BundleError."""
+        """Return a file that the inventory names by path or address.
+
+        Raises BundleError if it is missing or wrong.
+        """
         if "://" not in path:
             return local.named(path, allowed, what, hosts)
-        there = self.bundle / "files" / path.rpartition("/")[2]
-        if any(fetch.has(there, sha256) for sha256 in allowed):
-            return local.named(str(there), allowed, what, hosts)
-        content = self.fetcher.small(path, "Look at the address in the inventory.") or b""
+        previous = self.bundle / "files" / path.rpartition("/")[2]
+        if any(fetch.has(previous, sha256) for sha256 in allowed):
+            return local.named(str(previous), allowed, what, hosts)
+        content = self.fetcher.small(path, "Check the address in the inventory.") or b""
         return local.fetched(path, content, allowed, what, hosts)
 
     def _add(self, items: Iterable[Item]) -> None:
         for item in items:
-            there = self.items.setdefault(item.path, item)
-            if there.sha256 != item.sha256:
+            first = self.items.setdefault(item.path, item)
+            if first.sha256 != item.sha256:
                 raise BundleError(
                     item.path,
-                    "two files would be there: from %s and from %s" % (there.origin, item.origin),
-                    "Give one of them another name.",
+                    "two different files have this path: from %s and from %s" % (first.origin, item.origin),
+                    "Rename one of them.",
                 )
-            there.hosts |= item.hosts
+            first.hosts |= item.hosts
 
     # -- Python --------------------------------------------------------------------------------------------------------
 
@@ -141,44 +153,47 @@ class _Making:
             question = local.Question("the controller's packages", text, options)
             if not question.hashed:
                 self.outcome.notes.append(
-                    "the controller's packages were asked for without hashes, so that pip takes its index's word for them: "
-                    "let gpu_bundle_requirements name a file with hashes"
+                    "the requirements of the controller have no hashes, so pip trusted its index: "
+                    "set gpu_bundle_requirements to a file with hashes"
                 )
             self._wheels("controller", question, "python/requirements.txt")
-        for pin, hosts in sorted(self.wants.nvml.items(), key=lambda found: str(found[0])):
+        for pin, hosts in sorted(self.wants.nvml.items(), key=lambda entry: str(entry[0])):
             name = "%s %s" % (pin.name, pin.version)
             question = local.Question("%s==%s" % (pin.name, pin.version), str(pin), options, frozenset(hosts))
             self._wheels(name, question, "")
 
     def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
-        """Ask pip once for one question; the answer stands in the manifest. `requirements` is a file of it, with hashes."""
-        asked = [*question.asked(), "for %s" % local.python_is()]
+        """Fetch wheels with pip, unless the manifest has the same question with all its files.
+
+        `requirements` is the path of a requirements file with hashes to write for them, or empty.
+        """
+        asked = [*question.asked(), "for %s" % local.python_platform()]
         if question.options:
-            # pip's options may name addresses with passwords, which a manifest must not.
+            # pip's options may contain addresses with passwords, so the manifest has their hash.
             asked.append("options %s" % hashlib.sha256(repr(list(question.options)).encode()).hexdigest()[:16])
-        found = local.recorded(self.before, name, asked, self.bundle)
-        if found is None and self.order.check:
-            self.outcome.notes.append("pip would be asked for %s" % question.name)
-            self.foretold = False
+        items = local.recorded(self.before, name, asked, self.bundle)
+        if items is None and self.order.check:
+            self.outcome.notes.append("pip would fetch %s" % question.name)
+            self.python_known = False
             self.outcome.changed = True
             return
-        if found is None:
-            self.say("asking pip for %s" % question.name)
-            found = local.wheels(question, self.scratch / name.replace(" ", "-"), "Python package")
+        if items is None:
+            self.say("fetching %s with pip" % question.name)
+            items = local.wheels(question, self.scratch / name.replace(" ", "-"), "Python package")
             if requirements:
-                # What was fetched, all of it: the other side verifies each file by it.
-                pins = python_pins.of_files((item.path.rpartition("/")[2], item.sha256) for item in found)
+                # The air-gapped side verifies each file by these hashes.
+                pins = python_pins.of_files((item.path.rpartition("/")[2], item.sha256) for item in items)
                 content = "".join(map(str, pins)).encode()
-                found.append(mirror.text_file(requirements, "requirements of the controller", content))
-        self._add(found)
+                items.append(mirror.text_file(requirements, "requirements of the controller", content))
+        self._add(items)
         self.python[name] = {
             "asked": asked,
-            "for": local.python_is(),
-            "files": sorted(item.path for item in found),
+            "for": local.python_platform(),
+            "files": sorted(item.path for item in items),
         }
 
     def _nvml_wheel(self) -> None:
-        """The one wheel that hosts get pynvml from, where they cannot fetch it for themselves any more."""
+        """Set the wheel from which hosts install pynvml, if all need the same one."""
         names = [item.path for item in self.items.values() if item.what == "nvidia-ml-py"]
         names += [
             path for name in self.python if name.startswith("nvidia-ml-py ") for path in self.python[name]["files"]
@@ -186,9 +201,11 @@ class _Making:
         if len(names) == 1:
             self.nvml = names[0]
         elif names:
-            self.outcome.notes.append("hosts want several of nvidia-ml-py: set gpu_layout_nvml_wheel for each")
+            self.outcome.notes.append(
+                "hosts need different versions of nvidia-ml-py: set gpu_layout_nvml_wheel for each"
+            )
 
-    # -- Doing ---------------------------------------------------------------------------------------------------------
+    # -- Changes -------------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         missing = [item for item in self.items.values() if not fetch.has(self.bundle / item.path, item.sha256)]
@@ -202,8 +219,8 @@ class _Making:
         if free < needed:
             raise BundleError(
                 str(self.bundle),
-                "the disk has %s free, and %s are needed" % (fetch.readable(free), fetch.readable(needed)),
-                "Make room, or take another gpu_bundle_dir.",
+                "the disk has %s free, but needs %s" % (fetch.readable(free), fetch.readable(needed)),
+                "Free space, or set gpu_bundle_dir to another disk.",
             )
         for number, item in enumerate(missing, 1):
             if item.content is not None:
@@ -214,13 +231,15 @@ class _Making:
         shutil.rmtree(str(self.bundle / _PARTIAL), ignore_errors=True)
 
     def _old(self) -> None:
-        there = [
+        present = [
             path.relative_to(self.bundle).as_posix()
             for folder in FOLDERS
             for path in sorted((self.bundle / folder).rglob("*"))
             if path.is_file() or path.is_symlink()
         ]
-        old = [path for path in there if path not in self.items and (self.foretold or not path.startswith("python/"))]
+        old = [
+            path for path in present if path not in self.items and (self.python_known or not path.startswith("python/"))
+        ]
         if self.order.prune:
             self.outcome.removed = old
             self.outcome.changed = self.outcome.changed or bool(old)

@@ -1,9 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One repository: its key, its signed index, and the packages to take. Reads and fetches; writes nothing.
+"""Read one repository: its key, its signed index, and the packages to mirror.
 
-The index is kept as it was signed, with all that is not mirrored in it, so that hosts verify the vendor's signature.
+Writes nothing to the bundle.
+
+The index is kept as the vendor signed it, also with packages that are not mirrored, so that hosts can verify the signature.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from .resolve import Index, resolve
 
 @dataclass
 class Mirror:
-    """What is to be had of one repository. `index` is in the order of writing: what is signed comes last."""
+    """The content to mirror of one repository.
+
+    `index` is in the order of writing, signed files last.
+    """
 
     source: Source
     key_fingerprints: tuple[str, ...] = ()
@@ -33,34 +38,37 @@ class Mirror:
     packages: dict[str, Item] = field(default_factory=dict)
     versions: dict[str, set[str]] = field(default_factory=dict)
     index: list[Item] = field(default_factory=list)
-    #: What must come from elsewhere, by platform, with the hosts that need it.
+    #: Hosts by (requirement that the repository does not meet, platform).
     elsewhere: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
 
-def look(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fetch.Fetcher) -> Mirror:
-    """Raises BundleError."""
-    found = Mirror(source)
+def read(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fetch.Fetcher) -> Mirror:
+    """Read a repository and choose its packages.
+
+    Raises BundleError if it cannot be fetched, is not signed by a trusted key, or lacks a requested version.
+    """
+    mirror = Mirror(source)
     hosts = {host for names in asks.values() for host in names}
     given = source.key.encode()
     where = source.role + "_repository_key" if given else source.key_url
     content = given or fetcher.small(
-        where, "See %s_repository_key_url, or give the key itself in %s_repository_key." % (source.role, source.role)
+        where, "Check %s_repository_key_url, or set %s_repository_key to the key." % (source.role, source.role)
     )
     assert content is not None
     key = signature.check_key(content, source, where)
-    found.key_fingerprints = fingerprints(key)
-    found.index.append(_file(source.key_path, "key of the repository", content, "" if given else where, hosts))
-    seek = _look_apt if source.manager == "apt" else _look_rpm
-    index = seek(found, key, bundle, fetcher, hosts)
+    mirror.key_fingerprints = fingerprints(key)
+    mirror.index.append(_file(source.key_path, "key of the repository", content, "" if given else where, hosts))
+    read_index = _apt_index if source.manager == "apt" else _rpm_index
+    index = read_index(mirror, key, bundle, fetcher, hosts)
     for ask, names in asks.items():
         taken, elsewhere = resolve(ask, index)
         for candidate in taken:
-            item = found.packages.setdefault(candidate.path, _package(source, candidate))
+            item = mirror.packages.setdefault(candidate.path, _package(source, candidate))
             item.hosts |= names
-            found.versions.setdefault(candidate.name, set()).add(candidate.version)
+            mirror.versions.setdefault(candidate.name, set()).add(candidate.version)
         for what in elsewhere:
-            found.elsewhere.setdefault((what, ask.platform), set()).update(names)
-    return found
+            mirror.elsewhere.setdefault((what, ask.platform), set()).update(names)
+    return mirror
 
 
 def _package(source: Source, candidate: Candidate) -> Item:
@@ -74,15 +82,18 @@ def _package(source: Source, candidate: Candidate) -> Item:
 
 
 def _inside(source: Source, path: str) -> str:
-    """Where a file of the repository lies in the bundle. Raises BundleError."""
+    """Return the path in the bundle of a file of the repository.
+
+    Raises BundleError if it is outside of it.
+    """
     path = posixpath.normpath(path)
     if path.startswith(("..", "/")):
-        raise BundleError(source.url, "its index names a file outside of it: %s" % path, "Do not use it.")
+        raise BundleError(source.url, "its index names a file outside of it: %s" % path, "Use another repository.")
     return "%s/%s" % (source.folder, path)
 
 
 def text_file(path: str, what: str, content: bytes) -> Item:
-    """A file whose content is known."""
+    """Return a file of the bundle with this content."""
     return _file(path, what, content, "", set())
 
 
@@ -95,10 +106,10 @@ def _file(path: str, what: str, content: bytes, url: str, hosts: set[str]) -> It
 # -- APT ---------------------------------------------------------------------------------------------------------------
 
 
-def _look_apt(found: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> Index:
+def _apt_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> Index:
     apt.need_library()
-    source = found.source
-    cure = "See that %s_repository_url is right and answers." % source.role
+    source = mirror.source
+    cure = "Check that %s_repository_url is correct and reachable." % source.role
     inside = "%s/InRelease" % source.url
     content = fetcher.small(inside, cure, optional=True)
     signed = []
@@ -108,29 +119,32 @@ def _look_apt(found: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, h
     else:
         outside = "%s/Release" % source.url
         plain = fetcher.small(outside, cure)
-        beside = fetcher.small(outside + ".gpg", cure, optional=True)
-        if beside is None:
+        signed_by = fetcher.small(outside + ".gpg", cure, optional=True)
+        if signed_by is None:
             raise BundleError(
                 source.url,
-                "it is not signed: there is neither InRelease nor Release.gpg",
-                "Hosts refuse it too. Take a mirror that keeps the vendor's signature.",
+                "it is not signed: it has neither InRelease nor Release.gpg",
+                "Hosts would refuse it too. Use a mirror that keeps the vendor's signature.",
             )
         assert plain is not None
-        release = signature.detached(plain, beside, key, source.fingerprints, outside)
-        signed.append(_file(source.folder + "/Release.gpg", "signature", beside, outside + ".gpg", hosts))
+        release = signature.detached(plain, signed_by, key, source.fingerprints, outside)
+        signed.append(_file(source.folder + "/Release.gpg", "signature", signed_by, outside + ".gpg", hosts))
         signed.append(_file(source.folder + "/Release", "signed index", plain, outside, hosts))
     text = release.decode("utf-8", "replace")
-    found.valid_until = apt.valid_until(text)
-    packages = _packages(found, apt.index_files(text, source.url), bundle, fetcher, hosts)
-    found.index += signed
+    mirror.valid_until = apt.valid_until(text)
+    packages = _packages(mirror, apt.index_files(text, source.url), bundle, fetcher, hosts)
+    mirror.index += signed
     return apt.AptIndex(packages.decode("utf-8", "replace"), source.architecture)
 
 
 def _packages(
-    found: Mirror, listed: Mapping[str, tuple[str, int]], bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]
+    mirror: Mirror, listed: Mapping[str, tuple[str, int]], bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]
 ) -> bytes:
-    """The text of the index. All forms of it that are signed and there are mirrored, since apt asks for those it likes."""
-    source = found.source
+    """Fetch the index and return its text.
+
+    All signed forms are mirrored, because apt chooses one of them.
+    """
+    source = mirror.source
     forms: dict[str, bytes] = {}
     text = b""
     for name in apt.FORMS:
@@ -149,14 +163,16 @@ def _packages(
         if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
             raise BundleError(
                 url,
-                "it is not what the signed Release names: the SHA-256 differs",
-                "It was changed, or the mirror is in the middle of an update; run again. Nothing of it was kept.",
+                "its SHA-256 is not the one in the signed Release, so it was not kept",
+                "Run again: the mirror may be updating. If it recurs, the file was altered.",
             )
         forms[name] = content
         text = text or _unpacked(name, content)
-        found.index.append(_file("%s/%s" % (source.folder, name), "index", content, url, hosts))
+        mirror.index.append(_file("%s/%s" % (source.folder, name), "index", content, url, hosts))
     if not forms:
-        raise BundleError(source.url, "it has none of the indexes that it names (%s)" % ", ".join(listed), "Run again.")
+        raise BundleError(
+            source.url, "it has none of the indexes in its Release (%s)" % ", ".join(listed), "Run again later."
+        )
     return text
 
 
@@ -169,41 +185,46 @@ def _unpacked(name: str, content: bytes) -> bytes:
 # -- RPM ---------------------------------------------------------------------------------------------------------------
 
 
-def _look_rpm(found: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> Index:
-    source = found.source
+def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> Index:
+    source = mirror.source
     url, here = "%s/%s" % (source.url, rpm.REPOMD), "%s/%s" % (source.folder, rpm.REPOMD)
     rpm.library()
-    top = fetcher.small(url, "See that %s_repository_url is right and answers." % source.role)
-    beside = fetcher.small(url + ".asc", "Run again.", optional=True)
-    if beside is None:
+    top = fetcher.small(url, "Check that %s_repository_url is correct and reachable." % source.role)
+    signed_by = fetcher.small(url + ".asc", "Run again.", optional=True)
+    if signed_by is None:
         raise BundleError(
             source.url,
-            "it is not signed: there is no repomd.xml.asc",
-            "Hosts refuse it too. Take a mirror that keeps the vendor's signature.",
+            "it is not signed: it has no repomd.xml.asc",
+            "Hosts would refuse it too. Use a mirror that keeps the vendor's signature.",
         )
     assert top is not None
-    signature.detached(top, beside, key, source.fingerprints, url)
+    signature.detached(top, signed_by, key, source.fingerprints, url)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         folder = Path(name)
         (folder / "repomd.xml").write_bytes(top)
         for record in rpm.records(folder / "repomd.xml", url):
-            content = _record(found, record, bundle, fetcher, hosts)
+            content = _record(mirror, record, bundle, fetcher, hosts)
             if record.what == "primary":
-                # Its compression is told by its name.
+                # Its name shows its compression.
                 primary = folder / posixpath.basename(record.path)
                 primary.write_bytes(content)
-        found.index.append(_file(here + ".asc", "signature", beside, url + ".asc", hosts))
-        found.index.append(_file(here, "signed index", top, url, hosts))
+        mirror.index.append(_file(here + ".asc", "signature", signed_by, url + ".asc", hosts))
+        mirror.index.append(_file(here, "signed index", top, url, hosts))
         return rpm.RpmIndex(primary, source.architecture, url)
 
 
-def _record(found: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
-    """One file of the index, verified. Only what dnf needs has to be there."""
-    source, (what, path, kind, checksum) = found.source, record
+def _record(mirror: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
+    """Fetch and verify one file of the index.
+
+    Returns nothing for a missing file that dnf does not need.
+    """
+    source, (what, path, kind, checksum) = mirror.source, record
     url = "%s/%s" % (source.url, path)
     here = bundle / _inside(source, path)
     if kind not in ("sha256", "sha384", "sha512"):
-        raise BundleError(url, "it has a checksum of the kind %s, which proves nothing" % kind, "Do not use it.")
+        raise BundleError(
+            url, "its checksum is %s, which is not secure" % kind, "Use a repository with SHA-256 checksums."
+        )
     content: bytes | None = here.read_bytes() if here.is_file() else None
     if content is None or hashlib.new(kind, content).hexdigest() != checksum:
         content = fetcher.small(url, "Run again.", optional=what not in rpm.NEEDED)
@@ -212,8 +233,8 @@ def _record(found: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetc
     if hashlib.new(kind, content).hexdigest() != checksum:
         raise BundleError(
             url,
-            "it is not what the signed repomd.xml names: the checksum differs",
-            "It was changed, or the mirror is in the middle of an update; run again. Nothing of it was kept.",
+            "its checksum is not the one in the signed repomd.xml, so it was not kept",
+            "Run again: the mirror may be updating. If it recurs, the file was altered.",
         )
-    found.index.append(_file(_inside(source, path), "index", content, url, hosts))
+    mirror.index.append(_file(_inside(source, path), "index", content, url, hosts))
     return content

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bundle is made of: what hosts want, the repositories that have it, and the files that come of both."""
+"""Values of a bundle: what hosts need, the repositories, and the files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ..python_pins import Pin
 
 
 class BundleError(FleetError):
-    """The bundle cannot be made as asked. What it already has stays as it is."""
+    """The bundle cannot be made. The previous bundle stays as it is."""
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What only a host itself could tell. The architecture is as `uname -m` names it."""
+    """Properties of a host that the inventory has to state.
+
+    The architecture is that of `uname -m`.
+    """
 
     distribution: str
     architecture: str = "x86_64"
@@ -33,7 +36,10 @@ class Platform:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository to mirror. `role` is the prefix of the variables that name it; `folder` and `key_path` are in the bundle."""
+    """A repository to mirror.
+
+    `role` is the prefix of its variables. `folder` and `key_path` are paths in the bundle.
+    """
 
     role: str
     manager: str
@@ -48,12 +54,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Ask:
-    """One set of packages from one repository, as the role on a host asks for it."""
+    """A set of packages that a role requests from one repository."""
 
     role: str
     version: str
-    #: Of exactly the version, the first of which tells what versions there are; and of whatever version there is.
+    #: Packages with exactly this version. The first one determines the available versions.
     locked: tuple[str, ...]
+    #: Packages with any version.
     free: tuple[str, ...] = ()
     #: Patterns of names that the role pins to the version.
     pinned: tuple[str, ...] = ()
@@ -62,7 +69,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Relation:
-    """A dependency, or what a package provides: `operator` is one of <<, <=, =, >=, >>, or empty for any version."""
+    """A dependency or a provided name.
+
+    `operator` is one of <<, <=, =, >=, >>, or empty for any version.
+    """
 
     name: str
     operator: str = ""
@@ -74,7 +84,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A package of a repository. `path` is relative to the repository; `raw` is for the index that made it."""
+    """A package of a repository.
+
+    `path` is relative to the repository. `raw` is private to its index.
+    """
 
     name: str
     version: str
@@ -87,9 +100,11 @@ class Candidate:
 
 @dataclass
 class Item:
-    """A file of the bundle: from an address, from a local file, or of this content. `hosts` are those it is for.
+    """A file of the bundle, from an address, a local file or given content.
 
-    `told` is what the manifest says of where it is from, where that is neither an address nor a file that lasts.
+    `hosts` are the hosts that need it.
+
+    `source` replaces the address or the local file as its origin in the manifest.
     """
 
     path: str
@@ -99,28 +114,31 @@ class Item:
     url: str = ""
     local: Path | None = None
     content: bytes | None = None
-    told: str = ""
+    source: str = ""
     hosts: set[str] = field(default_factory=set)
 
     @property
     def origin(self) -> str:
-        return self.told or without_password(self.url) or (str(self.local) if self.local else "")
+        return self.source or without_password(self.url) or (str(self.local) if self.local else "")
 
 
 def without_password(url: str) -> str:
-    """For people and manifests: an address may have a name and a password in it."""
+    """Return the address without user name and password, for messages and manifests."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in url else url
 
 
 @dataclass
 class Wants:
-    """All that the hosts want. `named` are things that come from elsewhere, with the hosts that need them."""
+    """Everything that the hosts need.
+
+    `named` has hosts by (package of the distribution, platform).
+    """
 
     repositories: dict[Source, dict[Ask, set[str]]] = field(default_factory=dict)
-    #: (path on the controller, the SHA-256s that it may have, what it is) of files that the inventory names.
+    #: Hosts by (path on the controller, allowed SHA-256s, description) of files that the inventory names.
     files: dict[tuple[str, tuple[str, ...], str], set[str]] = field(default_factory=dict)
-    #: Versions of nvidia-ml-py, with the hashes of their wheels.
+    #: Hosts by version of nvidia-ml-py with the hashes of its wheels.
     nvml: dict[Pin, set[str]] = field(default_factory=dict)
     named: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The texts of a bundle: its manifest, its checksums, the variables of the other side, and how to use it. Pure."""
+"""Write the texts of a bundle: manifest, checksums, variables for the air-gapped side, and README. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def manifest(
     python: Mapping[str, Any],
     old: Iterable[str],
 ) -> str:
-    """No date and no machine in it: the same bundle has the same manifest."""
+    """Return the manifest.
+
+    It has no date and no machine's name, so that equal bundles have equal manifests.
+    """
     elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
     for mirror in mirrors:
         for what, hosts in mirror.elsewhere.items():
@@ -64,20 +67,21 @@ def manifest(
 
 
 def sums(items: Iterable[Item]) -> str:
-    """For `sha256sum --check SHA256SUMS`."""
+    """Return the checksums for `sha256sum --check SHA256SUMS`."""
     return "".join("%s  %s\n" % (item.sha256, item.path) for item in sorted(items, key=lambda item: item.path))
 
 
 def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: str) -> str:
-    """What the inventory of the other side has to say otherwise. Fingerprints are not among it: whom to trust is for the
-    inventory, not for what is to be verified."""
+    """Return the variables to set on the air-gapped side.
+
+    Fingerprints are not included: a bundle must not decide which keys verify it.
+    """
     roles = {source.role for source in wants.repositories}
     lines = [
-        "# Written by openfleet.gpu.bundle, for the other side: ansible-playbook -e @%s, which wins over all that an"
-        % VARIABLES,
-        "# inventory says; or copy the lines to where it says it.",
+        "# Written by openfleet.gpu.bundle for the air-gapped side. Use it with: ansible-playbook -e @%s" % VARIABLES,
+        "# These variables override the inventory. You can also copy them into it.",
         "---",
-        "# Where the bundle lies on the controller, and where hosts reach it: any web server, or file:// where each has a copy.",
+        "# The bundle's path on the controller, and its address for hosts: a web server, or file:// if each host has a copy.",
         _line("gpu_bundle_path", path),
         _line("gpu_bundle_url", url or "http://CHANGE-ME.example.org/bundle"),
         "",
@@ -95,19 +99,19 @@ def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: st
     if len(runfiles) == 1:
         lines.append(_line("nvidia_driver_runfile", "{{ gpu_bundle_path }}/%s" % runfiles[0].path))
     elif runfiles:
-        lines += ["# nvidia_driver_runfile differs by host: see %s." % MANIFEST]
+        lines += ["# nvidia_driver_runfile differs between hosts, see %s." % MANIFEST]
     toolkit = _named(items, "container toolkit")
     if toolkit and len({tuple(sorted(item.hosts)) for item in toolkit}) == 1:
         files = [{"path": "{{ gpu_bundle_path }}/%s" % item.path, "sha256": item.sha256} for item in toolkit]
         lines.append(_line("container_toolkit_files", files))
     elif toolkit:
-        lines += ["# container_toolkit_files differs by host: see %s." % MANIFEST]
+        lines += ["# container_toolkit_files differs between hosts, see %s." % MANIFEST]
     for what, variable in KUBERNETES.items():
         named = _named(items, what)
         if len(named) == 1:
             lines.append(_line(variable, "{{ gpu_bundle_path }}/%s" % named[0].path))
         elif named:
-            lines.append("# %s differs by host: see %s." % (variable, MANIFEST))
+            lines.append("# %s differs between hosts, see %s." % (variable, MANIFEST))
     if nvml:
         lines += [
             _line("gpu_layout_nvml_source", "wheel"),
@@ -128,40 +132,40 @@ def _line(name: str, value: Any) -> str:
 def readme(items: Iterable[Item], mirrors: Iterable[Mirror], elsewhere: int, python: Mapping[str, Any]) -> str:
     items = list(items)
     lines = [
-        "# What an air-gapped site needs for its GPU hosts",
+        "# Bundle for the GPU hosts of an air-gapped site",
         "",
-        "Made by the playbook openfleet.gpu.bundle: %d files, %s. `%s` says of each where it is from and which hosts it is for."
+        "Made by the playbook openfleet.gpu.bundle: %d files, %s. `%s` lists the origin of each file and the hosts that need it."
         % (len(items), readable(sum(item.size for item in items)), MANIFEST),
         "",
-        "1. Bring this folder to the other side, and see that it arrived whole: `sha256sum --check --quiet %s`" % SUMS,
+        "1. Copy this folder to the air-gapped side, and verify it: `sha256sum --check --quiet %s`" % SUMS,
     ]
     if "controller" in python:
         lines.append(
-            "2. The controller (%s): `pip install --require-hashes --only-binary=:all: --no-index --find-links python "
+            "2. Set up the controller (%s): `pip install --require-hashes --only-binary=:all: --no-index --find-links python "
             "--requirement python/requirements.txt`" % python["controller"]["for"]
         )
     else:
-        lines.append("2. The controller needs ansible-core and nvidia-ml-py, which are not in here.")
+        lines.append("2. Install ansible-core and nvidia-ml-py on the controller. They are not in the bundle.")
     archive = _named(items, "the collection")
     if archive:
-        lines.append("3. The collection: `ansible-galaxy collection install --offline %s`" % archive[0].path)
+        lines.append("3. Install the collection: `ansible-galaxy collection install --offline %s`" % archive[0].path)
     else:
-        lines.append("3. The collection is not in here.")
+        lines.append("3. Install the collection. It is not in the bundle.")
     lines += [
-        "4. Serve this folder where hosts reach it, by any web server (`python3 -m http.server --directory . 8080` for a try).",
-        "5. Write into `%s` where it is." % VARIABLES,
-        "6. `ansible-playbook -i inventory -e @%s openfleet.gpu.site --check --diff`" % VARIABLES,
+        "4. Serve this folder to the hosts with any web server. For a test: `python3 -m http.server --directory . 8080`",
+        "5. Set its path and address in `%s`." % VARIABLES,
+        "6. Run `ansible-playbook -i inventory -e @%s openfleet.gpu.site --check --diff`" % VARIABLES,
         "",
-        "The repositories keep the signatures of those whom they are from, and hosts verify them: leave the fingerprints in your",
-        "inventory as they are. Their indexes name more packages than are in here.",
+        "The repositories keep their vendors' signatures, and hosts verify them.",
+        "Do not change the fingerprints in your inventory. The indexes list more packages than the bundle has.",
     ]
     if elsewhere:
         lines += [
             "",
-            "Hosts take %d more things from their own distribution, or from its mirror: `needed_from_the_distribution` in `%s`."
+            "Hosts need %d more packages from their distribution or its mirror: see `needed_from_the_distribution` in `%s`."
             % (elsewhere, MANIFEST),
         ]
     ending = ["- %s until %s" % (m.source.folder, m.valid_until) for m in mirrors if m.valid_until]
     if ending:
-        lines += ["", "These indexes are valid for a time only; make the bundle again before:", "", *ending]
+        lines += ["", "These indexes expire. Make the bundle again before:", "", *ending]
     return "\n".join(lines) + "\n"

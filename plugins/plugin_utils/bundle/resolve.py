@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which packages of a repository it takes: those asked for, with what they depend on inside of it. Pure.
+"""Choose packages of a repository: the requested ones and their dependencies in it. Pure.
 
-What nothing in the repository provides is the distribution's. Where a repository could provide something that the distribution
-may have too, it is taken along: which one a host takes is its package manager's choice, and both are there then.
+Dependencies that the repository does not provide come from the distribution. If both may provide one, it is mirrored too, and
+the host's package manager chooses.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .model import Ask, BundleError, Candidate, Relation
 
 
 class Index(ABC):
-    """What a repository has; apt.py and rpm.py make one."""
+    """The packages of a repository. apt.py and rpm.py implement it."""
 
-    #: Whether hosts take the driver's parts in its version wherever they may choose.
+    #: Whether hosts pin the driver's packages to its version.
     pins: bool
 
     def __init__(self) -> None:
@@ -45,15 +45,21 @@ class Index(ABC):
 
     @abstractmethod
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Return groups of alternatives, one of each of which must be there."""
+        """Return the requirements of a package: groups of alternatives, any of which is enough."""
 
     @abstractmethod
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Return a number below, at or above 0. Not `exact`: a part that one of them leaves out does not count."""
+        """Return a number below, equal to or above 0.
+
+        Unless `exact`, a part that one version lacks is ignored.
+        """
 
 
 def choose(ask: Ask, index: Index) -> str:
-    """The version to take: exact for the toolkit's packages, the driver's own number for the driver's. Raises BundleError."""
+    """Return the version to mirror: the package's for the toolkit, the upstream number for the driver.
+
+    Raises BundleError if no version matches.
+    """
     offered = [candidate.version for candidate in index.named(ask.locked[0])]
     if ask.role == "nvidia_driver":
         offered = [version for version in map(driver_rules.upstream, offered) if version]
@@ -61,21 +67,24 @@ def choose(ask: Ask, index: Index) -> str:
         order: Callable[[str], Any] = driver_rules.order
     else:
         for name in ask.locked[1:]:
-            offered = [version for version in offered if version in {found.version for found in index.named(name)}]
+            offered = [version for version in offered if version in {other.version for other in index.named(name)}]
         fitting = [version for version in offered if toolkit_rules.is_version(version, ask.version)]
         order = toolkit_rules.numbers
     if not fitting:
-        there = sorted(set(offered), key=order, reverse=True)
+        available = sorted(set(offered), key=order, reverse=True)
         raise BundleError(
             ask.role + "_version",
-            "%s is not to be had as %s for %s" % (ask.version, ask.locked[0], ask.platform),
-            "There is: %s." % (", ".join(there[:8]) or "none"),
+            "the repository has no %s of version %s for %s" % (ask.locked[0], ask.version, ask.platform),
+            "Available: %s." % (", ".join(available[:8]) or "none"),
         )
     return max(fitting, key=order)
 
 
 def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
-    """Packages to take, and what must come from elsewhere, in words. Raises BundleError."""
+    """Return the packages to mirror, and the requirements that the repository does not meet.
+
+    Raises BundleError if a requested package or version is missing.
+    """
     search = _Search(ask, index)
     for name in ask.locked:
         search.take_locked(name)
@@ -87,7 +96,7 @@ def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
 
 
 class _Search:
-    """Packages taken so far, those whose requirements are still to be followed, and what must come from elsewhere."""
+    """The packages taken, the queue of those with unread requirements, and requirements that are not met."""
 
     def __init__(self, ask: Ask, index: Index) -> None:
         self.ask, self.index, self.chosen = ask, index, choose(ask, index)
@@ -97,27 +106,30 @@ class _Search:
         self.queue: list[Candidate] = []
 
     def take_locked(self, name: str) -> None:
-        """Take a package of the chosen version. Raises BundleError where there is none."""
-        found = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
-        if not found:
+        """Take a package of the chosen version.
+
+        Raises BundleError if the repository has none.
+        """
+        chosen = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
+        if not chosen:
             raise BundleError(
                 name,
-                "the repository has no %s, which belongs to the %s and must be of its version"
+                "the repository does not have it in version %s, which the %s needs"
                 % (self.chosen, self.ask.role.replace("_", " ")),
-                "Ask for another version: there is %s."
+                "Choose another version. Available: %s."
                 % (", ".join(candidate.version for candidate in self.index.named(name)) or "none"),
             )
-        self._take(found)
+        self._take(chosen)
 
     def take_free(self, name: str) -> None:
-        """Take a package of any version, if there is one."""
-        found = self._best(self.index.named(name))
-        self._take(found)
-        if not found:
+        """Take a package of any version, or note that the distribution must provide it."""
+        chosen = self._best(self.index.named(name))
+        self._take(chosen)
+        if not chosen:
             self.elsewhere[name] = None
 
     def follow(self) -> None:
-        """Take what the packages require, and what that requires."""
+        """Take the dependencies of the packages, recursively."""
         while self.queue:
             for group in self.index.requires(self.queue.pop()):
                 if not self._is_satisfied(group) and not any(map(self._take, map(self._providers, group))):
@@ -129,11 +141,13 @@ class _Search:
         )
 
     def _providers(self, relation: Relation) -> list[Candidate]:
-        """Return what satisfies a relation: packages of its name before others that provide it."""
+        """Return the packages that satisfy a relation, by their name or else by a name that they provide."""
         for candidates in (self.index.named, self.index.providers):
-            found = self._best(each for each in candidates(relation.name) if _satisfies(each, relation, self.index))
-            if found:
-                return found
+            best = self._best(
+                package for package in candidates(relation.name) if _satisfies(package, relation, self.index)
+            )
+            if best:
+                return best
         return []
 
     def _take(self, candidates: Sequence[Candidate]) -> bool:
@@ -150,8 +164,11 @@ class _Search:
         return candidate.version == self.chosen
 
     def _best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """As the role pins: a name of the driver's in the driver's version, whatever else there is. The newest else, and
-        both where there is no pin, since another dependency may decide between them."""
+        """Return the packages that a host could choose.
+
+        With pins this is the driver's version of a driver package, else the newest. Without pins it is both, because another
+        dependency may decide.
+        """
         ranked = sorted(candidates, key=self.newest, reverse=True)
         pinned = [
             candidate

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An RPM repository: its signed repomd.xml, and the packages of its index. Nothing is fetched here."""
+"""Read an RPM repository: its signed repomd.xml and the packages of its index.
+
+Fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ from .model import BundleError, Candidate, Relation
 from .resolve import Index
 
 REPOMD = "repodata/repomd.xml"
-#: What dnf reads of a repository, and cannot do without.
+#: Files of the index that dnf requires.
 NEEDED = ("primary", "filelists")
-#: The same once more for yum of RHEL 7.
+#: Suffix of copies for yum of RHEL 7.
 _DATABASE = "_db"
 _OPERATORS = {"EQ": "=", "LT": "<<", "LE": "<=", "GT": ">>", "GE": ">="}
-#: Words between the parts of a dependency in parentheses (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
+#: Operators of boolean dependencies (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
 _BOOLEAN = re.compile(r" (?:and|or|if|else|unless|with|without) ")
 _RELATION = re.compile(r"^(\S+)(?: (<=|>=|=|<|>) (\S+))?$")
 _SEGMENT = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
 
 def library() -> Any:
-    """createrepo_c, imported where it is needed. Raises BundleError."""
-    # The copy of librpm in it complains of settings that only a machine with RPM has, unless it is shown some.
+    """Import createrepo_c. Raises BundleError if it is not installed."""
+    # Its copy of librpm prints errors on machines without RPM's settings, so it gets empty ones.
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as folder:
         for name in ("rpmrc", "macros"):
             Path(folder, name).touch()
@@ -50,7 +53,7 @@ def library() -> Any:
 
 
 class Record(NamedTuple):
-    """A file that dnf may ask for: what it is, its path, the kind of its checksum, its checksum."""
+    """A file of the index: its type, its path, the kind of its checksum, its checksum."""
 
     what: str
     path: str
@@ -59,30 +62,31 @@ class Record(NamedTuple):
 
 
 def records(path: Path, where: str) -> list[Record]:
-    """Return the files that dnf may ask for. Raises BundleError."""
+    """Return the files of the index that dnf may request.
+
+    Raises BundleError if repomd.xml is not usable.
+    """
     cr = library()
     try:
-        found = [
+        files = [
             Record(record.type, record.location_href, record.checksum_type, record.checksum)
             for record in cr.Repomd(str(path)).records
             if not record.type.endswith(_DATABASE)
         ]
     except cr.CreaterepoCError as error:
-        raise BundleError(
-            where, "it is no index of an RPM repository: %s" % error, "See that the address is right."
-        ) from None
-    missing = set(NEEDED) - {record.what for record in found}
+        raise BundleError(where, "it is not the index of an RPM repository: %s" % error, "Check the address.") from None
+    missing = set(NEEDED) - {record.what for record in files}
     if missing:
         raise BundleError(
-            where, "it names no %s" % ", ".join(sorted(missing)), "It is no repository that dnf could use."
+            where, "it lists no %s, which dnf requires" % ", ".join(sorted(missing)), "Use another repository."
         )
-    return found
+    return files
 
 
 class RpmIndex(Index):
-    """The packages of one architecture, of a file primary.xml, compressed or not."""
+    """Index of the packages of one architecture from primary.xml, compressed or not."""
 
-    #: The roles ask dnf for exact versions, and pin nothing: what else comes is the newest that fits.
+    #: On RPM hosts the roles request exact versions and pin nothing, so dnf takes the newest of other packages.
     pins = False
 
     def __init__(self, primary: Path, machine: str, where: str) -> None:
@@ -110,14 +114,17 @@ class RpmIndex(Index):
         self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """What depends on conditions is taken as if they held: which of them do only a host can tell."""
+        """Return the requirements.
+
+        Conditional ones are included, because only a host can evaluate the condition.
+        """
         assert isinstance(candidate.raw, tuple)
         for relation in candidate.raw:
             if relation.name.startswith("rpmlib("):
                 continue
             if relation.name.startswith("("):
                 for part in conditional(relation.name):
-                    if any(True for _found in (*self.named(part.name), *self.providers(part.name))):
+                    if self.named(part.name) or self.providers(part.name):
                         yield (part,)
                 continue
             yield (relation,)
@@ -138,8 +145,8 @@ def _evr(epoch: str | None, version: str, release: str | None) -> str:
 
 
 def conditional(text: str) -> list[Relation]:
-    """The single dependencies of one in parentheses."""
-    found = []
+    """Return the dependencies that a boolean dependency combines."""
+    relations = []
     for part in _BOOLEAN.split(text):
         part = part.strip()
         while part.startswith("("):
@@ -149,15 +156,18 @@ def conditional(text: str) -> list[Relation]:
         match = _RELATION.match(part)
         if match:
             operator = {"<": "<<", ">": ">>"}.get(match[2] or "", match[2] or "")
-            found.append(Relation(match[1], operator, match[3] or ""))
-    return found
+            relations.append(Relation(match[1], operator, match[3] or ""))
+    return relations
 
 
 # -- Versions (rpm-version(7)) -----------------------------------------------------------------------------------------
 
 
 def compare(one: str, other: str, exact: bool = True) -> int:
-    """Of [epoch:]version[-release]. A dependency that names no release is content with any."""
+    """Compare two of [epoch:]version[-release].
+
+    Unless `exact`, a missing release matches any.
+    """
     (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
     order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)
     if order or (not exact and not (release and release2)):
@@ -172,8 +182,10 @@ def _split(text: str) -> tuple[int, str, str]:
 
 
 def _compare(one: str, other: str) -> int:
-    """Numbers and words in turn, whatever separates them: ~ is before everything, even the end, ^ only after the end, and a
-    number is after a word."""
+    """Compare segments of digits and letters one by one, ignoring separators.
+
+    ~ sorts before everything including the end, ^ directly after the end, and digits after letters.
+    """
     for mine, theirs in zip_longest(_SEGMENT.findall(one), _SEGMENT.findall(other), fillvalue=""):
         if mine == theirs:
             continue

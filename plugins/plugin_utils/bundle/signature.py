@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Signatures, as the hosts' package managers verify them: by gpgv, with one key whose fingerprint is trusted, and nothing else.
+"""Verify signatures like the hosts' package managers: with gpgv and one key with a trusted fingerprint.
 
-gpgv knows no web of trust and no keyring but the one it is given (gpgv(1)).
+gpgv uses no web of trust and only the given keyring (gpgv(1)).
 """
 
 from __future__ import annotations
@@ -16,34 +16,44 @@ from ...module_utils import command
 from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprints
 from .model import BundleError, Source
 
-#: What gpgv says of a signature first (doc/DETAILS of GnuPG), before the VALIDSIG of one that holds.
+#: First status line of a signature (doc/DETAILS of GnuPG). VALIDSIG follows if it is valid.
 _VERDICTS = ("GOODSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "BADSIG", "ERRSIG")
 
 
 def check_key(content: bytes, source: Source, where: str) -> bytes:
-    """The key in the form gpgv reads, once all of it is trusted. Raises BundleError."""
+    """Return the key in gpgv's format.
+
+    Raises BundleError unless all its fingerprints are trusted.
+    """
     try:
-        found = fingerprints(content)
+        actual = fingerprints(content)
     except KeyFormatError as error:
-        raise BundleError(where, "this is no key: %s" % error, "See %s_repository_key_url." % source.role) from None
-    if not set(found) <= set(source.fingerprints):
+        raise BundleError(
+            where, "this is not a key: %s" % error, "Check %s_repository_key_url." % source.role
+        ) from None
+    if not set(actual) <= set(source.fingerprints):
         raise BundleError(
             where,
-            "the key has the fingerprint %s, and %s is to be trusted"
-            % (", ".join(found), ", ".join(source.fingerprints)),
-            "If NVIDIA has a new key, set %s_repository_fingerprints; else the connection is intercepted. Nothing of it was kept."
-            % source.role,
+            "the key has the fingerprint %s, but trusted is %s" % (", ".join(actual), ", ".join(source.fingerprints)),
+            "If NVIDIA has a new key, set %s_repository_fingerprints. If not, the connection is intercepted. "
+            "The key was not kept." % source.role,
         )
     return binary(content)
 
 
 def clearsigned(content: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    """What was signed of a file that holds text and signature. Raises BundleError."""
+    """Return the signed text of a clear-signed file.
+
+    Raises BundleError if the signature is not valid and trusted.
+    """
     return _verify({"signed": content}, key, trusted, where)
 
 
 def detached(content: bytes, signature: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    """The content, once the signature beside it holds. Raises BundleError."""
+    """Return the content.
+
+    Raises BundleError if its detached signature is not valid and trusted.
+    """
     _verify({"signature": signature, "content": content}, key, trusted, where)
     return content
 
@@ -51,38 +61,41 @@ def detached(content: bytes, signature: bytes, key: bytes, trusted: Sequence[str
 def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: str) -> bytes:
     program = command.program("gpgv") or command.program("gpgv2")
     if not program:
-        raise BundleError("this controller", "it has no gpgv, which verifies signatures", "apt-get install gpgv")
+        raise BundleError("this controller", "gpgv is missing, which verifies signatures", "apt-get install gpgv")
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         folder = Path(name)
         (folder / "key.gpg").write_bytes(key)
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        # apt refuses SHA-1 too. gpgv gives out what was signed, which for a clear-signed text is not the whole file.
+        # apt refuses SHA-1 too. gpgv prints the signed text, which is not all of a clear-signed file.
         options = ["--homedir", name, "--keyring", str(folder / "key.gpg"), "--status-fd", "1", "--weak-digest", "SHA1"]
         output = ["--output", str(folder / "text")] if len(files) == 1 else []
         done = command.run_to_end([program, *options, *output, *(str(folder / file) for file in files)])
         problem = judge(done.stdout, trusted)
         if problem:
             raise BundleError(
-                where, problem, "Hosts refuse it too. Take a mirror that keeps the signature; nothing of it was kept."
+                where, problem, "Hosts would refuse it too, and it was not kept. Use a mirror that keeps the signature."
             )
         return (folder / "text").read_bytes() if output else b""
 
 
 def judge(status: str, trusted: Sequence[str]) -> str:
-    """Empty where a trusted key has signed and no signature is wrong; one of a key that is not known is none at all."""
-    verdict, good, others = "", False, []
+    """Return the problem of a signature by gpgv's status lines, empty if it is valid and trusted.
+
+    Signatures of unknown keys are ignored.
+    """
+    verdict, good, verdicts = "", False, []
     for line in status.splitlines():
         words = line.split()[1:]
         if not words:
             continue
         if words[0] in _VERDICTS:
             verdict = words[0]
-            others.append("%s %s" % (verdict, words[1] if len(words) > 1 else ""))
+            verdicts.append("%s %s" % (verdict, words[1] if len(words) > 1 else ""))
         if words[0] == "VALIDSIG" and verdict == "GOODSIG" and words[-1] in trusted:
             good = True
-    if any(found.startswith("BADSIG") for found in others):
-        return "the signature is wrong: it has been changed since it was signed"
+    if any(line.startswith("BADSIG") for line in verdicts):
+        return "the signature is wrong: the content was changed after signing"
     if good:
         return ""
-    return "it is not signed by a key to be trusted (%s)" % ("; ".join(others).strip() or "there is no signature")
+    return "it is not signed by a trusted key (%s)" % ("; ".join(verdicts).strip() or "no signature")

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the hosts of an inventory want, by the rules of the roles themselves.
+"""Determine what the hosts of an inventory need, by the roles' own rules.
 
-Nothing is written or fetched here, and nothing is read but the hashes that the collection ships.
+Writes and fetches nothing, and reads only the hashes that the collection ships.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...module_utils.toolkit import rules as toolkit_rules
 from .. import nvml_source
 from .model import Ask, BundleError, Platform, Source, Wants
 
-#: What is read of each host; defaults are the roles' own.
+#: Variables that are read of each host, with the roles' defaults.
 VARIABLES = (
     "nvidia_driver_version",
     "nvidia_driver_state",
@@ -52,18 +52,18 @@ VARIABLES = (
     "gpu_kubernetes_plugin_chart",
     "gpu_kubernetes_plugin_sha256",
 )
-#: The same, without a role: docs/air-gapped.md.
+#: Variables of the bundle itself. docs/air-gapped.md.
 OWN_VARIABLES = ("gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
 
 PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
-#: What a file of Kubernetes is, with the variable that names it.
+#: Variables that name files for Kubernetes, by the description of the file.
 KUBERNETES = {
     "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
     "chart of the device plugin": "gpu_kubernetes_plugin_chart",
 }
-#: What stands for the release of a host's kernel, which only the host knows.
+#: Placeholder for the release of a host's kernel, which only the host knows.
 KERNEL = "KERNEL"
-#: Device ids that stand for GPUs before Turing, and from it on (module_utils/driver/rules.py).
+#: Sample device ids of a GPU before Turing, and of a newer one (module_utils/driver/rules.py).
 _OLD, _NEW = "1db6", "2330"
 _PLATFORM_KEYS = ("distribution", "architecture", "nvswitch", "nvlink_bridges", "before_turing")
 _EXAMPLE = "[{distribution: debian-12, architecture: x86_64, nvswitch: false}]"
@@ -75,7 +75,12 @@ def collect(
     parts: Iterable[str] = PARTS,
     shipped: nvml_source.Shipped | None = None,
 ) -> Wants:
-    """`hosts` are the roles' variables by host, defaults included. Raises BundleError."""
+    """Return what the hosts need.
+
+    `hosts` are the roles' variables by host, including defaults.
+
+    Raises BundleError if variables are missing or contradict each other.
+    """
     shipped = shipped or nvml_source.shipped()
     wants = Wants()
     parts = set(parts)
@@ -98,10 +103,10 @@ def collect(
 
 
 def _versions(values: Mapping[str, Any], role: str) -> list[str]:
-    """The version asked for, and those to have besides; none where the role does nothing."""
-    asked = str(values[role + "_version"])
-    others = [str(version) for version in values.get("gpu_bundle_%s_versions" % role) or []]
-    return list(dict.fromkeys([asked, *others])) if asked else []
+    """Return the version of the role and the additional ones, none if the role is not used."""
+    version = str(values[role + "_version"])
+    additional = [str(text) for text in values.get("gpu_bundle_%s_versions" % role) or []]
+    return list(dict.fromkeys([version, *additional])) if version else []
 
 
 def platforms(host: str, values: Mapping[str, Any], catalogue: Mapping[str, Any]) -> list[Platform]:
@@ -109,32 +114,34 @@ def platforms(host: str, values: Mapping[str, Any], catalogue: Mapping[str, Any]
     if not given:
         raise BundleError(
             host,
-            "which distribution it has is not known here, where no host is reached",
-            "Set gpu_bundle_platforms for it, as %s." % _EXAMPLE,
+            "its distribution is unknown, because making a bundle contacts no hosts",
+            "Set gpu_bundle_platforms for it, e.g. %s." % _EXAMPLE,
         )
     if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-        raise BundleError("%s: gpu_bundle_platforms" % host, "it is no list of platforms", "Write %s." % _EXAMPLE)
-    found = []
+        raise BundleError(
+            "%s: gpu_bundle_platforms" % host, "it is not a list of platforms", "Write e.g. %s." % _EXAMPLE
+        )
+    platform_list = []
     for number, entry in enumerate(given):
         where = "%s: gpu_bundle_platforms[%d]" % (host, number)
         unknown = sorted(set(entry) - set(_PLATFORM_KEYS))
         if unknown:
-            raise BundleError(where, "unknown key %s" % unknown[0], "There are: %s." % ", ".join(_PLATFORM_KEYS))
+            raise BundleError(where, "unknown key %s" % unknown[0], "Use one of: %s." % ", ".join(_PLATFORM_KEYS))
         if entry.get("distribution") not in catalogue:
             raise BundleError(
                 where + ".distribution",
-                "%r is not known" % entry.get("distribution"),
-                "There are: %s." % ", ".join(sorted(catalogue)),
+                "%r is not supported" % entry.get("distribution"),
+                "Use one of: %s." % ", ".join(sorted(catalogue)),
             )
         known = catalogue[entry["distribution"]]["repository"]["architectures"]
         if entry.get("architecture", "x86_64") not in known:
             raise BundleError(
                 where + ".architecture",
-                "%r is not known" % entry["architecture"],
-                "There are, as `uname -m` says: %s." % ", ".join(sorted(known)),
+                "%r is not supported" % entry["architecture"],
+                "Use one of these names of `uname -m`: %s." % ", ".join(sorted(known)),
             )
-        found.append(Platform(**entry))
-    return found
+        platform_list.append(Platform(**entry))
+    return platform_list
 
 
 # -- The driver --------------------------------------------------------------------------------------------------------
@@ -147,7 +154,11 @@ def _driver(
     if origin == "runfile":
         path = values["nvidia_driver_runfile"]
         if not path:
-            raise BundleError(host, "nvidia_driver_source is runfile, and nvidia_driver_runfile is empty", "Name it.")
+            raise BundleError(
+                host,
+                "nvidia_driver_source is runfile, but nvidia_driver_runfile is empty",
+                "Set nvidia_driver_runfile to the path of NVIDIA's installer.",
+            )
         entry = (path, _sums(values["nvidia_driver_runfile_sha256"]), "NVIDIA's installer")
         wants.files.setdefault(entry, set()).add(host)
         return
@@ -167,7 +178,10 @@ def _driver(
 
 
 def driver_ask(values: Mapping[str, Any], version: str, platform: Platform, entry: Mapping[str, Any]) -> Ask:
-    """What the role would ask a package manager for on a bare host of this platform. Raises PlanError."""
+    """Return the packages that the role would install on a new host of this platform.
+
+    Raises PlanError if the driver does not support the platform.
+    """
     driver_rules.check_version(version)
     host = Host(
         platform.distribution,
@@ -218,12 +232,12 @@ def _driver_source(host: str, values: Mapping[str, Any], platform: Platform, ent
 
 
 def _fingerprints(host: str, variable: str, given: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(sorted(text.replace(" ", "").upper() for text in given))
-    if not found:
+    trusted = tuple(sorted(text.replace(" ", "").upper() for text in given))
+    if not trusted:
         raise BundleError(
-            "%s: %s" % (host, variable), "there is no fingerprint to trust", "Look it up at NVIDIA and set it."
+            "%s: %s" % (host, variable), "it has no trusted fingerprint", "Look up NVIDIA's fingerprint and set it."
         )
-    return found
+    return trusted
 
 
 # -- The container toolkit ---------------------------------------------------------------------------------------------
@@ -302,24 +316,24 @@ def _kubernetes(wants: Wants, host: str, values: Mapping[str, Any]) -> None:
 
 
 def _sums(sha256: Any) -> tuple[str, ...]:
-    """What a file's checksum may be; nothing where the inventory does not say."""
+    """Return the allowed checksums of a file, none if the inventory sets none."""
     return (str(sha256).lower(),) if sha256 else ()
 
 
 def _check_folders(wants: Wants) -> None:
-    """Each folder, and each key, is of one repository; what differs by group would overwrite each other."""
+    """Raise BundleError if two repositories would have the same folder or key in the bundle."""
     for attribute in ("folder", "key_path"):
         seen: dict[str, Source] = {}
         for source in wants.repositories:
             other = seen.setdefault(getattr(source, attribute), source)
             mine, theirs = [
-                (found.url if attribute == "folder" else "", found.key_url, found.key, found.fingerprints)
-                for found in (source, other)
+                (each.url if attribute == "folder" else "", each.key_url, each.key, each.fingerprints)
+                for each in (source, other)
             ]
             if mine != theirs:
                 raise BundleError(
                     getattr(source, attribute),
-                    "hosts want it from %s (key %s) and from %s (key %s)"
+                    "hosts need it from %s (key %s) and from %s (key %s)"
                     % (source.url, source.key_url or "given", other.url, other.key_url or "given"),
                     "Make one bundle for each, with --limit and another gpu_bundle_dir.",
                 )

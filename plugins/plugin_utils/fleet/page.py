@@ -22,7 +22,9 @@ _SLICES = re.compile(r"([1-7])g\.")
 
 
 def to_text(report: Mapping[str, Any], planned: bool = False, made_at: str = "") -> str:
-    """Return the page for a result of the filter fleet_report. `made_at` is the date that the page shows.
+    """Return the page for a result of the filter fleet_report.
+
+    `made_at` is the date that the page shows.
 
     Raises ValueError if a number is not a number.
     """

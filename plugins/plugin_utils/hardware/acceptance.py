@@ -34,7 +34,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of one rule. `gpu` is an index, or None for the host; `cure` is the remedy for a failure."""
+    """Verdict of one rule.
+
+    `gpu` is an index, or None for the host; `cure` is the remedy for a failure.
+    """
 
     rule: str
     gpu: int | None

@@ -52,7 +52,10 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
 
 
 def _check_form(reading: Any) -> None:
-    """Check the names of GPUs and calls. Raises TypeError. Other values are checked where they are used."""
+    """Check the names of GPUs and calls.
+
+    Raises TypeError. Other values are checked where they are used.
+    """
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
         raise TypeError("more GPUs than a host has")
@@ -71,7 +74,10 @@ def _check_form(reading: Any) -> None:
 
 
 def write_report(host: str, directory: str, files: Mapping[str, str]) -> list[str]:
-    """Write the report's files and return their paths. Raises FleetError for an invalid host name, or OSError."""
+    """Write the report's files and return their paths.
+
+    Raises FleetError for an invalid host name, or OSError.
+    """
     if "/" in host or "\0" in host or host.startswith("."):
         raise FleetError(host, "its name is not a valid directory name", "Rename the host in the inventory.")
     folder = Path(directory).expanduser().absolute() / host

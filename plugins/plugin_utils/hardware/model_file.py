@@ -63,7 +63,10 @@ class ModelFile:
         )
 
     def line(self, path: str) -> int:
-        """Return the line of a field, from 1. For a missing profile, that of the list of profiles."""
+        """Return the line of a field, from 1.
+
+        For a missing profile, that of the list of profiles.
+        """
         if not path.startswith("profiles."):
             return self._top(path.partition(".")[0])
         name, _dot, field = path[len("profiles.") :].rpartition(".")

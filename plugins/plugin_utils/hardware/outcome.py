@@ -14,7 +14,10 @@ OUTCOMES = (HELD, DIFFERS, NOT_RUN)
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `gpu`: index, or None for the host; `where`: file and line to change; `reason`: why it was not run."""
+    """One check.
+
+    `gpu`: index, or None for the host; `where`: file and line to change; `reason`: why it was not run.
+    """
 
     area: str
     gpu: int | None

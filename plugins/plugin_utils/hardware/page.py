@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render the report as one HTML page without scripts. All values from hosts are escaped."""
+"""Render the report as one HTML page without scripts.
+
+All values from hosts are escaped.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def make(
     limits: Limits | None = None,
     more: Sequence[Check] = (),
 ) -> dict[str, Any]:
-    """Return the report. `host` is a display name; `identify` keeps serial numbers and UUIDs.
+    """Return the report.
+
+    `host` is a display name; `identify` keeps serial numbers and UUIDs.
 
     With `limits` it includes the acceptance of the host. `more` are additional checks.
     """

@@ -59,7 +59,10 @@ def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: 
 def _compared(
     gpu: int | None, calls: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]], links_off: str
 ) -> Iterator[Check]:
-    """Compare call by call. `links_off` is why NVLinks, which a simulated GPU has, cannot be read."""
+    """Compare call by call.
+
+    `links_off` is why NVLinks, which a simulated GPU has, cannot be read.
+    """
     simulated_answers = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
     by_call: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     unfilled: dict[str, int] = defaultdict(int)

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the current and the longest earlier quiet time of a holder. Pure. Times are in seconds since the epoch, increasing.
+"""Find the current and the longest earlier quiet time of a holder.
+
+Pure. Times are in seconds since the epoch, increasing.
 
 Gaps between samples prove nothing. They never extend the current quiet time. A gap between two quiet times joins them:
 a host that is off on Saturdays is quiet for the whole weekend.
@@ -52,7 +54,10 @@ class Rhythm:
         self._since = max(end, self._since)
 
     def quiet_seconds(self, now: float) -> float:
-        """Return the quiet time up to now in seconds, as far back as there are samples. 0 if it works."""
+        """Return the quiet time up to now in seconds, as far back as there are samples.
+
+        0 if it works.
+        """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0
         for start, end in reversed(parts):

@@ -15,7 +15,10 @@ from typing import Collection
 
 @dataclass(frozen=True)
 class Signal:
-    """A sign of work. `name` is for reports. `series` is empty if hosts report it. One measured signal per `group` is enough."""
+    """A sign of work.
+
+    `name` is for reports. `series` is empty if hosts report it. One measured signal per `group` is enough.
+    """
 
     name: str
     series: str
@@ -45,6 +48,9 @@ GROUPS = tuple(dict.fromkeys(signal.group for signal in SIGNALS))
 
 
 def missing_groups(known: Collection[str]) -> tuple[str, ...]:
-    """Return the groups without a measured signal. `known` has names of measured signals."""
+    """Return the groups without a measured signal.
+
+    `known` has names of measured signals.
+    """
     measured = {signal.group for signal in SIGNALS if signal.name in known}
     return tuple(group for group in GROUPS if group not in measured)

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a `gpu_layout` to the Kubernetes resources of a node. Pure: no I/O. See docs/kubernetes-mapping.md.
+"""Map a `gpu_layout` to the Kubernetes resources of a node.
+
+Pure: no I/O. See docs/kubernetes-mapping.md.
 
 model          desired GPUs of a node, and the result of a mapping
 node           find the entry of each GPU

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare a cluster's node with the node's mapping, for NVIDIA's device plugin. Pure.
+"""Compare a cluster's node with the node's mapping, for NVIDIA's device plugin.
+
+Pure.
 
 Objects of the cluster are untrusted: values that do not have the API's form count as absent.
 """
@@ -117,7 +119,10 @@ def changes(mapping: Mapping[str, Any], node: Any, config_map: Any, place: Place
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Return the plugin's configuration file as JSON, which is YAML. Equal configurations give equal texts."""
+    """Return the plugin's configuration file as JSON, which is YAML.
+
+    Equal configurations give equal texts.
+    """
     return json.dumps(config, sort_keys=True, indent=2) + "\n"
 
 

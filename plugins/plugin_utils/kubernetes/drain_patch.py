@@ -34,7 +34,10 @@ class NodePatch:
 
 
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
-    """Return the patch that cordons a node and sets its labels to `labels`. Labels that it lacks are skipped."""
+    """Return the patch that cordons a node and sets its labels to `labels`.
+
+    Labels that it lacks are skipped.
+    """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
     if not _is_cordoned(node):

@@ -24,7 +24,10 @@ WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
 
 @dataclass(frozen=True)
 class NodeInstance:
-    """A GPU instance of a node. `compute_slices` lists the parts of a split, and is empty for an unsplit instance."""
+    """A GPU instance of a node.
+
+    `compute_slices` lists the parts of a split, and is empty for an unsplit instance.
+    """
 
     profile: str
     compute_slices: tuple[int, ...] = ()
@@ -54,13 +57,16 @@ class NodeGpu:
 
     @property
     def has_uuid(self) -> bool:
-        """Whether the UUID is known. Expected GPUs without a driver have none."""
+        """Return whether the UUID is known. Expected GPUs without a driver have none."""
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A problem that a backend cannot express. `backends` can express it, and may be empty."""
+    """A problem that a backend cannot express.
+
+    `backends` can express it, and may be empty.
+    """
 
     where: str
     problem: str
@@ -82,7 +88,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """GPUs that the backend does not offer, with the reason. The layout still applies outside Kubernetes."""
+    """GPUs that the backend does not offer, with the reason.
+
+    The layout still applies outside Kubernetes.
+    """
 
     where: str
     gpus: tuple[int, ...]
@@ -111,7 +120,9 @@ class Request:
 
 @dataclass(frozen=True)
 class NodeMapping:
-    """The Kubernetes resources of a node. With a refusal everything else is empty: layouts are not published in part.
+    """The Kubernetes resources of a node.
+
+    With a refusal everything else is empty: layouts are not published in part.
 
     resources  numbers by resource name, or for the DRA driver devices by class and profile
     config     configuration of the backend's plugin for this node
@@ -139,7 +150,10 @@ def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refus
 
 
 def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
-    """Return the GPUs grouped by entry, in order. Each GPU without an entry is its own group."""
+    """Return the GPUs grouped by entry, in order.
+
+    Each GPU without an entry is its own group.
+    """
     groups: dict[str, list[NodeGpu]] = {}
     for each in node_gpus:
         groups.setdefault(each.where, []).append(each)

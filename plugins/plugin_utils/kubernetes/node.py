@@ -37,7 +37,10 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
 
 
 def _current_instances(gpu: Gpu) -> tuple[NodeInstance, ...]:
-    """Return the current instances. An instance without a compute instance is not a device."""
+    """Return the current instances.
+
+    An instance without a compute instance is not a device.
+    """
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     instances = []
     for instance in gpu.mig.instances:

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect NVIDIA's GPU operator on a node, and states of it that block a change. Pure.
+"""Detect NVIDIA's GPU operator on a node, and states of it that block a change.
+
+Pure.
 
 https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. The operator labels each node with the
 components that it deploys, and keeps labels that have a value. mig-manager pauses other components with these labels while it

@@ -36,8 +36,8 @@ def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tu
 
 def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list[Standing]:
     """Return the new content of a GPU."""
-    pattern, found = settled(case, key, parts)
-    if found is None:
+    pattern, placed = settled(case, key, parts)
+    if placed is None:
         raise AssertionError("%s cannot hold %s" % (case.gpus[key].label, ", ".join(map(str, pattern))))
     today = case.on.get(key, ())
     stay = {part.workload for part in parts if part.stays}
@@ -46,13 +46,13 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
         if not part.stays:
             come.setdefault(part.shape, []).append(part.workload)
     made = []
-    for shape, start, serves in zip(pattern, found.starts, found.serves):
+    for shape, start, serves in zip(pattern, placed.starts, placed.serves):
         owner = today[serves].workload if serves is not None else None
         name = owner if owner in stay else come[shape].pop()
         # Quotas belong to a tenant and are recreated for another one. Instances can be reused.
         new = serves is None if shape.kind == "mig" else owner != name
         made.append(Standing(*key, shape, start, name, new))
-    made += [Standing(*key, today[n].shape, today[n].start) for n in found.spare]
+    made += [Standing(*key, today[n].shape, today[n].start) for n in placed.spare]
     return sorted(made, key=lambda s: (s.start or 0, s.workload or ""))
 
 
@@ -61,8 +61,8 @@ def answer(
 ) -> Packing:
     """Return the result for these layouts, with its counts."""
     keys = [gpu.key for gpu in case.problem.gpus if gpu.key in layouts]
-    standing = tuple(each for key in keys for each in layouts[key])
-    placed = {each.workload for each in standing if each.workload}
+    standing = tuple(part for key in keys for part in layouts[key])
+    placed = {part.workload for part in standing if part.workload}
     unplaced = {w.name: case.why_not(w) for w in case.problem.workloads if w.name not in placed}
     placed_parts = {(s.key, s.shape, s.start, s.workload) for s in standing}
     moved = tuple(
@@ -89,11 +89,14 @@ def answer(
 def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> int:
     """Return the share of a GPU that its workloads use, in thousandths."""
     geometry = case.geometry(case.gpus[key])
-    return sum(geometry.load(each.shape) for each in standing if each.workload)
+    return sum(geometry.load(part.shape) for part in standing if part.workload)
 
 
 def squared(load: int) -> int:
-    """Return the square of a load in percent. The sum over the fleet is smallest for even loads."""
+    """Return the square of a load in percent.
+
+    The sum over the fleet is smallest for even loads.
+    """
     return (load // 10) ** 2
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A problem, checked, and sorted into what both ways to solve it need. Pure."""
+"""A checked problem, prepared for both solvers. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .model import (
 class Case:
     """A checked problem.
 
-    `home`: where a workload stands today and can go on standing, one Standing for each of its GPUs. `on`: what stands on each
-    GPU today. `domains`: the GPUs of each domain, by what GPUs are kept within. Raises PackingError.
+    `home`: the current place of each workload that can stay, one Standing for each of its GPUs. `on`: the current content of
+    each GPU. `domains`: GPUs by kind of domain and domain. Raises PackingError if the problem is contradictory.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -48,8 +48,8 @@ class Case:
         for standing in problem.today:
             self._check_standing(standing)
             self.on[standing.key].append(standing)
-        for key, found in self.on.items():
-            self._check_gpu(self.gpus[key], found)
+        for key, content in self.on.items():
+            self._check_gpu(self.gpus[key], content)
         self.home = self._homes()
         self.domains: dict[str, dict[tuple, list[FleetGpu]]] = {within: defaultdict(list) for within in DOMAINS}
         for gpu in problem.gpus:
@@ -73,14 +73,14 @@ class Case:
         return workload.hosts is None or gpu.host in workload.hosts
 
     def at_home(self, workload: str, key: tuple[str, int]) -> Standing | None:
-        """Where the workload stands on this GPU today and can go on standing."""
+        """Return the current place of the workload on this GPU, None if it has none there or cannot stay."""
         return next((s for s in self.home.get(workload, ()) if s.key == key), None)
 
     def cost(self, gpu: FleetGpu) -> int:
         return gpu.cost if self.rules.aim == "cost" else 0
 
     def why_not(self, workload: Workload) -> str:
-        """Why a workload that was left out could not be placed, and what to do about it."""
+        """Return why a workload was not placed, and the fix."""
         like = dataclasses.replace(workload, name="", weight=None)
         if like not in self._why_not:
             self._why_not[like] = self._reason(like)
@@ -88,21 +88,21 @@ class Case:
 
     def _reason(self, workload: Workload) -> str:
         wanted = " or ".join(map(str, workload.options))
-        able = [g for g in self.problem.gpus if any(self.geometry(g).knows(option) for option in workload.options)]
+        able = [g for g in self.problem.gpus if any(self.geometry(g).can_hold(option) for option in workload.options)]
         if not able:
-            return "no GPU of the fleet can hold %s; it has %s. Choose another shape for it." % (
+            return "no GPU of the fleet (%s) can hold %s. Choose another shape." % (
+                ", ".join(self.models()) or "empty",
                 wanted,
-                ", ".join(self.models()) or "no GPUs",
             )
         here = [gpu for gpu in able if self.allowed(workload, gpu)]
         if not here:
-            return "none of the hosts that it may stand on (%s) has a GPU that can hold %s. Allow it another host." % (
+            return "none of its allowed hosts (%s) has a GPU that can hold %s. Allow another host." % (
                 ", ".join(sorted(workload.hosts or ())),
                 wanted,
             )
         widest = max(Counter(gpu.domain(workload.within) for gpu in here).values())
         if widest < workload.gpus:
-            return "it asks for %d GPUs within one %s, and the most there are is %d. Ask for fewer, or within more." % (
+            return "it needs %d GPUs within one %s, which has at most %d. Reduce the GPUs, or widen `within`." % (
                 workload.gpus,
                 {"host": "host", "numa": "NUMA node", "link": "NVLink group"}[workload.within],
                 widest,
@@ -110,58 +110,58 @@ class Case:
         ties = [
             "%s %s" % (word, value) for word, value in (("near", workload.near), ("apart", workload.apart)) if value
         ]
-        return (
-            "there is no room left for %s on the %d GPUs that could hold it%s%s. Add GPUs, or lower what is asked%s."
-            % (
-                wanted,
-                len(here),
-                " (%s)" % " and ".join(ties) if ties else "",
-                "; %d GPUs are reserved" % sum(self.rules.reserve_gpus.values()) if self.rules.reserve_gpus else "",
-                ", or raise most_moved or most_destroyed"
-                if (self.rules.most_moved, self.rules.most_destroyed) != (None, None)
-                else "",
-            )
+        return "no room for %s is left on the %d GPUs that can hold it%s%s. Add GPUs, or reduce the demand%s." % (
+            wanted,
+            len(here),
+            " (%s)" % " and ".join(ties) if ties else "",
+            ", and %d GPUs are reserved" % sum(self.rules.reserve_gpus.values()) if self.rules.reserve_gpus else "",
+            ", or raise most_moved or most_destroyed"
+            if (self.rules.most_moved, self.rules.most_destroyed) != (None, None)
+            else "",
         )
 
     def _homes(self) -> dict[str, tuple[Standing, ...]]:
-        found: dict[str, list[Standing]] = defaultdict(list)
+        current: dict[str, list[Standing]] = defaultdict(list)
         for standing in self.problem.today:
             if standing.workload in self.workloads:
-                found[standing.workload].append(standing)
-        return {name: tuple(homes) for name, homes in found.items() if self._can_stay(self.workloads[name], homes)}
+                current[standing.workload].append(standing)
+        return {name: tuple(homes) for name, homes in current.items() if self._can_stay(self.workloads[name], homes)}
 
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
-        """Whether what it asks for is what it has. One that changed is created again wherever it stands: that is no move."""
+        """Return whether its current places meet its demand.
+
+        If not, it is recreated anyway, which is no move.
+        """
         gpus = [self.gpus[standing.key] for standing in homes]
         return (
             len(homes) == workload.gpus
             and len({standing.shape for standing in homes}) == 1
             and homes[0].shape in workload.options
             and len({gpu.domain(workload.within) for gpu in gpus}) == 1
-            and all(self.allowed(workload, gpu) and self.geometry(gpu).knows(homes[0].shape) for gpu in gpus)
+            and all(self.allowed(workload, gpu) and self.geometry(gpu).can_hold(homes[0].shape) for gpu in gpus)
         )
 
     def _check_standing(self, standing: Standing) -> None:
         if standing.key not in self.gpus:
             raise PackingError(
                 "%s gpu %d" % standing.key,
-                "the current layout has %s on it, and the fleet has no such GPU" % _whose(standing),
+                "the current layout has %s on it, but the fleet has no such GPU" % _with_workload(standing),
                 "Add the GPU to the fleet, or remove it from the current layout.",
             )
 
-    def _check_gpu(self, gpu: FleetGpu, found: Sequence[Standing]) -> None:
-        """What stands on a GPU today must be possible at once."""
+    def _check_gpu(self, gpu: FleetGpu, content: Sequence[Standing]) -> None:
+        """Raise PackingError if the current content cannot be on the GPU at once."""
         plain = geometry(gpu.model)
-        items: tuple[Item, ...] = tuple((s.shape, s.start, MUST) for s in found)
+        items: tuple[Item, ...] = tuple((s.shape, s.start, MUST) for s in content)
         pattern = tuple(sorted(shape for shape, _start, _must in items))
-        names = ", ".join(map(_whose, found))
-        doubled = [name for name, count in Counter(s.workload for s in found if s.workload).items() if count > 1]
+        names = ", ".join(map(_with_workload, content))
+        doubled = [name for name, count in Counter(s.workload for s in content if s.workload).items() if count > 1]
         if doubled:
-            problem = "%s is listed twice on it" % doubled[0]
+            problem = "the current layout lists %s twice on it" % doubled[0]
         elif not plain.fits(pattern):
-            problem = "what today's layout lists does not fit on it together: %s" % names
+            problem = "the current layout has more on it than fits: %s" % names
         elif plain.settle(items, pattern) is None:
-            problem = "the instances of today's layout overlap, or start where they cannot: %s" % names
+            problem = "instances of the current layout overlap or have impossible starts: %s" % names
         else:
             return
         raise PackingError(
@@ -169,18 +169,18 @@ class Case:
         )
 
 
-def _whose(standing: Standing) -> str:
+def _with_workload(standing: Standing) -> str:
     at = "" if standing.start is None else "@%d" % standing.start
     return "%s%s (%s)" % (standing.shape, at, standing.workload or "free")
 
 
 def _unique(things: Iterable, key, label) -> dict:
-    found: dict = {}
+    by_key: dict = {}
     for thing in things:
-        if key(thing) in found:
+        if key(thing) in by_key:
             raise PackingError(label(thing), "it is listed twice", "List it once.")
-        found[key(thing)] = thing
-    return found
+        by_key[key(thing)] = thing
+    return by_key
 
 
 def _one_of(where: str, what: str, value: str, known: Sequence[str]) -> None:
@@ -209,12 +209,11 @@ def _check_workload(workload: Workload) -> None:
         if shape.kind == "mps" and workload.gpus > 1:
             raise PackingError(
                 where,
-                "it asks for %d GPUs by mps; a process works through one daemon, and each GPU has its own"
-                % workload.gpus,
-                "Ask for one GPU, or for another sharing.",
+                "it asks for %d GPUs with mps, but each GPU has its own daemon and a process uses one" % workload.gpus,
+                "Ask for one GPU, or for another kind of sharing.",
             )
         if shape.kind == "mig" and not shape.profile:
-            raise PackingError(where, "an option is a MIG instance without a profile", "Name its profile, as 3g.40gb.")
+            raise PackingError(where, "an option is a MIG instance without a profile", "Name a profile, e.g. 3g.40gb.")
 
 
 def _check_rules(problem: Problem) -> None:
@@ -235,15 +234,15 @@ def _check_rules(problem: Problem) -> None:
         if not 0 <= count <= have[model]:
             raise PackingError(
                 "rules",
-                "reserve_gpus asks for %d %s, and the fleet has %d" % (count, model, have[model]),
-                "Reserve no more than there are.",
+                "reserve_gpus asks for %d %s, but the fleet has %d" % (count, model, have[model]),
+                "Reserve at most that many.",
             )
 
 
 def shapes_wanted(case: Case) -> dict[Shape, int]:
-    """How often each shape could be asked for at most."""
-    found: Counter[Shape] = Counter()
+    """Return how many of each shape all workloads could need at most."""
+    counts: Counter[Shape] = Counter()
     for workload in case.problem.workloads:
         for shape in set(workload.options):
-            found[shape] += workload.gpus
-    return dict(found)
+            counts[shape] += workload.gpus
+    return dict(counts)

@@ -1,13 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the exact search counts with: GPUs that are alike as one cell, workloads that are alike as one kind. Pure.
+"""Group equal GPUs into cells and equal workloads into kinds for the exact search.
 
-A GPU's content is one of few patterns (the maximal multisets of shapes that it can hold), so that the search counts GPUs by
-pattern and never looks at a single one: 6,000 empty GPUs of a model are one cell with a dozen patterns.
+Pure.
 
-Workloads for which more than their size decides (several GPUs, affinity, hosts) are either decided by the search, where
-every GPU is then a separate cell, or, in a large fleet, stay where the heuristic put them.
+The content of a GPU is one of few patterns: the maximal multisets of shapes that fit. The search counts GPUs by pattern instead
+of placing each: 6,000 empty GPUs of a model are one cell with a dozen patterns.
+
+Bound workloads (several GPUs, affinity, hosts) are placed by the search, with each GPU as a separate cell. In a large fleet
+they stay where the heuristic placed them.
 """
 
 from __future__ import annotations
@@ -24,15 +26,17 @@ from .model import Shape, Standing, Workload
 #: Maximum choices of all cells. With more, each cell gets only those nearest to its content, and the optimum is not proven.
 MOST_CHOICES = 150_000
 
-#: Bound workloads times GPUs up to which the search decides where they stand.
+#: Maximum of bound workloads times GPUs for which the search places bound workloads.
 MOST_DECISIONS = 20_000
 
 
 @dataclass
 class Cell:
-    """GPUs that are alike. `owners`: of each item of today the kind, or the bound workload, that can go on using it.
+    """Equal GPUs.
 
-    `choices`: (pattern, how it is settled here). `pins`: shapes that bound workloads take on each of these GPUs.
+    `owners`: for each current item, the kind or the bound workload that can keep it.
+
+    `choices`: patterns and their placements. `pins`: shapes that bound workloads take on each of these GPUs.
     """
 
     model: str
@@ -48,25 +52,28 @@ class Cell:
         return sum(shape.kind == "mig" for shape, _start in self.items)
 
     def destroyed(self, settled: Settled) -> int:
-        """Instances of today that go with this choice."""
+        """Return how many current instances of each GPU this choice destroys."""
         return self.instances - sum(
             self.items[n][0].kind == "mig" for n in {*settled.serves, *settled.spare} if n is not None
         )
 
     def kept(self, settled: Settled) -> Counter:
-        """How many workloads of each (owner, shape) can stay with this choice."""
+        """Return how many workloads of each (owner, shape) can stay with this choice."""
         return Counter(
             (self.owners[n], self.items[n][0]) for n in settled.serves if n is not None and self.owners[n] is not None
         )
 
 
 class Cells:
-    """A case, counted. `kinds`: the free workloads of each kind, those that stand today first."""
+    """A case as cells and kinds.
+
+    `kinds`: unbound workloads by kind, current ones first.
+    """
 
     def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
         self.case = case
         bound = [w for w in case.problem.workloads if w.bound]
-        #: Whether the search decides where bound workloads stand.
+        #: Whether the search places bound workloads.
         self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
         self.bound: list[Workload] = bound if self.detailed else []
         self.pinned: dict[tuple[str, int], list[Part]] = {}
@@ -77,7 +84,7 @@ class Cells:
                 if mine:
                     self.pinned[key] = mine
         placed = {part.workload for parts in self.pinned.values() for part in parts}
-        #: Bound workloads that the heuristic left out, and those that it moved.
+        # Bound workloads that the heuristic left out, and those that it moved.
         self.left_out = sum(w.counts for w in bound if w.name not in placed) if not self.detailed else 0
         staying = {(key, part.workload) for key, parts in self.pinned.items() for part in parts if part.stays}
         self.bound_moved = (
@@ -101,12 +108,15 @@ class Cells:
         return (tuple(sorted(set(workload.options))), workload.counts)
 
     def owner_kind(self, name: str | None) -> tuple | None:
-        """The kind of a free workload; None of others."""
+        """Return the kind of an unbound workload, None for others."""
         workload = self.case.workloads.get(name or "")
         return None if workload is None or workload.bound else self.kind(workload)
 
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
-        """Return who can keep using a current part: a kind, the name of a bound workload, MUST for a pinned one, or none."""
+        """Return the owner of a current part if it can stay.
+
+        This is a kind, the name of a bound workload, MUST for a pinned one, or None.
+        """
         if name is None or self.case.at_home(name, key) is None:
             return None
         workload = self.case.workloads[name]
@@ -117,16 +127,16 @@ class Cells:
         return MUST if any(p.workload == name and p.stays for p in self.pinned.get(key, ())) else None
 
     def today(self, key: tuple[str, int]) -> list[Standing]:
-        """What stands on a GPU, in the order of its cell's items."""
+        """Return the current content of a GPU in the order of its cell's items."""
         return sorted(
             self.case.on.get(key, ()), key=lambda s: (s.shape, s.start or 0, repr(self.owner(key, s.workload)))
         )
 
     def _cells(self) -> list[Cell]:
-        found: dict[tuple, Cell] = {}
+        cells: dict[tuple, Cell] = {}
         order = list(self.case.problem.gpus)
         if self.case.rules.policy == "spread":
-            # Hosts take turns, so that GPUs that are alike are dealt evenly.
+            # Alternate between hosts, so that equal GPUs are used evenly.
             rank: Counter[str] = Counter()
             turns = {}
             for gpu in order:
@@ -137,18 +147,18 @@ class Cells:
             state = [(s.shape, s.start, self.owner(gpu.key, s.workload)) for s in self.today(gpu.key)]
             parts = self.pinned.get(gpu.key, [])
             pins = tuple(sorted(part.shape for part in parts))
-            # Where a bound workload comes to a GPU that others stand on, it takes a place of this very GPU.
+            # A bound workload that moves to a GPU in use needs a place on this very GPU.
             alone = gpu.key if self.detailed or (state and any(not part.stays for part in parts)) else None
             cost = self.case.cost(gpu)
             like = (gpu.model, cost, tuple(state), pins, alone)
-            if like not in found:
+            if like not in cells:
                 items = tuple((shape, start) for shape, start, _owner in state)
-                found[like] = Cell(gpu.model, cost, items, tuple(owner for _s, _p, owner in state), pins)
-            found[like].gpus.append(gpu.key)
-        return list(found.values())
+                cells[like] = Cell(gpu.model, cost, items, tuple(owner for _s, _p, owner in state), pins)
+            cells[like].gpus.append(gpu.key)
+        return list(cells.values())
 
     def _with_patterns(self):
-        """Each cell with the patterns of its model."""
+        """Yield each cell with the patterns of its model."""
         wanted = shapes_wanted(self.case)
         spread = self.case.rules.policy == "spread"
         for model in self.case.models():
@@ -161,7 +171,7 @@ class Cells:
             self.complete = self.complete and complete
             every = fullest
             if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
-                # Beside instances that stay a pattern may fit of which no fuller one does.
+                # A smaller pattern may fit next to kept instances where no maximal one does.
                 plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
                 slices, complete = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
                 every = plain + slices
@@ -176,7 +186,7 @@ class Cells:
             (shape, start, strength.get(owner, TAKEN)) for (shape, start), owner in zip(cell.items, cell.owners)
         )
         need = Counter(cell.pins)
-        found = []
+        choices = []
         share = max(20, MOST_CHOICES // len(self.cells))
         if len(patterns) > share:
             self.complete = False
@@ -186,32 +196,35 @@ class Cells:
                 continue
             settled = geometry.settle(items, pattern)
             if settled is not None:
-                found.append((pattern, settled))
+                choices.append((pattern, settled))
         if self.case.rules.policy == "binpack" and cell.items:
-            # Of quotas only the fullest patterns are there: none is as good as another.
-            slices = [each for each in found if each[0][0].kind == "mig"]
-            found = [each for each in found if each[0][0].kind != "mig"] + _best(cell, slices)
-        cell.choices = found
+            # Patterns of quotas are all maximal, so none can be dropped.
+            slices = [choice for choice in choices if choice[0][0].kind == "mig"]
+            choices = [choice for choice in choices if choice[0][0].kind != "mig"] + _best(cell, slices)
+        cell.choices = choices
 
 
 def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
-    """Return the choices nearest to the current content, with few large parts first. All contain the required parts."""
+    """Return the choices nearest to the current content, with few large parts first.
+
+    All contain the required parts.
+    """
     need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
     able = [pattern for pattern in patterns if not need - Counter(pattern)]
     able.sort(key=lambda pattern: (-sum((Counter(pattern) & here).values()), len(pattern)))
     return able[:count]
 
 
-def _best(cell: Cell, found: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
-    """Without the choices to which another is as good in all: in what it holds, who can stay, and what is destroyed."""
-    shapes = sorted({shape for pattern, _settled in found for shape in pattern})
-    owners = sorted({pair for _pattern, settled in found for pair in cell.kept(settled)}, key=repr)
+def _best(cell: Cell, choices: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
+    """Drop choices that another one equals or beats in shapes, kept workloads and destroyed instances."""
+    shapes = sorted({shape for pattern, _settled in choices for shape in pattern})
+    owners = sorted({pair for _pattern, settled in choices for pair in cell.kept(settled)}, key=repr)
     worth = []
-    for pattern, settled in found:
+    for pattern, settled in choices:
         count, kept = Counter(pattern), cell.kept(settled)
         worth.append((*(count[s] for s in shapes), *(kept[pair] for pair in owners), -cell.destroyed(settled)))
     best: list[int] = []
-    for number in sorted(range(len(found)), key=lambda n: (-sum(worth[n]), n)):
+    for number in sorted(range(len(choices)), key=lambda n: (-sum(worth[n]), n)):
         if not any(all(a >= b for a, b in zip(worth[other], worth[number])) for other in best):
             best.append(number)
-    return [found[number] for number in sorted(best)]
+    return [choices[number] for number in sorted(best)]

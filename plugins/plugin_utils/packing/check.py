@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An answer held against its problem, and against the planners that would apply it; nothing of the search is used here."""
+"""Verify a result against its problem and the planners that would apply it, without the search's code."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MIB = 1 << 20
 
 
 def problems(problem: Problem, packing: Packing) -> list[str]:
-    """All that is wrong with an answer; empty where nothing is."""
+    """Return everything wrong with a result, an empty list if nothing is."""
     return list(_problems(problem, packing))
 
 
 class Planner:
-    """What the MIG planner makes of an answer. Reads each model of the catalogue once."""
+    """Run the MIG planner on a result. Reads each model of the catalogue once."""
 
     def __init__(self) -> None:
         self._models = catalogue.load_models()
 
     def observed(self, gpu: FleetGpu, today: Sequence[Standing]) -> Gpu:
-        """The GPU as NVML would show it today."""
+        """Return the GPU as NVML would report it with its current layout."""
         (empty,) = assumed_gpus([gpu.model], self._models)
         profiles = {profile.name: profile for profile in empty.mig.profiles}
         instances = []
@@ -50,7 +50,10 @@ class Planner:
         return dataclasses.replace(empty, index=gpu.index, mig=mig)
 
     def destroyed(self, gpu: FleetGpu, today: Sequence[Standing], then: Sequence[Standing], pinned: bool = True) -> int:
-        """GPU instances that the planner destroys on the way. Raises PlanError where the GPU cannot be so."""
+        """Return how many GPU instances the planner destroys.
+
+        Raises PlanError if it refuses the layout.
+        """
         wanted = tuple(
             gpu_plan.WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
         )
@@ -61,14 +64,14 @@ class Planner:
 
 
 def by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]]:
-    found: dict[tuple[str, int], list[Standing]] = defaultdict(list)
-    for each in standing:
-        found[each.key].append(each)
-    return found
+    groups: dict[tuple[str, int], list[Standing]] = defaultdict(list)
+    for part in standing:
+        groups[part.key].append(part)
+    return groups
 
 
 def destroyed(problem: Problem, packing: Packing) -> int:
-    """GPU instances that the MIG planner destroys in the whole fleet, to get from today to the answer."""
+    """Return how many GPU instances the MIG planner destroys in the whole fleet to apply the result."""
     planner, today, then = Planner(), by_gpu(problem.today), by_gpu(packing.standing)
     return sum(planner.destroyed(gpu, today.get(gpu.key, ()), then.get(gpu.key, ())) for gpu in problem.gpus)
 
@@ -99,19 +102,19 @@ def _problems(problem: Problem, packing: Packing) -> Iterator[str]:
 def _workload(workload: Workload, standing: Sequence[Standing], gpus: dict, packing: Packing) -> Iterator[str]:
     if not standing:
         if not packing.unplaced.get(workload.name):
-            yield "%s: neither placed nor listed with a reason" % workload.name
+            yield "%s: neither placed nor left out with a reason" % workload.name
         return
     if workload.name in packing.unplaced:
-        yield "%s: placed, and listed as left out" % workload.name
+        yield "%s: both placed and left out" % workload.name
     keys = [s.key for s in standing]
     if len(keys) != workload.gpus or len(set(keys)) != workload.gpus:
-        yield "%s: on %s, and it asks for %d GPUs" % (workload.name, keys, workload.gpus)
+        yield "%s: on %s instead of %d GPUs" % (workload.name, keys, workload.gpus)
     if len({s.shape for s in standing}) != 1 or standing[0].shape not in workload.options:
-        yield "%s: in a shape that it does not take" % workload.name
+        yield "%s: in a shape that is not one of its options" % workload.name
     if len({gpus[key].domain(workload.within) for key in keys}) != 1:
         yield "%s: not within one %s" % (workload.name, workload.within)
     if workload.hosts is not None and any(host not in workload.hosts for host, _index in keys):
-        yield "%s: on a host that it may not stand on" % workload.name
+        yield "%s: on a host that is not allowed" % workload.name
 
 
 def _groups(problem: Problem, placed: dict[str, list[Standing]]) -> Iterator[str]:
@@ -142,7 +145,7 @@ def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Itera
             100 - rules.headroom_sm_percent,
             vgpu_model.SEATS if kinds == {"vgpu"} else len(standing),
         )
-        # One cap for all clients of a daemon of MPS.
+        # All clients of an MPS daemon have the same limits.
         largest = max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing)
         sizes = [largest if kinds == {"mps"} else (s.shape.memory_mib, s.shape.sm_percent) for s in standing]
         demands = [vgpu_fit.Demand(str(n), memory * _MIB, percent) for n, (memory, percent) in enumerate(sizes)]
@@ -155,16 +158,19 @@ def _counts(problem: Problem, packing: Packing, then: dict, gpus: dict, ends: in
     today = {(s.key, s.shape, s.start) for s in problem.today}
     for standing in packing.standing:
         if not standing.new and (standing.key, standing.shape, standing.start) not in today:
-            yield "%s: the current layout has no %s there" % (gpus[standing.key].label, standing.shape)
+            yield "%s: the current layout has no %s on it, but it is not new" % (
+                gpus[standing.key].label,
+                standing.shape,
+            )
     if ends != score.destroyed:
-        yield "the planner destroys %d instances, and %d are announced" % (ends, score.destroyed)
+        yield "the planner destroys %d instances, but the score has %d" % (ends, score.destroyed)
     if len(then) != score.gpus:
-        yield "%d GPUs are in use, and %d are announced" % (len(then), score.gpus)
+        yield "%d GPUs are in use, but the score has %d" % (len(then), score.gpus)
     for name, most in (("moved", rules.most_moved), ("destroyed", rules.most_destroyed)):
         if most is not None and getattr(score, name) > most and not packing.notes:
-            yield "%d %s, and the bound is %d" % (getattr(score, name), name, most)
+            yield "%d %s, above the limit of %d" % (getattr(score, name), name, most)
     have = Counter(gpu.model for gpu in problem.gpus)
     used = Counter(gpus[key].model for key in then)
     for model, count in rules.reserve_gpus.items():
         if have[model] - used[model] < count:
-            yield "%d %s are in use, and %d of %d are reserved" % (used[model], model, count, have[model])
+            yield "%d %s are in use, but %d of %d are reserved" % (used[model], model, count, have[model])

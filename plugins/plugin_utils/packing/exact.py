@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The exact search: CP-SAT counts GPUs by pattern, one aim after the other. The same problem has the same answer.
+"""Find an optimal packing with CP-SAT, which counts GPUs by pattern.
 
-The aims are those of `Score`, in its order; each is held at what was found before the next is looked at. OR-Tools is imported
-when it is needed, and its absence is no error here: `missing` says why there is none.
+The same problem has the same result.
+
+The goals are those of `Score`, in its order. Each is optimized without worsening the ones before.
+OR-Tools is optional: `MISSING` is the reason if it cannot be imported.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ except ImportError as error:
     cp_model = None
     MISSING = str(error)
 
-#: Choices of all cells together up to which the solver simplifies the model first.
+#: Maximum choices of all cells for which the solver simplifies the model first.
 MOST_SIMPLIFIED = 3000
 
 
-class Found(NamedTuple):
-    """What the search says: by variable its value; whether each aim is proven; the least there can be of the GPUs' aim."""
+class Solution(NamedTuple):
+    """A solution.
+
+    `value` maps a variable to its value, `proven` each aim to whether it is optimal.
+
+    `bound` is the lower bound of GPUs, cost or spread, None if unknown.
+    """
 
     value: Any
     proven: dict[str, bool]
@@ -38,11 +45,11 @@ class Found(NamedTuple):
 
 
 class Search:
-    """The model of a case.
+    """The CP-SAT model of a case.
 
-    `picks[c, n]`: GPUs of cell c that take its choice n. `stays[c, owner, shape]`: workloads that stay there.
-    `takes[kind, shape]`: workloads of a kind that take a shape; `outs[kind]`: those left out. `puts[workload, gpu, shape]`:
-    whether a bound one is there.
+    `picks[c, n]`: number of GPUs of cell c with its choice n. `stays[c, owner, shape]`: number of workloads that stay in cell c.
+    `takes[kind, shape]`: number of workloads of a kind with this shape. `outs[kind]`: number of workloads left out.
+    `puts[workload, gpu, shape]`: whether a bound workload is on this GPU.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -69,7 +76,7 @@ class Search:
         self._reserve()
         self.aims = self._aims()
 
-    # -- What holds ---------------------------------------------------------------------------------------------------
+    # -- Constraints --------------------------------------------------------------------------------------------------
 
     def _cell(self, number: int, cell: Cell) -> None:
         model, size = self.model, len(cell.gpus)
@@ -116,7 +123,7 @@ class Search:
         for place, gpus in case.domains[workload.within].items():
             gpus = [gpu for gpu in gpus if case.allowed(workload, gpu)]
             for shape in sorted(set(workload.options)):
-                able = [gpu for gpu in gpus if case.geometry(gpu).knows(shape)]
+                able = [gpu for gpu in gpus if case.geometry(gpu).can_hold(shape)]
                 if len(able) < workload.gpus:
                     continue
                 chosen = model.new_bool_var("")
@@ -181,7 +188,7 @@ class Search:
             self._add(sum(taken) <= sum(self._room[shape]))
 
     def _add(self, relation: Any) -> None:
-        """Add a relation, which between two numbers is true or false already."""
+        """Add a constraint. One between two numbers is already True or False."""
         if relation is False:
             self.model.add_bool_or([])
         elif relation is not True:
@@ -193,7 +200,7 @@ class Search:
             if count and picks:
                 self.model.add(sum(picks) <= self.case.most_of_model[model_key])
 
-    # -- What is wanted -----------------------------------------------------------------------------------------------
+    # -- Goals --------------------------------------------------------------------------------------------------------
 
     def _aims(self) -> dict[str, Any]:
         rules, cells = self.case.rules, self.cells.cells
@@ -227,8 +234,11 @@ class Search:
 
     # -- The search ---------------------------------------------------------------------------------------------------
 
-    def solve(self, hint: Mapping[int, int]) -> Found | None:
-        """None where nothing was found in time, or the bounds allow nothing. `hint`: a first guess, by variable."""
+    def solve(self, hint: Mapping[int, int]) -> Solution | None:
+        """Return the best solution, None if none was found in time or within the limits.
+
+        `hint` is a start: values by the index of their variable.
+        """
         left = self.case.rules.seconds
         values: Sequence[int] | None = None
         proven = dict.fromkeys(self.aims, False)
@@ -236,7 +246,7 @@ class Search:
         self._guess(hint)
         for number, (name, aim) in enumerate(self.aims.items()):
             self.model.minimize(aim)
-            # What one aim does not need is left to those after it.
+            # Time that one aim does not need is available to the next ones.
             solver = self._solver(left / (len(self.aims) - number))
             status = solver.solve(self.model)
             left -= solver.response_proto.deterministic_time
@@ -246,12 +256,12 @@ class Search:
             if name in ("spread", "cost") or (name == "gpus" and bound is None):
                 bound = round(solver.best_objective_bound)
             values = list(solver.response_proto.solution)
-            # Held from now on, while the next aim is looked at.
+            # The next aims must not worsen this one.
             self._add(aim <= round(solver.objective_value))
             self._guess(dict(enumerate(values)))
         if values is None:
             return None
-        return Found(lambda variable: values[variable.index], proven, bound)
+        return Solution(lambda variable: values[variable.index], proven, bound)
 
     def _guess(self, values: Mapping[int, int]) -> None:
         self.model.clear_hints()
@@ -263,10 +273,10 @@ class Search:
         solver = cp_model.CpSolver()
         solver.parameters.random_seed = rules.seed
         solver.parameters.num_workers = rules.workers
-        # Several workers take turns by the solver's own time: what is found does not hang on the machine.
+        # Several workers take turns by deterministic time, so that the result does not depend on the machine.
         solver.parameters.interleave_search = rules.workers > 1
         solver.parameters.linearization_level = 2
-        # Where there are many thousands of choices, the simplification takes longer than the search, and loses the guess.
+        # With many thousands of choices, simplification takes longer than the search and loses the hint.
         solver.parameters.cp_model_presolve = len(self.picks) < MOST_SIMPLIFIED
         solver.parameters.max_deterministic_time = max(1.0, seconds)
         return solver

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What fits on one GPU. MIG's rules are the planner's (techniques/mig/fit), sizes are the catalogue's."""
+"""Check what fits on one GPU, by the MIG planner's rules (techniques/mig/fit) and the catalogue's sizes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu impo
 
 from .model import Shape
 
-#: How strongly an instance of today is to be kept where it stands.
+#: Strength of keeping a current instance: without a workload, preferred, required.
 VACANT, TAKEN, MUST = 0, 1, 2
-#: What stands on a GPU: (shape, start, how strongly it is kept).
+#: Current content of a GPU: (shape, start, strength of keeping it).
 Item = Tuple[Shape, "int | None", int]
 #: A multiset of shapes, ascending.
 Pattern = Tuple[Shape, ...]
@@ -30,8 +30,11 @@ MOST_PATTERNS = 6000
 
 
 class Settled(NamedTuple):
-    """A pattern, settled on a GPU: where each shape starts (None without MIG), the items of today that serve one (by their
-    position, in the order of the pattern; None: it is made), and the positions of items that can stay beside them."""
+    """A pattern placed on a GPU.
+
+    `starts`: start of each shape, None without MIG. `serves`: position of the current item that is used for each shape, None
+    if it has to be created. `spare`: positions of unneeded current items that can stay.
+    """
 
     starts: tuple[int | None, ...]
     serves: tuple[int | None, ...]
@@ -52,12 +55,12 @@ class Geometry:
         self.fits = lru_cache(maxsize=None)(self._fits)
         self.settle = lru_cache(maxsize=None)(self._settle)
 
-    def knows(self, shape: Shape) -> bool:
-        """Whether an empty GPU of the model can hold it."""
+    def can_hold(self, shape: Shape) -> bool:
+        """Return whether an empty GPU of the model can hold it."""
         return self.fits((shape,))
 
     def load(self, shape: Shape) -> int:
-        """The larger of its shares of the GPU's memory and of its compute, in thousandths."""
+        """Return its share of the GPU's memory or compute in thousandths, whichever is larger."""
         if shape.kind == "whole":
             return 1000
         if shape.kind == "mig":
@@ -67,7 +70,7 @@ class Geometry:
         return max(10 * shape.sm_percent, -(-1000 * shape.memory_mib // self.memory_mib))
 
     def _fits(self, pattern: Pattern) -> bool:
-        """Whether an empty GPU can hold these at once."""
+        """Return whether an empty GPU can hold these at once."""
         kinds = {shape.kind for shape in pattern}
         if len(kinds) > 1:
             return False
@@ -78,7 +81,7 @@ class Geometry:
             return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
         (kind,) = kinds
         seats = self.seats.get(kind)
-        # A daemon of MPS holds all its clients to the same caps, those of the largest: each may come to take as much.
+        # All clients of an MPS daemon have the same limits: those of the largest.
         total = (lambda parts: len(parts) * max(parts)) if kind == "mps" else sum
         return (
             total([shape.memory_mib for shape in pattern]) <= self.memory_mib
@@ -87,9 +90,10 @@ class Geometry:
         )
 
     def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
-        """Settle a pattern where these items stand; None where it does not fit, or an item that MUST stay would not.
+        """Place a pattern on a GPU with these current items.
 
-        Items that must stay are in the pattern themselves. Of all ways the one that keeps most TAKEN items, then most items.
+        MUST items are part of the pattern. Keeps most TAKEN items, then most items. Returns None if the pattern does not fit or
+        a MUST item could not stay.
         """
         if not self.fits(pattern):
             return None
@@ -103,8 +107,8 @@ class Geometry:
         score = {VACANT: (0, 0, 1), TAKEN: (0, 1, 1), MUST: (1, 1, 1)}
 
         def gain(want: Want, placement: Placement) -> tuple[int, ...]:
-            found = at.get((want.kind, placement.start))
-            return (0, 0, 0) if found is None else score[found[1]]
+            item = at.get((want.kind, placement.start))
+            return (0, 0, 0) if item is None else score[item[1]]
 
         placed = arrange([self.capacity.want(shape.profile) for shape in pattern], gain, self.capacity.outlook)
         if placed is None:
@@ -114,10 +118,10 @@ class Geometry:
         )
         if any(strength == MUST and n not in serves for n, (_s, _p, strength) in enumerate(items)):
             return None
-        return Settled(tuple(p.start for p in placed), serves, self._beside(items, pattern, placed, serves))
+        return Settled(tuple(p.start for p in placed), serves, self._spare(items, pattern, placed, serves))
 
-    def _beside(self, items, pattern, placed, serves) -> tuple[int, ...]:
-        """Return the instances that are not needed and block nothing."""
+    def _spare(self, items, pattern, placed, serves) -> tuple[int, ...]:
+        """Return the positions of instances that are not needed and block nothing."""
         taken = 0
         for placement in placed:
             taken |= placement.mask
@@ -135,31 +139,34 @@ class Geometry:
         return tuple(spare)
 
     def _settle_plain(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
-        """The same for quotas and whole GPUs, which have no place within the GPU."""
+        """Place a pattern of quotas or whole GPUs, which have no start."""
         left = sorted(range(len(items)), key=lambda n: -items[n][2])
         serves: list[int | None] = []
         for shape in pattern:
-            found = next((n for n in left if items[n][0] == shape), None)
-            if found is not None:
-                left.remove(found)
-            serves.append(found)
+            item = next((n for n in left if items[n][0] == shape), None)
+            if item is not None:
+                left.remove(item)
+            serves.append(item)
         if any(items[n][2] == MUST for n in left):
             return None
         return Settled((None,) * len(pattern), tuple(serves), ())
 
     def patterns(self, most: dict[Shape, int], every: bool = False) -> tuple[list[Pattern], bool]:
-        """Maximal patterns of these shapes (`every`: all but the empty one), each at most so often: (patterns, all of them?)."""
-        found: list[Pattern] = []
+        """List the maximal patterns of these shapes, or with `every` all but the empty one.
+
+        `most` is the maximum number of each shape. Returns (patterns, whether the list is complete).
+        """
+        patterns: list[Pattern] = []
         whole = True
         for kind in sorted({shape.kind for shape in most}):
-            shapes = sorted((s for s in most if s.kind == kind and self.knows(s)), key=lambda s: (-self.load(s), s))
+            shapes = sorted((s for s in most if s.kind == kind and self.can_hold(s)), key=lambda s: (-self.load(s), s))
             part, complete = self._patterns_of(shapes, most, every)
-            found += part
+            patterns += part
             whole = whole and complete
-        return found, whole
+        return patterns, whole
 
     def _patterns_of(self, shapes: Sequence[Shape], most: dict[Shape, int], every: bool):
-        found: list[Pattern] = []
+        patterns: list[Pattern] = []
 
         def fits(chosen: tuple[Shape, ...]) -> bool:
             return self.fits(tuple(sorted(chosen)))
@@ -169,27 +176,30 @@ class Geometry:
             return not any(count[s] < most[s] and fits((*chosen, s)) for s in shapes)
 
         def grow(position: int, chosen: tuple[Shape, ...]) -> bool:
-            """False once there are too many."""
-            if len(found) >= MOST_PATTERNS:
+            """Add patterns, and return False once there are too many."""
+            if len(patterns) >= MOST_PATTERNS:
                 return False
             if position == len(shapes):
                 if chosen and (every or maximal(chosen)):
-                    found.append(tuple(sorted(chosen)))
+                    patterns.append(tuple(sorted(chosen)))
                 return True
             shape = shapes[position]
             longer = [chosen]
             while len(longer) <= most[shape] and fits((*longer[-1], shape)):
                 longer.append((*longer[-1], shape))
             if position == len(shapes) - 1 and not every:
-                # With room for one more of these it is not maximal.
+                # A pattern with room for one more of this shape is not maximal.
                 longer = longer[-1:]
             # The fullest first, so that a shortened list contains them.
             return all(grow(position + 1, each) for each in reversed(longer))
 
-        return found, grow(0, ())
+        return patterns, grow(0, ())
 
 
 @lru_cache(maxsize=None)
 def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
-    """Raises CatalogueError where the catalogue has no such model."""
+    """Return the rules of a model.
+
+    Raises CatalogueError if the catalogue does not have it.
+    """
     return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)

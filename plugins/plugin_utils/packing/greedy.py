@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The heuristic: what stands stays, the rest is placed largest first where it fits best, then GPUs are emptied. Pure.
+"""The heuristic: keep current places, place the rest largest first by best fit, then empty GPUs. Pure.
 
-Its answers keep every rule; only how good they are is not promised.
+Its results obey every rule, but may not be optimal.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from .case import Case
 from .geometry import MUST, VACANT, Item
 from .model import FleetGpu, Packing, Shape, Workload
 
-#: Who is on which GPU.
+#: Workloads on each GPU.
 Contents = Dict["tuple[str, int]", List[Part]]
 
 
 class Bins:
-    """The GPUs as they fill. GPUs that are alike (model, what is on them) are looked at once."""
+    """GPUs and their content while it is planned.
+
+    Equal GPUs (model, cost, content) are examined once.
+    """
 
     def __init__(self, case: Case, frugal: bool = False) -> None:
         self.case = case
-        #: Whether nothing that stands may be destroyed.
+        #: Whether all current instances must be kept.
         self.frugal = frugal
         self.parts: dict[tuple[str, int], list[Part]] = {gpu.key: [] for gpu in case.problem.gpus}
         self.used: Counter[str] = Counter()
@@ -62,15 +65,15 @@ class Bins:
         return tuple(sorted(part.shape for part in self.parts[key]))
 
     def room(self, key: tuple[str, int], shape: Shape) -> bool:
-        """Whether the GPU has room for one more."""
+        """Return whether the GPU has room for one more."""
         gpu = self.case.gpus[key]
         if not self.parts[key] and self.used[gpu.model] >= self.case.most_of_model[gpu.model]:
             return False
         items = self.items(key)
-        found = self.case.geometry(gpu).settle(items, tuple(sorted((*self.pattern(key), shape))))
-        if found is None or not self.frugal:
-            return found is not None
-        kept = {*found.serves, *found.spare}
+        placed = self.case.geometry(gpu).settle(items, tuple(sorted((*self.pattern(key), shape))))
+        if placed is None or not self.frugal:
+            return placed is not None
+        kept = {*placed.serves, *placed.spare}
         return all(number in kept for number, item in enumerate(items) if item[0].kind == "mig")
 
     def put(self, key: tuple[str, int], part: Part) -> None:
@@ -100,7 +103,7 @@ class Bins:
             (self.near[workload.near].append if sign > 0 else self.near[workload.near].remove)(gpu.host)
 
     def may(self, workload: Workload, gpu: FleetGpu) -> bool:
-        """Whether rules other than room let the workload stand there."""
+        """Return whether the workload is allowed on this GPU, regardless of room."""
         if not self.case.allowed(workload, gpu):
             return False
         if workload.apart is not None:
@@ -111,12 +114,12 @@ class Bins:
         return workload.near is None or all(host == gpu.host for host in self.near[workload.near])
 
     def best(self, shape: Shape, avoid: tuple[str, int] | None = None, only_used: bool = False) -> tuple | None:
-        """The GPU on which one more of this shape fits best, of all of the fleet."""
+        """Return the GPU of the fleet on which one more of this shape fits best, None if none has room."""
         spread = self.case.rules.policy == "spread"
-        found, rank = None, None
+        chosen, rank = None, None
         for like, keys in self._alike.items():
             model, cost, items, pattern = like
-            if (only_used and not pattern) or not self.case.geometry_of(model).knows(shape):
+            if (only_used and not pattern) or not self.case.geometry_of(model).can_hold(shape):
                 continue
             key = next((key for key in keys if key != avoid), None)
             if key is None or not self.room(key, shape):
@@ -126,14 +129,14 @@ class Bins:
             here = (load, not reuse) if spread else (not pattern, cost if not pattern else 0, not reuse, -load)
             here = (*here, self._order[key])
             if rank is None or here < rank:
-                found, rank = key, here
-        if found is not None and spread:
-            # Of GPUs that are alike the one on the host that carries least.
-            found = min(self._alike[self._likes[found]], key=lambda k: (self.on_host[k[0]], self._order[k]))
-        return found
+                chosen, rank = key, here
+        if chosen is not None and spread:
+            # Among equal GPUs, take one on the least loaded host.
+            chosen = min(self._alike[self._likes[chosen]], key=lambda k: (self.on_host[k[0]], self._order[k]))
+        return chosen
 
     def best_of(self, shape: Shape, gpus: Iterable[FleetGpu], workload: Workload, count: int) -> list | None:
-        """As many of these GPUs as the workload asks for, the best ones; None where they have no room."""
+        """Return the best `count` of these GPUs for the workload, None if too few have room."""
         room = [gpu for gpu in gpus if self.may(workload, gpu) and self.room(gpu.key, shape)]
         sign = 1 if self.case.rules.policy == "spread" else -1
         room.sort(key=lambda g: (len(self.case.on.get(g.key, ())), sign * self.loads[g.key], self._order[g.key]))
@@ -151,7 +154,7 @@ class Bins:
 
 
 def greedy(case: Case) -> tuple[Packing, Contents]:
-    """(an answer that keeps every rule, who is on which GPU in it)."""
+    """Return a result that obeys every rule, and the workloads on each GPU."""
     bins = Bins(case)
     _fill(case, bins)
     best, contents = _as_answer(case, bins)
@@ -170,9 +173,9 @@ def greedy(case: Case) -> tuple[Packing, Contents]:
 def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
     contents = {key: list(parts) for key, parts in bins.parts.items() if parts}
     if bins.frugal:
-        # A GPU that became free keeps its instances too.
+        # A freed GPU keeps its instances too.
         for key, standing in case.on.items():
-            if any(each.shape.kind == "mig" for each in standing):
+            if any(part.shape.kind == "mig" for part in standing):
                 contents.setdefault(key, [])
     layouts = {key: standing_of(case, key, parts) for key, parts in contents.items()}
     return answer(case, layouts, "heuristic"), contents
@@ -186,7 +189,7 @@ def _fill(case: Case, bins: Bins) -> None:
 
 
 def _stay(case: Case, bins: Bins) -> set[str]:
-    """Leave where it stands all that may stay there."""
+    """Keep all workloads that may stay where they are, and return their names."""
     staying = set()
     for name, homes in case.home.items():
         workload = case.workloads[name]
@@ -204,13 +207,18 @@ def _open(case: Case, bins: Bins, key: tuple[str, int]) -> bool:
 
 def _size(case: Case, workload: Workload) -> int:
     return max(
-        (case.geometry_of(m).load(s) for s in workload.options for m in case.models() if case.geometry_of(m).knows(s)),
+        (
+            case.geometry_of(m).load(s)
+            for s in workload.options
+            for m in case.models()
+            if case.geometry_of(m).can_hold(s)
+        ),
         default=0,
     )
 
 
 def place(case: Case, bins: Bins, workload: Workload) -> bool:
-    """Put it where it fits best; False where it fits nowhere."""
+    """Place the workload where it fits best. Return False if it fits nowhere."""
     for shape in workload.options:
         keys = _keys(case, bins, workload, shape)
         if keys is not None:
@@ -224,28 +232,28 @@ def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[
     if not workload.bound:
         key = bins.best(shape)
         return None if key is None else [key]
-    found, rank = None, None
+    best, rank = None, None
     for gpus in case.domains[workload.within].values():
         if len(gpus) < workload.gpus:
             continue
         keys = bins.best_of(shape, gpus, workload, workload.gpus)
         if keys is None:
             continue
-        # The smallest domain, to keep large ones for workloads that need them. Current places are kept.
+        # Prefer small domains, to keep large ones for workloads that need them. Avoid GPUs in use.
         free = sum(not bins.parts[gpu.key] for gpu in gpus)
         here = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
         if workload.near is not None and not bins.near[workload.near]:
-            # The first of a group takes a host with room for the others.
+            # The first of a `near` group takes a host with room for the rest.
             here = (-free, *here[1:])
         if case.rules.policy == "spread":
             here = (bins.on_host[gpus[0].host],)
         if rank is None or here < rank:
-            found, rank = keys, here
-    return found
+            best, rank = keys, here
+    return best
 
 
 def _empty(bins: Bins) -> None:
-    """Empty GPUs, the least loaded first, onto others that are in use, until one cannot be emptied."""
+    """Move workloads off the least loaded GPUs to other used ones, until a GPU cannot be emptied."""
     case = bins.case
     used = sorted((key for key, parts in bins.parts.items() if parts), key=lambda key: (bins.loads[key], key))
     moved = 0

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An answer as `gpu_layout` of each host: docs/gpu_layout.md. Pure."""
+"""Write a result as `gpu_layout` of each host (docs/gpu_layout.md). Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from .model import Packing, Problem, Standing
 
 
 def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]]]:
-    """By host its `gpu_layout`, fit for YAML: what is asked of each GPU, GPUs with the same side by side in one entry.
+    """Return `gpu_layout` by host, as values for YAML.
 
-    A GPU that comes free is given back whole (exclusive), which takes its instances away. One that is empty today and stays
-    so is not named, and so left as it is. Placements are left to the planner, which keeps what stands.
+    GPUs with equal layouts share an entry.
+
+    A freed GPU becomes exclusive, which removes its instances. An empty GPU that stays empty has no entry, and is not changed.
+    The planner chooses placements and keeps current instances.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     gpus = {workload.name: workload.gpus for workload in problem.workloads}
     tied = _tied(packing, gpus)
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_host: dict[str, list[dict[str, Any]]] = {}
     for gpu in sorted(problem.gpus, key=lambda gpu: gpu.key):
-        entries = found.setdefault(gpu.host, [])
+        entries = by_host.setdefault(gpu.host, [])
         standing = then.get(gpu.key, [])
         if gpu.key in tied:
             keys = tied[gpu.key]
             if gpu.key == keys[0]:
-                part = _vgpu([each for key in keys for each in then[key]], gpus, len(keys) > 1)
+                part = _vgpu([tenant for key in keys for tenant in then[key]], gpus, len(keys) > 1)
                 entries.append({"gpus": [index for _host, index in keys], **part})
             continue
         if not standing and gpu.key not in today:
@@ -40,11 +42,14 @@ def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]
             twin["gpus"].append(gpu.index)
         else:
             entries.append({"gpus": [gpu.index], **part})
-    return {host: entries for host, entries in found.items() if entries}
+    return {host: entries for host, entries in by_host.items() if entries}
 
 
 def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """By GPU with tenants all GPUs of its entry: those that a tenant spans are in one."""
+    """Return, by GPU with tenants, all GPUs of its entry.
+
+    GPUs that a tenant spans share one.
+    """
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}
     for standing in packing.standing:
@@ -62,18 +67,21 @@ def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], li
 
 
 def _vgpu(standing: Sequence[Standing], gpus: Mapping[str, int], several: bool) -> dict[str, Any]:
-    """Tenants of one GPU, or of several that are tied. One that spans GPUs is not pinned: the planner finds it the same room."""
+    """Return an entry with the tenants of one GPU, or of the GPUs that tenants span.
+
+    Spanning tenants are not pinned: the planner finds room for them.
+    """
     tenants: dict[str, dict[str, Any]] = {}
-    for each in sorted(standing, key=lambda s: s.workload or ""):
-        tenants[str(each.workload)] = tenant = {
-            "name": each.workload,
-            "memory": "%dMiB" % max(1, each.shape.memory_mib),
-            "sm_percent": max(1, each.shape.sm_percent),
+    for part in sorted(standing, key=lambda s: s.workload or ""):
+        tenants[str(part.workload)] = tenant = {
+            "name": part.workload,
+            "memory": "%dMiB" % max(1, part.shape.memory_mib),
+            "sm_percent": max(1, part.shape.sm_percent),
         }
-        if gpus[str(each.workload)] > 1:
-            tenant["gpus"] = gpus[str(each.workload)]
+        if gpus[str(part.workload)] > 1:
+            tenant["gpus"] = gpus[str(part.workload)]
         elif several:
-            tenant["gpu"] = each.index
+            tenant["gpu"] = part.index
     return {"sharing": "vgpu", "vgpu": {"policy": "fixed", "tenants": list(tenants.values())}}
 
 
@@ -93,14 +101,17 @@ def _part(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
 
 
 def _mps(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    """A daemon holds all its clients to the same caps: those of the largest, for which there is room (geometry.py)."""
+    """Return the daemon of a GPU.
+
+    Its limits are those of its largest client; geometry.py checked that they fit.
+    """
     memory, percent = max(s.shape.memory_mib for s in standing), max(1, *(s.shape.sm_percent for s in standing))
-    found: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}
+    daemon: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}
     if memory:
-        found["pinned_memory_limit"] = "%dMiB" % memory
-    return found
+        daemon["pinned_memory_limit"] = "%dMiB" % memory
+    return daemon
 
 
 def _largest_first(name: str) -> tuple:
-    found = parse_profile_name(name)
-    return (-found.gpu_slices, -found.memory_gb, found.attribute)
+    profile = parse_profile_name(name)
+    return (-profile.gpu_slices, -profile.memory_gb, profile.attribute)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What packing is asked and what it answers: plain frozen values. Memory in MiB, compute in percent of a GPU's SMs."""
+"""Problems and results of packing, as frozen values.
+
+Memory is in MiB, compute in percent of a GPU's SMs.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ from typing import Mapping
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
-#: Ways to share a GPU by quotas of memory and SMs; a GPU is in one of them, or in MIG mode, or held whole.
+#: Ways to share a GPU by quotas of memory and SMs. A GPU uses one of these, or MIG, or serves one workload.
 SHARES = ("vgpu", "mps", "time_slicing")
 KINDS = ("whole", "mig", *SHARES)
 POLICIES = ("binpack", "spread")
 AIMS = ("gpus", "cost")
-#: What the GPUs of one workload can be kept within.
+#: Domains within which the GPUs of one workload can be kept.
 DOMAINS = ("host", "numa", "link")
 
 
 class PackingError(FleetError):
-    """A problem that contradicts itself; names the host's GPU or the workload."""
+    """A contradictory problem. Names the GPU and its host, or the workload."""
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """What a workload takes of one GPU: a MIG profile, a quota (one of SHARES), or all of it."""
+    """The part of one GPU that a workload needs: a MIG profile, a quota (one of SHARES), or the whole GPU."""
 
     kind: str
     profile: str = ""
@@ -51,10 +54,10 @@ def share(kind: str, memory_mib: int, sm_percent: int) -> Shape:
 
 @dataclass(frozen=True)
 class FleetGpu:
-    """A GPU: its host, NVML's index there, and the catalogue key of its model.
+    """A GPU: its host, its NVML index, and the catalogue key of its model.
 
-    `numa_node` None is a host without NUMA; `link_group` None a GPU without NVLink. `cost` is in any whole unit, the same for
-    the whole fleet.
+    `numa_node` is None on a host without NUMA, `link_group` is None without NVLink. `cost` is a whole number in any unit that
+    the whole fleet shares.
     """
 
     host: str
@@ -73,7 +76,7 @@ class FleetGpu:
         return "%s gpu %d (%s)" % (self.host, self.index, self.model)
 
     def domain(self, within: str) -> tuple:
-        """What it shares with the GPUs that a workload can be kept together on."""
+        """Return the key of its domain: a workload kept within one stays on GPUs with equal keys."""
         if within == "numa":
             return (self.host, self.numa_node)
         if within == "link":
@@ -83,11 +86,13 @@ class FleetGpu:
 
 @dataclass(frozen=True)
 class Workload:
-    """A demand: one of `options` on each of `gpus` GPUs; options are in the order of preference of the heuristic only.
+    """A demand for one of `options` on each of `gpus` GPUs.
 
-    `within`: what its GPUs are kept within, one of DOMAINS. `near`: workloads with the same word stand on one host. `apart`:
-    those with the same word stand on different hosts, or different GPUs where `apart_on` is gpu. `hosts`: the only ones that it
-    may stand on. `weight`: what leaving it out counts; by default the GPUs it asks for.
+    Only the heuristic prefers earlier options.
+
+    `within`: one of DOMAINS, its GPUs share it. `near`: workloads with the same word run on one host. `apart`: workloads with
+    the same word run on different hosts, or on different GPUs if `apart_on` is gpu. `hosts`: the only hosts allowed.
+    `weight`: the cost of leaving it out, by default its number of GPUs.
     """
 
     name: str
@@ -102,7 +107,7 @@ class Workload:
 
     @property
     def bound(self) -> bool:
-        """Whether more than its size decides where it can stand."""
+        """Return whether more than its size restricts its place."""
         return self.gpus > 1 or (self.near, self.apart, self.hosts) != (None, None, None)
 
     @property
@@ -112,9 +117,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Standing:
-    """Something that stands on a GPU: a MIG instance at `start`, a tenant, or the whole GPU; and whose it is.
+    """A part of a GPU in a layout: a MIG instance at `start`, a tenant's quota, or the whole GPU, with its workload.
 
-    In an answer `new` says that it is to be made. `workload` None is an instance that is not needed and blocks nothing.
+    In a result, `new` means that it has to be created. Without a workload it is an unneeded instance that blocks nothing.
     """
 
     host: str
@@ -131,12 +136,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a good answer, and how long to look for it.
+    """Goals and limits of the search.
 
-    First as little as can be is left out, then GPUs (or cost) are as few as can be (`spread`: as evenly loaded), then workloads
-    moved, then instances destroyed. `most_moved` and `most_destroyed` bound the last two whatever that costs. `reserve_gpus`:
-    GPUs of a model that stay empty. `headroom_*`: percent of a GPU that quotas leave free.
-    `seconds` bounds the search, in the solver's own deterministic time, so that the same problem has the same answer.
+    Goals, in this order: fewest workloads left out, fewest GPUs (or least cost, or with `spread` most even loads), fewest
+    moves, fewest destroyed instances. `most_moved` and `most_destroyed` are strict limits. `reserve_gpus`: GPUs of a model that
+    stay empty. `headroom_*`: percent of a GPU that quotas leave free.
+    `seconds` limits the search in the solver's deterministic time, so that the same problem has the same result.
     """
 
     policy: str = "binpack"
@@ -161,7 +166,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """What an answer costs, in the order in which it counts. `spread` is 0 under binpack, `cost` 0 where GPUs are the aim."""
+    """The costs of a result, most important first.
+
+    `spread` is 0 with binpack, `cost` is 0 if the aim is GPUs.
+    """
 
     unplaced: int
     spread: int
@@ -176,10 +184,12 @@ class Score:
 
 @dataclass(frozen=True)
 class Packing:
-    """An answer. `unplaced`: the reason by workload. `moved`: workloads that lose where they stood.
+    """A result.
 
-    `by`: cp-sat or heuristic. `proven`: nothing better exists, in GPUs (or cost, or spread) and all that counts before.
-    `proven_churn`: nor in moves and destroyed instances. `bound`: no answer has fewer GPUs (less cost); None: not known.
+    `unplaced`: reasons by workload. `moved`: workloads that lose their current place.
+
+    `by`: cp-sat or heuristic. `proven`: no result is better in GPUs (or cost, or spread) and more important goals.
+    `proven_churn`: nor in moves and destroyed instances. `bound`: lower bound of GPUs (or cost), None if unknown.
     """
 
     standing: tuple[Standing, ...]

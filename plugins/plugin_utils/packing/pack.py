@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The way in: a problem to an answer, by the exact search where OR-Tools is there, else by the heuristic."""
+"""Solve a problem by the exact search, or by the heuristic without OR-Tools.
+
+The entry point.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,25 @@ from .model import WHOLE, Packing, Problem
 
 
 def pack(problem: Problem, solver: str = "auto") -> Packing:
-    """Pack the workloads onto the fleet with least churn against today.
+    """Pack the workloads onto the fleet with the least change to the current layout.
 
-    `solver`: auto, or heuristic to go without the search. Every workload is placed or in `unplaced` with the reason. Raises
-    PackingError where the problem contradicts itself, CatalogueError where a GPU's model is not in the catalogue.
+    `solver`: auto, or heuristic to skip the search. Every workload is placed or in `unplaced` with a reason. Raises
+    PackingError if the problem is contradictory, CatalogueError if the catalogue lacks a GPU's model.
     """
     case = Case(problem)
     first, contents = greedy(case)
-    notes = () if within_bounds(case, first.score) else ("the heuristic found nothing within the bounds on churn",)
+    notes = () if within_bounds(case, first.score) else ("the heuristic found nothing within the limits of changes",)
     if solver == "heuristic" or exact.MISSING or not problem.gpus:
         if exact.MISSING and solver != "heuristic":
             notes = (*notes, "OR-Tools is missing (%s): pip install ortools for the optimum" % exact.MISSING)
         return dataclasses.replace(first, notes=notes)
-    found = _search(case, contents)
-    if found is None:
-        notes = (*notes, "the search found nothing in time: raise seconds, or the bounds on churn")
+    packing = _search(case, contents)
+    if packing is None:
+        notes = (*notes, "the search found nothing in time: raise seconds, or the limits of changes")
         return dataclasses.replace(first, notes=notes)
-    if within_bounds(case, first.score) and first.score.as_tuple() < found.score.as_tuple():
-        return dataclasses.replace(first, proven=False, bound=found.bound, notes=notes)
-    return found
+    if within_bounds(case, first.score) and first.score.as_tuple() < packing.score.as_tuple():
+        return dataclasses.replace(first, proven=False, bound=packing.bound, notes=notes)
+    return packing
 
 
 def _search(case: Case, contents) -> Packing | None:
@@ -42,24 +45,24 @@ def _search(case: Case, contents) -> Packing | None:
 
     cells = Cells(case, contents)
     search = exact.Search(cells)
-    found = search.solve(hint(search, contents))
-    if found is None:
+    solution = search.solve(hint(search, contents))
+    if solution is None:
         return None
-    layouts: Layouts = Reader(search, found).layouts()
+    layouts: Layouts = Reader(search, solution).layouts()
     made = answer(case, layouts, "cp-sat")
     whole = _is_whole(case, cells, made)
-    aims = list(found.proven)
+    aims = list(solution.proven)
     before = aims[: aims.index("gpus") + 1]
-    proven = whole and all(found.proven[aim] for aim in before)
-    churn = proven and whole and not cells.pinned and all(found.proven.values())
-    return dataclasses.replace(made, proven=proven, proven_churn=churn, bound=found.bound if whole else None)
+    proven = whole and all(solution.proven[aim] for aim in before)
+    churn = proven and whole and not cells.pinned and all(solution.proven.values())
+    return dataclasses.replace(made, proven=proven, proven_churn=churn, bound=solution.bound if whole else None)
 
 
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
-    """Return whether the proof of the search holds for the problem: it used every pattern and placed all workloads.
+    """Return whether the search considered every pattern and placed every workload, so that its proof is valid.
 
-    Bound workloads that stay where the heuristic put them take nothing away from the proof where each takes whole GPUs, all
-    GPUs are alike, and none was left out: wherever they stand, they take as many.
+    Bound workloads that the heuristic placed do not weaken the proof if each takes whole GPUs, all GPUs are equal and none was
+    left out: they need the same number of GPUs anywhere.
     """
     if not cells.complete:
         return False

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Between counts and GPUs: what the search found, GPU by GPU, and what the heuristic found, counted. Pure."""
+"""Translate a solution of the search into GPUs, and the heuristic's result into a start of the search. Pure."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from typing import Iterator, Mapping, Sequence
 
 from .answer import Layouts, Part
 from .cells import Cell
-from .exact import Found, Search
+from .exact import Search, Solution
 from .geometry import MUST, Pattern, Settled
 from .model import Shape, Standing
 
 
 @dataclass
 class _Place:
-    """A place on a GPU. `there` is its current content. `stays` means that its workload keeps using it."""
+    """A place on a GPU.
+
+    `current` is its current content. `stays` means that its workload keeps using it.
+    """
 
     key: tuple[str, int]
     shape: Shape
     start: int | None
-    there: Standing | None = None
+    current: Standing | None = None
     workload: str | None = None
     stays: bool = False
 
     def standing(self) -> Standing:
-        # A quota is its tenant's: that of another tenant is created again. An instance can be handed on.
-        new = self.there is None if self.shape.kind == "mig" else not self.stays
+        # A quota belongs to its tenant, so another tenant needs a new one. An instance can be reused.
+        new = self.current is None if self.shape.kind == "mig" else not self.stays
         return Standing(*self.key, self.shape, self.start, self.workload, new)
 
 
 class Reader:
-    """Reads what was found into layouts. `left` are the free places of each shape, by GPU."""
+    """Translate a solution into layouts."""
 
-    def __init__(self, search: Search, found: Found) -> None:
-        self.search, self.cells, self.case, self.found = search, search.cells, search.cells.case, found
+    def __init__(self, search: Search, solution: Solution) -> None:
+        self.search, self.cells, self.case, self.solution = search, search.cells, search.cells.case, solution
         self.places: dict[tuple[str, int], list[_Place]] = {}
         self.spare: dict[tuple[str, int], list[Standing]] = {}
         self.placed: set[str] = set()
@@ -50,20 +53,20 @@ class Reader:
                 if not part.stays:
                     self._put(key, part.shape, part.workload)
         for (name, key, shape), put in self.search.puts.items():
-            if self.found.value(put) and not any(p.workload == name for p in self.places[key]):
+            if self.solution.value(put) and not any(p.workload == name for p in self.places[key]):
                 self._put(key, shape, name)
         self._fill(self._pools())
         return dict(self._standing())
 
     def _cell(self, number: int, cell: Cell) -> None:
         stays = {
-            (owner, shape): self.found.value(stay)
+            (owner, shape): self.solution.value(stay)
             for (c, owner, shape), stay in self.search.stays.items()
             if c == number
         }
         gpus = iter(cell.gpus)
         for n, (pattern, settled) in enumerate(cell.choices):
-            for _ in range(self.found.value(self.search.picks[number, n])):
+            for _ in range(self.solution.value(self.search.picks[number, n])):
                 self._gpu(next(gpus), cell, pattern, settled, stays)
 
     def _gpu(self, key: tuple[str, int], cell: Cell, pattern: Pattern, settled: Settled, stays: dict) -> None:
@@ -72,10 +75,10 @@ class Reader:
         for shape, start, serves in zip(pattern, settled.starts, settled.serves):
             place = _Place(key, shape, start)
             if serves is not None:
-                owner, place.there = cell.owners[serves], today[serves]
+                owner, place.current = cell.owners[serves], today[serves]
                 if owner == MUST or stays.get((owner, shape), 0) > 0:
-                    place.workload, place.stays = place.there.workload, True
-                    self.placed.add(place.there.workload)
+                    place.workload, place.stays = place.current.workload, True
+                    self.placed.add(place.current.workload)
                     if owner != MUST:
                         stays[owner, shape] -= 1
             self.places[key].append(place)
@@ -84,11 +87,11 @@ class Reader:
     def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
         free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
         # Existing parts are used first.
-        min(free, key=lambda place: place.there is None).workload = name
+        min(free, key=lambda place: place.current is None).workload = name
         self.placed.add(name)
 
     def _pools(self) -> dict[Shape, list[str]]:
-        """The workloads that still want a place, by the shape that they take."""
+        """Return the workloads without a place, by the shape that they take."""
         pools: dict[Shape, list[str]] = defaultdict(list)
         for kind, names in self.cells.kinds.items():
             rest = iter([name for name in names if name not in self.placed])
@@ -99,7 +102,7 @@ class Reader:
                 if place.stays and self.cells.owner_kind(place.workload) == kind
             )
             for shape in kind[0]:
-                for _ in range(self.found.value(self.search.takes[kind, shape]) - here[shape]):
+                for _ in range(self.solution.value(self.search.takes[kind, shape]) - here[shape]):
                     pools[shape].append(next(rest))
         return pools
 
@@ -108,23 +111,23 @@ class Reader:
         for made in (False, True):
             for gpu in self.case.problem.gpus:
                 for place in self.places.get(gpu.key, ()):
-                    if place.workload is None and (place.there is None) == made and waiting.get(place.shape):
+                    if place.workload is None and (place.current is None) == made and waiting.get(place.shape):
                         place.workload = waiting[place.shape].pop()
         left = sum(map(len, waiting.values()))
         if left:
-            raise AssertionError("the search promised places for %d workloads more than there are" % left)
+            raise AssertionError("the solution has no places for %d workloads that it places" % left)
 
     def _standing(self) -> Iterator[tuple[tuple[str, int], list[Standing]]]:
         keep = self.case.rules.most_destroyed is not None
         for key, places in self.places.items():
             standing = [p.standing() for p in places if p.workload is not None]
-            idle = [p.standing() for p in places if p.workload is None and p.there and p.shape.kind == "mig"]
+            idle = [p.standing() for p in places if p.workload is None and p.current and p.shape.kind == "mig"]
             if standing or (keep and (idle or self.spare[key])):
                 yield key, sorted([*standing, *idle, *self.spare[key]], key=lambda s: (s.start or 0, s.workload or ""))
 
 
 def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
-    """What the heuristic found, as the first guess of the search: values by variable."""
+    """Return the heuristic's result as a start of the search: values by the index of their variable."""
     cells = search.cells
     values: Counter[int] = Counter()
     for variable in (*search.picks.values(), *search.stays.values(), *search.takes.values()):
@@ -155,6 +158,6 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
 
 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
-    """The choice that holds these, and lets most of them stay."""
+    """Return the choice that contains the needed shapes and lets most workloads stay, None if none does."""
     able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
     return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)

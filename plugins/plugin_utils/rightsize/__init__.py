@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Propose a better layout of the fleet, from an audit and histories. It is not applied. docs/rightsize.md.
+"""Propose a better layout of the fleet, from an audit and histories.
+
+It is not applied. docs/rightsize.md.
 
 model      frozen values
 wishes     settings of workloads in the inventory

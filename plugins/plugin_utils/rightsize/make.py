@@ -37,7 +37,10 @@ _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs of a proposal. `states` (results of gpu_info), `layouts` (gpu_layout) and `wishes` are by host."""
+    """The inputs of a proposal.
+
+    `states` (results of gpu_info), `layouts` (gpu_layout) and `wishes` are by host.
+    """
 
     audit: Order
     states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -53,7 +56,10 @@ class Request:
 
 
 def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
-    """Return the proposal. Raises FleetError without any data, or if the inventory has an impossible setting."""
+    """Return the proposal.
+
+    Raises FleetError without any data, or if the inventory has an impossible setting.
+    """
     audit = make_audit(request.audit, now_seconds, say)
     notes = list(audit.sources.missing)
     hosts = hosts_today(request.states, request.layouts)
@@ -236,7 +242,10 @@ def _outcome(
 
 
 def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing: str = "") -> str:
-    """Return why a workload that could change does not. `solver_missing` is the reason why OR-Tools is unavailable."""
+    """Return why a workload that could change does not.
+
+    `solver_missing` is the reason why OR-Tools is unavailable.
+    """
     if decision.shape == one.shape:
         return decision.reason
     could = _shown(decision.shape, None)
@@ -273,7 +282,10 @@ def _used_then(gpus: Sequence[GpuToday], then: Mapping[str, Sequence[Standing]])
 
 
 def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float | None:
-    """Return the monthly price of freed GPUs minus that of newly used ones. None without prices."""
+    """Return the monthly price of freed GPUs minus that of newly used ones.
+
+    None without prices.
+    """
     changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
     known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]
     return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None

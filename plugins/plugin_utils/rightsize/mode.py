@@ -96,7 +96,10 @@ def _exclusive(why: str) -> Decision:
 
 
 def _smallest(need: Need, rules: Geometry, whole: bool = False) -> Shape | None:
-    """Return the smallest instance that fits, of profiles without extra engines. With `whole`, it may be the whole GPU."""
+    """Return the smallest instance that fits, of profiles without extra engines.
+
+    With `whole`, it may be the whole GPU.
+    """
     slices = rules.capacity.compute_slices
     found = [
         mig(name)
@@ -114,7 +117,7 @@ def _quota(kind: str, need: Need, rules: Geometry) -> Shape | None:
     memory = math.ceil(need.memory_bytes / _MIB / _MEMORY_STEP_MIB) * _MEMORY_STEP_MIB
     percent = math.ceil(max(need.compute_percent, 1) / _PERCENT_STEP) * _PERCENT_STEP
     shape = share(kind, max(memory, _MEMORY_STEP_MIB), min(percent, 100))
-    return shape if rules.knows(shape) else None
+    return shape if rules.can_hold(shape) else None
 
 
 def _text(need: Need) -> str:

@@ -54,13 +54,16 @@ class Wish:
 
     @property
     def forces(self) -> bool:
-        """Whether it forces a mode or profile, even if no GPU is freed."""
+        """Return whether it forces a mode or profile, even if no GPU is freed."""
         return self.mode != "auto" or bool(self.profile)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Need of a workload, relative to its whole GPU. `confidence` is from 0 to 1, and 1 for values of the inventory."""
+    """Need of a workload, relative to its whole GPU.
+
+    `confidence` is from 0 to 1, and 1 for values of the inventory.
+    """
 
     memory_bytes: float
     compute_percent: float
@@ -80,7 +83,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Occupant:
-    """A workload in its current place. `holders` are from gpu_info. `left` is the reason if it is excluded."""
+    """A workload in its current place.
+
+    `holders` are from gpu_info. `left` is the reason if it is excluded.
+    """
 
     name: str
     key: tuple[str, int]
@@ -106,7 +112,10 @@ class Occupant:
 
 @dataclass(frozen=True)
 class GpuToday:
-    """A GPU as reported by its host. `left` is the reason if it is excluded: nothing moves to or from it."""
+    """A GPU as reported by its host.
+
+    `left` is the reason if it is excluded: nothing moves to or from it.
+    """
 
     host: str
     gpu: Gpu
@@ -128,7 +137,10 @@ class GpuToday:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for one workload. `change` is stays, resized (on its GPU), moved, or left (excluded)."""
+    """The result for one workload.
+
+    `change` is stays, resized (on its GPU), moved, or left (excluded).
+    """
 
     name: str
     host: str

@@ -35,7 +35,10 @@ NO_LAYOUT = "the host's layout is invalid: %s"
 
 
 class HostToday(NamedTuple):
-    """A host, its layout, and the layout's entry of each GPU by UUID. `problem` is the reason if there are no entries."""
+    """A host, its layout, and the layout's entry of each GPU by UUID.
+
+    `problem` is the reason if there are no entries.
+    """
 
     state: Mapping[str, Any]
     host: Host
@@ -45,7 +48,10 @@ class HostToday(NamedTuple):
 
 
 def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, Any]) -> dict[str, HostToday]:
-    """Read the results of gpu_info and the layouts of hosts, ordered by name. Raises RightsizeError for an invalid state."""
+    """Read the results of gpu_info and the layouts of hosts, ordered by name.
+
+    Raises RightsizeError for an invalid state.
+    """
     found = {}
     for name in sorted(states):
         host = host_of(name, states[name])
@@ -71,7 +77,10 @@ def model_of(name: str) -> str:
 
 
 def host_of(host: str, state: Mapping[str, Any]) -> Host:
-    """Return the host with its holders. Raises RightsizeError if `state` is not a result of gpu_info."""
+    """Return the host with its holders.
+
+    Raises RightsizeError if `state` is not a result of gpu_info.
+    """
     try:
         gpus = tuple(_gpu(data) for data in state["gpus"])
         holders = [_holder(row, str(data["uuid"])) for data in state["gpus"] for row in data.get("holders") or ()]

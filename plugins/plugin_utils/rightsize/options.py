@@ -54,7 +54,10 @@ def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[st
 
 
 def policy(given: Mapping[str, Any]) -> Policy:
-    """Return the numbers of sizing with the inventory's changes. Raises RightsizeError, OptionError and SizingError."""
+    """Return the numbers of sizing with the inventory's changes.
+
+    Raises RightsizeError, OptionError and SizingError.
+    """
     known_keys("sizing", given, [item.name for item in dataclasses.fields(Policy)])
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -45,7 +45,9 @@ def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Coll
 
 
 def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tuple[Plan, list[str]]:
-    """Plan a layout. Returns (the plan of the GPUs, lines about its daemons and tenants).
+    """Plan a layout.
+
+    Returns (the plan of the GPUs, lines about its daemons and tenants).
 
     All instances count as managed by the collection. Raises LayoutError, SelectorError and PlanError like applying it.
     """

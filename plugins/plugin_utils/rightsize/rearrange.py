@@ -26,7 +26,10 @@ from .model import Decision, GpuToday, Occupant
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the whole proposal. `rules` apply to each problem, except for their limits of changes and time."""
+    """Limits of the whole proposal.
+
+    `rules` apply to each problem, except for their limits of changes and time.
+    """
 
     most_moved: int | None = None
     most_destroyed: int | None = None
@@ -104,7 +107,10 @@ def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layout_of(standing: Sequence[Standing]) -> tuple:
-    """Return what a layout contains for these places. Layouts do not distinguish a used whole GPU from a free one."""
+    """Return what a layout contains for these places.
+
+    Layouts do not distinguish a used whole GPU from a free one.
+    """
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
     return tuple(sorted(quotas, key=repr))
@@ -253,13 +259,19 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
 
 
 def smaller(decision: Decision, one: Occupant, model: str) -> bool:
-    """Whether it would use less of a GPU. Nothing is enlarged, since history does not show what a full workload would use."""
+    """Return whether it would use less of a GPU.
+
+    Nothing is enlarged, since history does not show what a full workload would use.
+    """
     rules = geometry(model)
     return rules.load(decision.shape) < rules.load(one.shape)
 
 
 class Bounds(NamedTuple):
-    """Limits of a search: time in seconds, moved workloads and destroyed instances. None is unlimited."""
+    """Limits of a search: time in seconds, moved workloads and destroyed instances.
+
+    None is unlimited.
+    """
 
     seconds: float
     moved: int | None = None

@@ -81,7 +81,10 @@ def _place(finding: Finding) -> tuple[str, str, str]:
 
 
 def _holders(host: str, state: Mapping[str, Any]):
-    """Yield (place as text, place, holder). For GPUs with instances, the holders of the instances."""
+    """Yield (place as text, place, holder).
+
+    For GPUs with instances, the holders of the instances.
+    """
     for gpu in state.get("gpus") or ():
         instances = (gpu.get("mig") or {}).get("instances") or ()
         for instance in instances:

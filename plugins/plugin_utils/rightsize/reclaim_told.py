@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notify owners of idle holders from the controller. Checks the settings of the inventory and the results of hosts."""
+"""Notify owners of idle holders from the controller.
+
+Checks the settings of the inventory and the results of hosts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class Ways:
 
 
 def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
-    """Return the notification methods of the inventory, or else those of the audit. Raises FleetError."""
+    """Return the notification methods of the inventory, or else those of the audit.
+
+    Raises FleetError.
+    """
     known = [Notice.of(row, personal=True) for row in audits]
     if given is None:
         return Ways(tuple(known), ())
@@ -70,7 +76,10 @@ def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Wa
 
 
 def notice_seconds(text: Any) -> float:
-    """Return the time between notice and stop in seconds, or 0 for no notice. Raises FleetError."""
+    """Return the time between notice and stop in seconds, or 0 for no notice.
+
+    Raises FleetError.
+    """
     if re.fullmatch(r"\s*0\s*[mhdw]?\s*", str(text)):
         return 0.0
     try:
@@ -91,14 +100,20 @@ def owners(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a host's result about announced and stopped holders. Raises HostValueError."""
+    """Check a host's result about announced and stopped holders.
+
+    Raises HostValueError.
+    """
     return Reader(host).read("", result, _RESULT)
 
 
 def tell(
     host: str, result: Mapping[str, Any], notices: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Send a message for each receiver and stage. Returns (receivers, failures, delivered notices)."""
+    """Send a message for each receiver and stage.
+
+    Returns (receivers, failures, delivered notices).
+    """
     receivers: list[str] = []
     failures: list[str] = []
     reached: list[dict[str, Any]] = []

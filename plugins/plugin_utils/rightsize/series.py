@@ -36,7 +36,10 @@ _BY = "host, gpu_uuid, mig_instance"
 
 @dataclass(frozen=True)
 class Grid:
-    """The times of a range query. They are multiples of the step, like those of recording rules."""
+    """The times of a range query.
+
+    They are multiples of the step, like those of recording rules.
+    """
 
     start: int
     end: int
@@ -111,7 +114,10 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 
 
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
-    """Return PromQL for the maximum of each step. Ratios without roll-up use the maximum five-minute average."""
+    """Return PromQL for the maximum of each step.
+
+    Ratios without roll-up use the maximum five-minute average.
+    """
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)
     else:
@@ -124,7 +130,9 @@ def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
 def fleet_of(
     occupants: Sequence[Occupant], found: Mapping[str, Mapping[str, np.ndarray]], grid: Grid, cards: Mapping[str, float]
 ) -> Fleet:
-    """Return the input of sizing. `cards` has the memory of each workload's current GPU or instance, in bytes.
+    """Return the input of sizing.
+
+    `cards` has the memory of each workload's current GPU or instance, in bytes.
 
     Duty is SM activity, or the share of time in which a kernel ran if SM activity is unknown. Workloads with low latency use the
     higher of both, because a part of a GPU would prolong their short bursts.
@@ -162,7 +170,10 @@ def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
 
 
 def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
-    """Return the need of a tenant. Only memory is measured, so its share of the SMs stays."""
+    """Return the need of a tenant.
+
+    Only memory is measured, so its share of the SMs stays.
+    """
     memory = one.finding.holding.memory
     if memory is None or memory.max is None:
         return "the use of its quota is unknown"

@@ -26,7 +26,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Teams:
-    """`members` of each shared card. `reasons` and `stays` explain by name why workloads share a card or not."""
+    """`members` of each shared card.
+
+    `reasons` and `stays` explain by name why workloads share a card or not.
+    """
 
     members: tuple[tuple[str, ...], ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -86,7 +86,10 @@ def fleet_today(
 
 
 def _drift(layout: Layout, host: Host) -> str:
-    """Return how the host differs from its layout, or an empty text. A proposal would change that as well."""
+    """Return how the host differs from its layout, or an empty text.
+
+    A proposal would change that as well.
+    """
     plan = planner.plan(host.gpus, targets(layout, host.gpus))
     if not plan.changes_devices:
         return ""
@@ -107,7 +110,10 @@ def _history(found: Finding) -> bool:
 
 
 class _GpuReading:
-    """Reads one GPU. `watched`: its host has any history. `spread`: holders of several GPUs on the host."""
+    """Reads one GPU.
+
+    `watched`: its host has any history. `spread`: holders of several GPUs on the host.
+    """
 
     watched = False
     spread: frozenset[str] = frozenset()
@@ -131,7 +137,10 @@ class _GpuReading:
         self.tenants = {found.holding.subject.name: found for found in findings if _is_tenant(found)}
 
     def look(self, wrong: str = "") -> GpuToday:
-        """Return the GPU with its workloads. `wrong` is a reason to exclude the whole host."""
+        """Return the GPU with its workloads.
+
+        `wrong` is a reason to exclude the whole host.
+        """
         found = GpuToday(self.host, self.gpu, self.model)
         why = wrong or self._whole()
         rows = [
@@ -179,7 +188,10 @@ class _GpuReading:
         return ""
 
     def _sick(self) -> str:
-        """Return whether a GPU with tenants is unhealthy, as a reason. Findings of tenants do not show it."""
+        """Return whether a GPU with tenants is unhealthy, as a reason.
+
+        Findings of tenants do not show it.
+        """
         found = self.findings.get("")
         if found is None or found.verdict.word != "unhealthy":
             return ""
@@ -212,7 +224,7 @@ class _GpuReading:
                 vacant.append(Standing(self.host, self.gpu.index, shape, start))
                 continue
             left = ""
-            if not out and not geometry(self.model).knows(shape):
+            if not out and not geometry(self.model).can_hold(shape):
                 left = "the catalogue does not have the profile %s of a %s" % (instance.profile, self.model)
             elif not self._plain(instance):
                 left = "it is split into compute instances"
@@ -294,7 +306,10 @@ class _GpuReading:
         return any(wish.leave for wish in self.wishes) and any(map(_unnamed, _origins(holders)))
 
     def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the current holder is too new for the history, or an empty text. Checks host and server."""
+        """Return why the current holder is too new for the history, or an empty text.
+
+        Checks host and server.
+        """
         began = min((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
         held = found.holding.held_seconds
         if (began is None or began <= self.since) and (held is None or held >= self.least_seconds):
@@ -317,7 +332,10 @@ def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
 
 
 def _who(row: Mapping[str, Any]) -> list[str]:
-    """Return the unit, container, job, user and process of a holder. The same one on two GPUs is one workload."""
+    """Return the unit, container, job, user and process of a holder.
+
+    The same one on two GPUs is one workload.
+    """
     found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
     found += ["job %s" % row["job"]] if row.get("job") else []
     # Processes started by hand, for example ranks of one training, have only their user in common.
@@ -326,7 +344,10 @@ def _who(row: Mapping[str, Any]) -> list[str]:
 
 
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
-    """Return the holders of several GPUs or instances. They cannot use parts of GPUs: a process sees one MIG device at most."""
+    """Return the holders of several GPUs or instances.
+
+    They cannot use parts of GPUs: a process sees one MIG device at most.
+    """
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:
         in_mig = bool((gpu.get("mig") or {}).get("instances"))
@@ -345,13 +366,16 @@ def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _unnamed(origin: str) -> bool:
-    """Whether only the ID of a container is known."""
+    """Return whether only the ID of a container is known."""
     _runtime, container, name = origin.rpartition("container ")
     return bool(container and UNNAMED.fullmatch(name))
 
 
 def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lasting name of the unit or container, or an empty text. Names of jobs do not last."""
+    """Return the lasting name of the unit or container, or an empty text.
+
+    Names of jobs do not last.
+    """
     origins = _origins(holders)
     if len(origins) != 1 or any(row.get("job") for row in holders):
         return ""

@@ -30,7 +30,10 @@ _MARK = "# A proposal of openfleet.gpu.rightsize"
 
 
 def all_of(proposal: Proposal, directory: Path) -> list[Path]:
-    """Write all files, each whole or not at all. Returns their paths. Raises RightsizeError."""
+    """Write all files, each whole or not at all.
+
+    Returns their paths. Raises RightsizeError.
+    """
     texts = dict(files(proposal))
     try:
         private.make_folder(directory)
@@ -73,7 +76,9 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
 
 
 def layout_text(change: HostChange) -> str:
-    """Return the variables file of a host, fit for a pull request. Raises RightsizeError.
+    """Return the variables file of a host, fit for a pull request.
+
+    Raises RightsizeError.
 
     Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in rightsize.yml,
     which Ansible does not read. A layout that is not plain data when read back is refused.

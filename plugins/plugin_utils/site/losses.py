@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether a run continues without the hosts that have no plan. Pure.
 
-A host with a fault of its own (unreachable, failing driver, GPUs in use) is a loss, which `gpu_site_tolerate` may allow. A host
+A host with its own fault (unreachable, failing driver, GPUs in use) is a loss, which `gpu_site_tolerate` may allow. A host
 with errors in its layout or variables is never tolerated: correct the inventory first.
 """
 
@@ -66,7 +66,9 @@ def tolerated(value: Any, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a host has no plan, in one line. `host_fault`: the cause is the host, not the inventory.
+    """The reason why a host has no plan, in one line.
+
+    `host_fault`: the cause is the host, not the inventory.
 
     `become`: it asks for a password to become root.
     """
@@ -77,7 +79,10 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return the failure from a host's failed result. A missing or empty result means that the host was unreachable."""
+    """Return the failure from a host's failed result.
+
+    A missing or empty result means that the host was unreachable.
+    """
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
     message = _message(result)
@@ -96,14 +101,20 @@ def failure(host: str, result: Any) -> Failure:
 
 
 def _message(result: Mapping[str, Any]) -> str:
-    """Return the error of a result. A plan from the catalogue of GPU models has its problems in `forecast`."""
+    """Return the error of a result.
+
+    A plan from the catalogue of GPU models has its problems in `forecast`.
+    """
     forecast = result.get("forecast")
     problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
     return "\n".join(map(str, problems)) if problems else str(result.get("msg") or "").strip()
 
 
 def _unprinted(host: str, result: Any) -> str:
-    """Return the error of a task that did not fail, which Ansible does not print. Empty if the task failed."""
+    """Return the error of a task that did not fail, which Ansible does not print.
+
+    Empty if the task failed.
+    """
     if not isinstance(result, Mapping) or result.get("failed") or result.get("unreachable"):
         return ""
     return _message(result)

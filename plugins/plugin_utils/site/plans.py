@@ -19,7 +19,9 @@ _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
 def plans(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lines of each host's plan. Hosts without changes share the entry UNCHANGED.
+    """Return the lines of each host's plan.
+
+    Hosts without changes share the entry UNCHANGED.
 
     `results` are those of openfleet.gpu.layout in check mode. For an unreadable result the lines are the reason.
     """
@@ -40,7 +42,10 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a host, without changes only those of unmanaged GPUs. Raises HostValueError."""
+    """Return the lines of a host, without changes only those of unmanaged GPUs.
+
+    Raises HostValueError.
+    """
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
         forecast = read.get("forecast") or {}

@@ -16,7 +16,10 @@ from .model import Fleet, Policy
 
 @dataclass(frozen=True)
 class Demand:
-    """Need of a workload. With too little evidence the figures are None, and the workload must not change."""
+    """Need of a workload.
+
+    With too little evidence the figures are None, and the workload must not change.
+    """
 
     name: str
     evidence: Evidence
@@ -54,7 +57,9 @@ def padded_memory(fleet: Fleet, known: tuple[Evidence, ...], policy: Policy) -> 
 
 
 def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
-    """Return the need of each workload, sorted by name. Only workloads with enough evidence count as the fleet.
+    """Return the need of each workload, sorted by name.
+
+    Only workloads with enough evidence count as the fleet.
 
     Memory is never a percentile, because a process that cannot get memory dies. KRR uses the maximum plus 15 %. Here the margin
     shrinks with the length of the history (evidence.memory_margin), and a rising level counts twice.

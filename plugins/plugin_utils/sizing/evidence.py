@@ -17,7 +17,10 @@ _HOURS = 24
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of one workload. `missing` says what is insufficient, and is empty if there is enough."""
+    """Evidence of one workload.
+
+    `missing` says what is insufficient, and is empty if there is enough.
+    """
 
     #: Number of samples with duty and memory, and their time.
     samples: int
@@ -30,7 +33,7 @@ class Evidence:
 
     @property
     def enough(self) -> bool:
-        """Whether there is enough evidence."""
+        """Return whether there is enough evidence."""
         return not self.missing
 
     @property
@@ -40,7 +43,10 @@ class Evidence:
 
 
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
-    """Return the evidence of each workload in the fleet's order. Minimum amounts are KRR's, see Policy."""
+    """Return the evidence of each workload in the fleet's order.
+
+    Minimum amounts are KRR's, see Policy.
+    """
     complete = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
     hours = np.floor(fleet.times / 3600).astype(int) % _HOURS
     found = []
@@ -67,7 +73,10 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
 
 
 def memory_margin(days: float, policy: Policy) -> float:
-    """Return the margin on the observed maximum, as a ratio. It shrinks with the number of days, but never to 0."""
+    """Return the margin on the observed maximum, as a ratio.
+
+    It shrinks with the number of days, but never to 0.
+    """
     return policy.memory_margin_ratio / float(np.sqrt(1 + days))
 
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories and the numbers of the rules. Units: seconds, bytes, duty in percent of one GPU (0 to 100)."""
+"""Histories and the numbers of the rules.
+
+Units: seconds, bytes, duty in percent of one GPU (0 to 100).
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ class Fleet:
         memory: Sequence[Sequence[float]],
         card: Sequence[float] | float | None = None,
     ) -> Fleet:
-        """Build a fleet from anything that NumPy converts to arrays. Sorts by name, so the order of workloads has no effect."""
+        """Build a fleet from anything that NumPy converts to arrays.
+
+        Sorts by name, so the order of workloads has no effect.
+        """
         order = sorted(range(len(names)), key=lambda i: names[i])
         count, length = len(names), len(times)
         cards = np.full(count, np.nan) if card is None else np.broadcast_to(np.asarray(card, float), (count,))
@@ -159,7 +165,10 @@ class Fleet:
         return np.nan_to_num(self.duty)
 
     def whole_memory(self) -> np.ndarray:
-        """Return (n, t) bytes. Missing samples repeat the last one, and are 0 before the first."""
+        """Return (n, t) bytes.
+
+        Missing samples repeat the last one, and are 0 before the first.
+        """
         known = ~np.isnan(self.memory)
         last = np.maximum.accumulate(np.where(known, np.arange(known.shape[1]), -1), axis=1)
         found = np.take_along_axis(self.memory, np.maximum(last, 0), axis=1)

@@ -47,7 +47,10 @@ _RUINED = (2, 4)
 
 
 class Search:
-    """A search. `weigh` evaluates a sorted group, once per group. `size` has sizes of items, `capacity` is that of a card."""
+    """A search.
+
+    `weigh` evaluates a sorted group, once per group. `size` has sizes of items, `capacity` is that of a card.
+    """
 
     def __init__(
         self, weigh: Callable[[Group], Weight], size: Sequence[float], capacity: float, limits: Limits
@@ -124,7 +127,10 @@ class Search:
         return groups
 
     def _chosen(self, ordered: list[int], first: bool) -> list[int]:
-        """Return the cards to try, the fullest first. In later rounds, only the fullest and some random ones of many."""
+        """Return the cards to try, the fullest first.
+
+        In later rounds, only the fullest and some random ones of many.
+        """
         most = self._limits.candidates
         if first or len(ordered) <= most:
             return ordered

@@ -34,7 +34,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Result for cards of one size. `cards` contain all workloads except those in `left_alone`."""
+    """Result for cards of one size.
+
+    `cards` contain all workloads except those in `left_alone`.
+    """
 
     card_bytes: float
     cards: tuple[Card, ...]
@@ -111,7 +114,9 @@ class _Weigher:
 
 
 def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
-    """Group workloads on as few cards of `card_bytes` as the rules allow. Those with too little evidence are left alone.
+    """Group workloads on as few cards of `card_bytes` as the rules allow.
+
+    Those with too little evidence are left alone.
 
     Duty adds up unscaled. Memory with margins fits on each card. A card is saturated for at most `saturated_card_ratio`, all
     together for at most `saturated_ratio`. Raises SizingError for a card without memory.

@@ -63,8 +63,8 @@ _EXAMPLES_OF = {
 }
 _MISSING = {
     "gpu_layout": (
-        "Write `gpu_layout: []` to leave the host's GPUs as they are, run openfleet.gpu.export to adopt what is there, or "
-        "take the host out of gpu_hosts."
+        "Write `gpu_layout: []` to keep the host's GPUs as they are, run openfleet.gpu.export to adopt its current layout, or "
+        "remove the host from gpu_hosts."
     )
 }
 _SET_IT = "Set it in the inventory."
@@ -92,7 +92,10 @@ class Unknown:
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
-    """Return unknown names that resemble variables of the collection. `own` are globs of names to ignore."""
+    """Return unknown names that resemble variables of the collection.
+
+    `own` are globs of names to ignore.
+    """
     variables, unknown_names = known.variables(), []
     for name in sorted(names):
         if name in variables or known.is_internal(name) or any(fnmatchcase(name, pattern) for pattern in own):
@@ -181,7 +184,10 @@ def _one_letter_off(word: str, meant: str) -> bool:
 
 
 def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
-    """Return the most similar known name. After a prefix only the rest counts, because all names of a role share it."""
+    """Return the most similar known name.
+
+    After a prefix only the rest counts, because all names of a role share it.
+    """
     if prefix:
         rests = {each[len(prefix) :]: each for each in there if each.startswith(prefix)}
         near = difflib.get_close_matches(name[len(prefix) :], rests, 1, _REST_RATIO)

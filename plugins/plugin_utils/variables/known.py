@@ -21,7 +21,10 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. `owners` are the roles (``gpu_layout``) and playbooks (``site.yml``) that read it."""
+    """One variable.
+
+    `owners` are the roles (``gpu_layout``) and playbooks (``site.yml``) that read it.
+    """
 
     name: str
     option: Mapping[str, Any]

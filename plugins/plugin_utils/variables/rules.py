@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check limits of numbers and forms of texts beyond a variable's type. Each rule gets the value and its name."""
+"""Check limits of numbers and forms of texts beyond a variable's type.
+
+Each rule gets the value and its name.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def _tolerance(value: Any, name: str) -> None:
 
 
 def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
-    """Return a rule for a text, or for each text of a list. An empty text means no value."""
+    """Return a rule for a text, or for each text of a list.
+
+    An empty text means no value.
+    """
 
     def rule(value: Any, name: str) -> None:
         listed = isinstance(value, (list, tuple))

@@ -63,8 +63,8 @@ def other_side(site, url):
     return {name: str(value).replace("{{ gpu_bundle_url }}", url) for name, value in values.items()}
 
 
-def test_a_hosts_own_apt_takes_everything_from_the_bundle(site, serve, tmp_path):
-    """With the very sources, key and pins that the roles write, and with what the distribution is said to have."""
+def test_apt_of_a_host_installs_everything_from_the_bundle(site, serve, tmp_path):
+    """With the sources, key and pins of the roles, and the packages that the distribution provides."""
     site.make()
     manifest = site.manifest()
     values = other_side(site, serve(site.bundle))
@@ -90,7 +90,7 @@ def test_a_hosts_own_apt_takes_everything_from_the_bundle(site, serve, tmp_path)
     }
 
 
-def test_apt_refuses_a_bundle_that_was_changed_after_it_was_made(site, serve, tmp_path):
+def test_apt_refuses_a_changed_bundle(site, serve, tmp_path):
     site.make()
     index = site.bundle / DRIVER / "Packages"
     index.write_text(index.read_text().replace("580.105.08", "580.105.09"))
@@ -105,7 +105,7 @@ def test_apt_refuses_a_bundle_that_was_changed_after_it_was_made(site, serve, tm
 
 
 @pytest.mark.core
-def test_the_manifest_says_what_is_for_whom(site):
+def test_manifest_lists_hosts_of_each_file(site):
     site.make()
     manifest = site.manifest()
     hosts = {entry["what"]: entry["hosts"] for entry in manifest["files"]}
@@ -120,7 +120,7 @@ def test_the_manifest_says_what_is_for_whom(site):
     assert listed == {name for name in site.files() if name.startswith("repositories/")}
 
 
-def test_a_second_run_fetches_no_package_and_writes_nothing(site):
+def test_second_run_fetches_and_writes_nothing(site):
     site.make()
     before = site.files()
     site.vendor.requests.clear()
@@ -130,7 +130,7 @@ def test_a_second_run_fetches_no_package_and_writes_nothing(site):
     assert site.files() == before
 
 
-def test_a_dry_run_names_the_packages_and_leaves_nothing(site):
+def test_dry_run_lists_packages_and_writes_nothing(site):
     said = site.make("--check", "--diff")
     assert "changed=1" in said
     assert "+%snvidia-driver-cuda_580.105.08-1_amd64.deb" % DRIVER in said
@@ -139,7 +139,7 @@ def test_a_dry_run_names_the_packages_and_leaves_nothing(site):
 
 
 @pytest.mark.thorough
-def test_another_version_comes_and_the_old_one_goes_when_it_is_asked_for(site):
+def test_new_version_is_fetched_and_old_one_pruned_on_request(site):
     site.make()
     site.variables["nvidia_driver_version"] = "580.95.05"
     said = site.make()
@@ -158,7 +158,7 @@ def test_another_version_comes_and_the_old_one_goes_when_it_is_asked_for(site):
     assert site.manifest()["no_longer_needed"] == []
 
 
-def test_a_branch_is_its_newest_version_and_others_come_along(site):
+def test_branch_is_its_newest_version_and_additional_ones_are_fetched(site):
     site.variables["nvidia_driver_version"] = "580"
     site.variables["gpu_bundle_container_toolkit_versions"] = ["1.17.8"]
     site.make()
@@ -169,7 +169,7 @@ def test_a_branch_is_its_newest_version_and_others_come_along(site):
     }
 
 
-def test_files_that_the_inventory_names_come_along(site, tmp_path):
+def test_files_of_the_inventory_are_included(site, tmp_path):
     (tmp_path / "driver.run").write_text("an installer\n")
     (tmp_path / "nvidia_ml_py-1-py3-none-any.whl").write_text("a wheel\n")
     digest = subprocess.run(
@@ -196,7 +196,7 @@ def test_files_that_the_inventory_names_come_along(site, tmp_path):
     assert (site.bundle / "files" / "driver.run").read_text() == "an installer\n"
 
 
-def test_the_device_plugin_is_fetched_from_its_address_once(site, vendor):
+def test_device_plugin_is_fetched_once(site, vendor):
     (vendor.root / "plugin.yml").write_text("kind: DaemonSet\n")
     site.variables.update(
         gpu_bundle_parts=["kubernetes"],

@@ -61,7 +61,7 @@ def install(archive, folder):
 
 
 @pytest.mark.thorough
-def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path):
+def test_controller_packages_include_dependencies(site, index, tmp_path):
     (tmp_path / "requirements.txt").write_text("# the controller's\nfleet-tool==2.0\n")
     site.variables["gpu_bundle_parts"] = ["controller"]
     site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
@@ -101,7 +101,7 @@ def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path
     assert {path.name for path in (site.bundle / "python").iterdir()} == names
 
 
-def test_packages_with_hashes_are_fetched_by_these(site, index, tmp_path):
+def test_packages_with_hashes_are_verified(site, index, tmp_path):
     wheels = {path.name.split("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in index.iterdir()}
     lines = ["%s==%s --hash=sha256:%s\n" % (name, version, wheels[name]) for name, version in
              (("fleet_tool", "2.0"), ("fleet_helper", "1.5"))]  # fmt: skip
@@ -120,14 +120,14 @@ def test_packages_with_hashes_are_fetched_by_these(site, index, tmp_path):
 
 
 @pytest.mark.thorough
-def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
+def test_hosts_get_pynvml_as_a_wheel_instead_of_pip(site, index):
     site.variables["gpu_bundle_parts"] = ["nvml"]
     site.variables.update(gpu_layout_nvml_source="index", gpu_layout_nvml_version="1.2.3")
     said = " ".join(site.make("--check", expect=1).split())
     assert "gpu_layout_nvml_version" in said and "gpu_layout_nvml_hashes" in said
     (path,) = index.glob("nvidia_ml_py-*")
     site.variables["gpu_layout_nvml_hashes"] = ["sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()]
-    assert "pip would be asked for nvidia-ml-py==1.2.3" in site.make("--check")
+    assert "pip would fetch nvidia-ml-py==1.2.3" in site.make("--check")
     good = path.read_bytes()
     wheel(index, "nvidia_ml_py", "1.2.3", code="import os")
     assert "pip cannot fetch nvidia-ml-py==1.2.3" in site.make(expect=1)
@@ -142,7 +142,7 @@ def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
     assert "changed=0" in site.make()
 
 
-def test_the_collection_in_a_bundle_installs_and_makes_bundles(site, tmp_path):
+def test_collection_of_a_bundle_installs_and_makes_bundles(site, tmp_path):
     site.variables["gpu_bundle_parts"] = ["collection"]
     site.make()
     (archive,) = (site.bundle / "collection").iterdir()

@@ -60,7 +60,7 @@ def installed(root) -> dict:
 
 
 @pytest.mark.host_python
-def test_one_installation_waits_for_another(install, tmp_path):
+def test_installation_waits_for_another_one(install, tmp_path):
     (tmp_path / "run").mkdir()
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,8 +77,8 @@ def test_one_installation_waits_for_another(install, tmp_path):
     assert LOCK not in installed(tmp_path) and not install()["changed"]
 
 
-def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monkeypatch):
-    """All files are as wanted then, and nothing else would tell."""
+def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
+    """All files are as desired then, so only the record shows it."""
     monkeypatch.setattr(Installation, "is_host", True)
     sources = read_sources()
     given = Sources(sources_digest(sources), pack(sources))
@@ -112,7 +112,7 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_unit_that_another_run_keeps_from_starting_names_that_run(tmp_path, monkeypatch, waits):
+def test_unit_blocked_by_another_run_names_that_run(tmp_path, monkeypatch, waits):
     monkeypatch.setattr(Installation, "is_host", True)
     line = "gpu-layout: this host: another run is changing the layout: pid 7 (a run of Ansible). Wait for it and run again."
 
@@ -144,7 +144,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.host_python
-def test_it_installs_once_and_takes_all_away(install, tmp_path):
+def test_install_is_idempotent_and_removal_complete(install, tmp_path):
     assert len(install()["done"]) == 3
     there = installed(tmp_path)
     assert sorted(there) == [
@@ -160,7 +160,7 @@ def test_it_installs_once_and_takes_all_away(install, tmp_path):
     assert not install(state="absent")["changed"]
 
 
-def test_records_go_with_it_and_a_lock_alone_is_none(install, tmp_path):
+def test_removal_includes_records_and_a_lock_is_no_record(install, tmp_path):
     records = tmp_path / "records"
     for name in ("lock", "owned.json"):
         records.mkdir(exist_ok=True)
@@ -173,7 +173,7 @@ def test_records_go_with_it_and_a_lock_alone_is_none(install, tmp_path):
     assert install(state="absent", records=str(records)) == {"changed": False, "done": []}
 
 
-def test_check_foretells_and_changes_nothing(install, tmp_path):
+def test_check_mode_predicts_and_changes_nothing(install, tmp_path):
     foretold = install(check=True)
     assert installed(tmp_path) == {}
     assert install() == foretold
@@ -182,7 +182,7 @@ def test_check_foretells_and_changes_nothing(install, tmp_path):
     assert installed(tmp_path) == there
 
 
-def test_a_layout_on_trial_can_be_taken_back(install, tmp_path):
+def test_layout_on_trial_can_be_rolled_back(install, tmp_path):
     path = tmp_path / "etc/openfleet-gpu/layout.json"
     install(state="former")
     assert installed(tmp_path) == {}, "nothing was on trial"
@@ -210,7 +210,7 @@ METRICS = {
 }
 
 
-def test_metrics_come_and_go_with_their_directory(install, tmp_path):
+def test_metrics_are_installed_and_removed_with_their_directory(install, tmp_path):
     install()
     without = installed(tmp_path)
     foretold = install(check=True, metrics=ON)
@@ -234,7 +234,7 @@ def test_metrics_come_and_go_with_their_directory(install, tmp_path):
     assert installed(tmp_path) == {} and not (tmp_path / "var").exists()
 
 
-def test_the_socket_of_keep_comes_and_goes(install, tmp_path):
+def test_keep_socket_is_installed_and_removed(install, tmp_path):
     install()
     without = installed(tmp_path)
     kept = dict(UNKEPT, wanted=True)
@@ -252,7 +252,7 @@ def test_the_socket_of_keep_comes_and_goes(install, tmp_path):
     assert installed(tmp_path) == {}
 
 
-def test_the_agent_of_tenants_comes_and_goes(install, tmp_path):
+def test_tenant_agent_is_installed_and_removed(install, tmp_path):
     install()
     without = installed(tmp_path)
     assert install(agent="[Service]\n")["changed"]
@@ -266,13 +266,13 @@ def test_the_agent_of_tenants_comes_and_goes(install, tmp_path):
     assert installed(tmp_path) == {}
 
 
-def test_a_keep_that_cannot_be_had_is_refused_before_anything_changes(tmp_path):
+def test_impossible_keep_is_refused_before_any_change(tmp_path):
     endless = dict(UNKEPT, wanted=True, settings=dict(UNKEPT["settings"], max="for ever"))
     refused(tmp_path, "gpu_layout_keep_max: 'for ever' is no length of time", keep=endless)
     refused(tmp_path, "gpu_layout_keep: it needs the command", state="absent", keep=dict(UNKEPT, wanted=True))
 
 
-def test_a_directory_of_others_stays_with_what_they_have_there(install, tmp_path):
+def test_directory_with_other_files_stays(install, tmp_path):
     folder = tmp_path / "var/lib/some-exporter/textfile"
     folder.mkdir(parents=True)
     (folder / "theirs.prom").write_text("theirs 1\n")
@@ -292,7 +292,7 @@ def test_a_directory_of_others_stays_with_what_they_have_there(install, tmp_path
 
 
 @pytest.mark.parametrize("directory", ["var/lib", "/var/with space", '/a"b', "/100%"])
-def test_a_directory_that_a_unit_cannot_name_is_refused(tmp_path, directory):
+def test_directory_that_a_unit_cannot_name_is_refused(tmp_path, directory):
     refused(tmp_path, "gpu_layout_metrics_dir: ", metrics=dict(ON, directory=directory))
 
 
@@ -312,7 +312,7 @@ needs_sudo = pytest.mark.skipif(shutil.which("visudo", path="/usr/sbin:/sbin") i
 
 
 @needs_sudo
-def test_a_rule_of_sudo_comes_and_goes_with_its_readers(install, tmp_path):
+def test_sudo_rule_is_installed_and_removed_with_its_readers(install, tmp_path):
     install()
     without = installed(tmp_path)
     foretold = install(check=True, readers=READERS)
@@ -333,13 +333,13 @@ def test_a_rule_of_sudo_comes_and_goes_with_its_readers(install, tmp_path):
 
 @needs_sudo
 @pytest.mark.parametrize("name", ["ALL", "%sudo", "a b", "audit,root", "audit=ALL", "#0", "", "-x", "audit\n"])
-def test_what_is_no_account_becomes_no_rule(tmp_path, name):
+def test_invalid_account_gets_no_rule(tmp_path, name):
     refused(tmp_path, "gpu_layout_readers: ", readers=dict(READERS, accounts=["gpu-audit", name]))
 
 
 @needs_sudo
-def test_a_rule_that_visudo_refuses_is_not_put_in_place(install, tmp_path):
-    """As by a visudo that knows less: the program is looked for where root's programs are."""
+def test_rule_refused_by_visudo_is_not_installed(install, tmp_path):
+    """visudo is searched where root's programs are."""
     install(readers=READERS)
     before = (tmp_path / RULE).read_bytes()
     script = (
@@ -362,8 +362,8 @@ def test_readers_without_the_command_are_refused(tmp_path):
 
 
 @pytest.mark.host_python
-def test_the_command_takes_no_module_from_its_callers_environment(install, tmp_path):
-    """Root runs it. A module of that name comes before the standard library's, where it is heeded."""
+def test_command_ignores_modules_in_the_callers_environment(install, tmp_path):
+    """Root runs it. PYTHONPATH would come before the standard library."""
     install()
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -378,7 +378,7 @@ def test_the_command_takes_no_module_from_its_callers_environment(install, tmp_p
     assert not (folder / "ran").exists()
 
 
-def test_a_change_of_one_part_writes_that_part(install, tmp_path):
+def test_only_changed_parts_are_written(install, tmp_path):
     install()
     assert install(layout=[])["done"] == [f"write {tmp_path}/etc/openfleet-gpu/layout.json"]
     changed = dict(read_sources(), **{"sizes.py": read_sources()["sizes.py"] + "# later\n"})
@@ -461,7 +461,7 @@ CONTENT = "its content is not what was installed"
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_command_that_somebody_changed_is_replaced_and_the_reason_told(install, tmp_path, damage, reason):
+def test_altered_command_is_replaced_with_a_reason(install, tmp_path, damage, reason):
     install()
     command = tmp_path / "usr/local/bin/gpu-layout"
     with zipfile.ZipFile(command) as archive:
@@ -492,7 +492,7 @@ BOOT = """
 """
 
 
-def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
+def test_role_shows_the_reason_in_check_mode(tmp_path):
     (tmp_path / "play.yml").write_text(BOOT)
     python = str(interpreter(tmp_path / "python3", python=PYTHON))
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": python}
@@ -512,7 +512,7 @@ def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
         assert f"usr/local/bin/gpu-layout: {CONTENT}" in said and "changed=1 " in said
 
 
-def test_without_the_sources_the_module_asks_for_them_and_changes_nothing(install, tmp_path):
+def test_module_requests_missing_sources_and_changes_nothing(install, tmp_path):
     assert run_installer(tmp_path, **asked(send=False))["sources_needed"]
     assert installed(tmp_path) == {}
     foretold = run_installer(tmp_path, **asked(check=True, send=False))
@@ -523,8 +523,8 @@ def test_without_the_sources_the_module_asks_for_them_and_changes_nothing(instal
     assert result["diff"][0]["before"] == json.dumps(LAYOUT, indent=2) + "\n" and result["diff"][0]["after"] == "[]\n"
 
 
-def test_the_sources_travel_only_to_a_host_that_asks_for_them(tmp_path):
-    """By the module itself, whose code is sent: counted in what Ansible sends, less what it sends for any module."""
+def test_sources_are_sent_only_on_request(tmp_path):
+    """Counted in the bytes that Ansible sends, minus those for any module."""
     (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
     given["gpu_layout_installed_code"] = False
@@ -549,7 +549,7 @@ def test_the_sources_travel_only_to_a_host_that_asks_for_them(tmp_path):
 NAMES = ("layout_boot", "ping")
 
 
-def test_the_bytecode_is_what_runs_and_the_source_is_enough(install, tmp_path):
+def test_bytecode_runs_and_source_alone_is_enough(install, tmp_path):
     install()
     command = tmp_path / "usr/local/bin/gpu-layout"
     question = ["fits", "A30-24GB", "4x1g.6gb"]

@@ -65,7 +65,7 @@ def drift(host):
 
 
 @pytest.mark.host_python
-def test_what_was_applied_has_not_drifted(laid_out):
+def test_applied_layout_has_no_drift(laid_out):
     before = time.time()
     found, said = written(laid_out)
     assert said == ""
@@ -78,7 +78,7 @@ def test_what_was_applied_has_not_drifted(laid_out):
     assert (laid_out.folder / "textfile" / FILE).stat().st_mode & 0o777 == 0o644
 
 
-def test_what_somebody_makes_by_hand_is_drift_until_it_is_mended(laid_out):
+def test_manual_change_is_drift_until_repaired(laid_out):
     laid_out.simulated.run([sys.executable, MAKE, "1", "1g.10gb", "0"])
     found, _said = written(laid_out)
     assert found["openfleet_layout_drift"] == {"0": 0, "1": 1, "2": 0}
@@ -88,7 +88,7 @@ def test_what_somebody_makes_by_hand_is_drift_until_it_is_mended(laid_out):
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
 
 
-def test_a_reboot_that_restores_nothing_is_drift_until_the_layout_is_back(laid_out):
+def test_reboot_without_restore_is_drift_until_restored(laid_out):
     laid_out.gpusim("reboot")
     found, _said = written(laid_out)
     assert found["openfleet_layout_drift"]["0"] == found["openfleet_layout_drift"]["1"] == 1
@@ -96,7 +96,7 @@ def test_a_reboot_that_restores_nothing_is_drift_until_the_layout_is_back(laid_o
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
 
 
-def test_a_process_is_counted_where_it_runs(laid_out):
+def test_process_counts_on_its_gpu_or_instance(laid_out):
     work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo ready; exec sleep 600"
     command = ["gpusim", "run", "--gpu", "2", "--", "sh", "-c", work]
     with laid_out.simulated.popen(command, stdout=subprocess.PIPE, text=True) as running:
@@ -112,7 +112,7 @@ def test_a_process_is_counted_where_it_runs(laid_out):
     assert found["openfleet_layout_drift"]["2"] == 0
 
 
-def test_tenants_are_told_and_a_quota_changed_by_hand_is_drift(host, monkeypatch):
+def test_tenants_are_exported_and_a_manual_quota_is_drift(host, monkeypatch):
     root = host.folder / "root"
     monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
     library = root / "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
@@ -137,7 +137,7 @@ def test_tenants_are_told_and_a_quota_changed_by_hand_is_drift(host, monkeypatch
     assert drift(host) == {"1": 1}
 
 
-def test_a_lost_gpu_is_not_told_of_and_the_others_are(laid_out):
+def test_lost_gpu_is_left_out_and_others_are_exported(laid_out):
     laid_out.gpusim("lose", "1")
     found, said = written(laid_out)
     assert said == ""
@@ -150,7 +150,7 @@ def test_a_lost_gpu_is_not_told_of_and_the_others_are(laid_out):
     assert drift(laid_out) == {"0": 1, "1": 0, "2": 0}
 
 
-def test_a_gpu_that_answers_otherwise_than_lost_is_an_error_and_the_others_are_told(laid_out):
+def test_failing_gpu_is_an_error_and_others_are_exported(laid_out):
     laid_out.gpusim("fail", "nvmlDeviceGetPciInfo_v3", "--nth", "2", "--code", "UNKNOWN")
     found, said = written(laid_out, status=1)
     assert found["openfleet_layout_check_success"] == {None: 0}
@@ -158,7 +158,7 @@ def test_a_gpu_that_answers_otherwise_than_lost_is_an_error_and_the_others_are_t
     assert "nvmlDeviceGetPciInfo" in said and "failed" in said
 
 
-def test_without_nvml_nothing_of_before_stays(laid_out):
+def test_without_nvml_old_metrics_are_removed(laid_out):
     written(laid_out)
     laid_out.gpusim("fail", "nvmlInitWithFlags", "--code", "DRIVER_NOT_LOADED")
     found, said = written(laid_out, status=1)
@@ -168,7 +168,7 @@ def test_without_nvml_nothing_of_before_stays(laid_out):
 
 
 @pytest.mark.parametrize("text", [None, "[{", '[{"gpus": [0], "sharing": "migg"}]'])
-def test_without_a_layout_the_holders_are_told_all_the_same(laid_out, text):
+def test_without_a_layout_holders_are_exported(laid_out, text):
     path = laid_out.folder / "layout.json"
     path.unlink()
     if text is not None:
@@ -180,7 +180,7 @@ def test_without_a_layout_the_holders_are_told_all_the_same(laid_out, text):
     assert str(path) in said or "Did you mean mig?" in said
 
 
-def test_while_a_run_changes_the_host_its_gpus_are_left_alone(laid_out):
+def test_gpus_are_not_read_while_a_run_changes_the_host(laid_out):
     laid_out.gpusim("calls", "--clear")
     with (laid_out.folder / "state.d" / "lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -192,7 +192,7 @@ def test_while_a_run_changes_the_host_its_gpus_are_left_alone(laid_out):
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
 
 
-def test_a_run_waits_for_a_look_that_has_gpus_open(laid_out):
+def test_run_waits_for_a_scan_that_has_gpus_open(laid_out):
     laid_out.gpusim("fail", "nvmlDeviceGetCount_v2", "--code", "stop")
     layout = str(laid_out.folder / "layout.json")
     with laid_out.simulated.popen(laid_out.words("metrics", "--layout", layout), stdout=subprocess.DEVNULL) as looking:
@@ -208,7 +208,7 @@ def test_a_run_waits_for_a_look_that_has_gpus_open(laid_out):
     laid_out("apply", "--layout", layout)
 
 
-def test_it_asks_for_the_lock_of_a_host_and_makes_none(host):
+def test_existing_lock_is_used_and_none_created(host):
     host.simulated.create(H100)
     host("metrics", "--layout", host.layout([{"gpus": [2], "sharing": "shared"}]))
     assert not (host.folder / "state.d").exists()
@@ -223,7 +223,7 @@ def test_nvml_is_started_once(laid_out):
     assert not [name for name in calls if "Set" in name or "Create" in name or "Destroy" in name]
 
 
-def test_it_prints_where_no_directory_is_named(laid_out):
+def test_metrics_are_printed_without_a_directory(laid_out):
     layout = str(laid_out.folder / "layout.json")
     laid_out.simulated.run([sys.executable, MAKE, "1", "1g.10gb", "0"])
     assert parsed(laid_out("metrics", "--layout", layout).stdout)["openfleet_layout_drift"]["1"] == 1
@@ -234,12 +234,12 @@ def test_it_prints_where_no_directory_is_named(laid_out):
     laid_out("metrics", "--layout", "/nowhere/layout.json", "--json", status=1)
 
 
-def test_a_directory_that_is_not_there_is_named(laid_out):
+def test_missing_directory_is_named(laid_out):
     done = laid_out("metrics", "--textfile", "/nowhere", "--layout", str(laid_out.folder / "layout.json"), status=1)
     assert f"/nowhere/{FILE}: it cannot be written" in done.stderr
 
 
-def test_what_others_put_into_the_directory_is_not_followed(laid_out):
+def test_links_in_the_directory_are_not_followed(laid_out):
     victim = laid_out.folder / "victim"
     victim.write_text("mine")
     folder = laid_out.folder / "textfile"
@@ -249,7 +249,7 @@ def test_what_others_put_into_the_directory_is_not_followed(laid_out):
     assert victim.read_text() == "mine" and not (folder / FILE).is_symlink()
 
 
-def test_where_it_cannot_be_written_nothing_of_before_stays(laid_out):
+def test_unwritable_directory_keeps_no_old_metrics(laid_out):
     written(laid_out)
     folder = laid_out.folder / "textfile"
     (folder / f"{FILE}.new").mkdir()
@@ -258,7 +258,7 @@ def test_where_it_cannot_be_written_nothing_of_before_stays(laid_out):
     assert not (folder / FILE).exists()
 
 
-def test_a_run_that_is_ended_leaves_nothing_of_before(laid_out):
+def test_ended_run_keeps_no_old_metrics(laid_out):
     written(laid_out)
     layout = laid_out.folder / "slow"
     os.mkfifo(layout)
@@ -279,7 +279,7 @@ def test_a_run_that_is_ended_leaves_nothing_of_before(laid_out):
 
 
 @pytest.mark.skipif(not PROMTOOL, reason="promtool is not there")
-def test_promtool_has_nothing_to_say(laid_out):
+def test_promtool_accepts_the_metrics(laid_out):
     text = laid_out("metrics", "--layout", str(laid_out.folder / "layout.json")).stdout
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -25,7 +25,7 @@ LINE = "gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4"
 
 
 @pytest.mark.host_python
-def test_plan_tells_and_changes_nothing(host):
+def test_plan_prints_and_changes_nothing(host):
     host.simulated.create(H100)
     layout = host.layout(HALVES)
     assert host("plan", "--layout", layout).stdout.splitlines() == [
@@ -44,7 +44,7 @@ def test_plan_tells_and_changes_nothing(host):
     assert host.seen() == {0: [], 1: []}
 
 
-def test_apply_does_it_once_and_the_module_agrees(host):
+def test_apply_is_idempotent_and_agrees_with_the_module(host):
     host.simulated.create(H100)
     layout = host.layout(HALVES)
     assert host("apply", "--layout", layout).stdout.splitlines() == [
@@ -65,13 +65,13 @@ def test_apply_does_it_once_and_the_module_agrees(host):
         "# my host\ngpu_layout:\n  - {gpus: [0], sharing: mig, mig: [{profile: 3g.40gb, count: 2}]}\n",
     ],
 )
-def test_a_layout_may_be_json_or_yaml_alone_or_under_its_name(host, text):
+def test_layout_can_be_json_or_yaml_with_or_without_its_name(host, text):
     host.simulated.create(H100)
     assert LINE in host("plan", "--layout", host.layout(text, "layout")).stdout
     assert LINE in host("plan", "--layout", "-", input=text).stdout
 
 
-def test_without_pyyaml_a_yaml_layout_is_refused_with_the_way_out(host):
+def test_yaml_layout_without_pyyaml_is_refused_with_a_fix(host):
     host.simulated.create(H100)
     (host.folder / "yaml.py").write_text("raise ImportError('as on a host without PyYAML')\n")
     # The folder of the command's script comes first on Python's path; a zip archive is that folder itself.
@@ -95,7 +95,7 @@ def test_without_pyyaml_a_yaml_layout_is_refused_with_the_way_out(host):
         ),
     ],
 )
-def test_a_wrong_layout_is_an_error_that_says_so_and_changes_nothing(host, text, said):
+def test_invalid_layout_is_an_error_and_changes_nothing(host, text, said):
     host.simulated.create(H100)
     done = host("apply", "--layout", host.layout(text), "--json", status=1)
     assert said in done.stderr
@@ -104,7 +104,7 @@ def test_a_wrong_layout_is_an_error_that_says_so_and_changes_nothing(host, text,
 
 
 @pytest.mark.host_python
-def test_a_file_that_is_not_there_is_named(host):
+def test_missing_file_is_named(host):
     host.simulated.create(H100)
     assert (
         "/nowhere/layout.json: there is no such file"
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_is_named(host):
     )
 
 
-def test_a_failed_step_brings_the_old_layout_back(host):
+def test_failed_step_rolls_back(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout(HALVES))
     there = host.seen()
@@ -124,7 +124,7 @@ def test_a_failed_step_brings_the_old_layout_back(host):
     assert host.seen() == there
 
 
-def test_a_run_after_one_that_was_cut_off_clears_up(host):
+def test_next_run_completes_an_interrupted_one(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout(HALVES))
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
@@ -135,7 +135,7 @@ def test_a_run_after_one_that_was_cut_off_clears_up(host):
     assert host.seen()[0] == [("1g.10gb", start) for start in range(7)]
 
 
-def test_a_layout_that_another_run_is_changing_is_left_alone(host):
+def test_layout_is_not_touched_during_another_run(host):
     host.simulated.create(H100)
     layout = host.layout(HALVES)
     (host.folder / "state.d").mkdir()
@@ -152,7 +152,7 @@ def has_open(pid, path):
     return False
 
 
-def test_a_run_that_is_told_to_stop_ends_at_once(host):
+def test_run_ends_at_once_after_sigterm(host):
     host.simulated.create(H100)
     words = host.words("apply", "--layout", host.layout(HALVES), "--lock-timeout", str(2 * PATIENCE_SECONDS))
     (host.folder / "state.d").mkdir()
@@ -168,7 +168,7 @@ def test_a_run_that_is_told_to_stop_ends_at_once(host):
     assert host.seen() == {0: [], 1: []}
 
 
-def test_apply_waits_for_a_driver_that_comes_late(host):
+def test_apply_waits_for_a_late_driver(host):
     host.simulated.create(H100)
     late = host.folder / "late"
     late.mkdir()
@@ -222,7 +222,7 @@ LAYOUTS = {
         if THOROUGH or not options or model == "H100-80GB"
     ],
 )
-def test_what_export_prints_leads_to_an_empty_plan(host, model, options):
+def test_plan_for_the_export_is_empty(host, model, options):
     host.simulated.create([{"model": model, "count": 4}])
     host("apply", "--layout", host.layout(LAYOUTS[model]))
     there = host.seen()
@@ -286,8 +286,8 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
     assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all", vgpu=by_preload)]
 
 
-def test_a_boot_has_the_new_name_of_a_tenant_with_the_saved_layouts_was_and_without(host, monkeypatch):
-    """As gpu-layout.service restores it: what lies below /run is gone, and no process of the tenant is left."""
+def test_boot_restores_a_renamed_tenant(host, monkeypatch):
+    """Like gpu-layout.service: /run is empty, and no process of the tenant is left."""
     root = host.folder / "root"
     monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
     host.simulated.create(H100)
@@ -322,7 +322,7 @@ def test_a_boot_has_the_new_name_of_a_tenant_with_the_saved_layouts_was_and_with
 
 
 @pytest.mark.host_python
-def test_export_says_what_no_layout_can_say(host):
+def test_export_reports_what_a_layout_cannot_express(host):
     host.simulated.create(H100)
     program = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(1), 2)"
     host.simulated.run([host.simulated.python, "-c", program])
@@ -331,7 +331,7 @@ def test_export_says_what_no_layout_can_say(host):
     assert yaml.safe_load(done.stdout) == {"gpu_layout": [{"gpus": [0], "sharing": "shared"}]}
 
 
-def test_show_names_what_is_there_and_who_uses_it(host):
+def test_show_lists_instances_and_their_users(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout(HALVES))
     process = host.simulated.popen(["gpusim", "run", "--gpu", "1", "--memory", "1GiB", "--", "sleep", "300"])
@@ -379,7 +379,7 @@ def _shows_the_wait(host, layout, message):
         run.wait()
 
 
-def test_what_is_in_use_stops_it_is_waited_for_or_is_ended(host):
+def test_busy_gpu_is_refused_waited_for_or_ended(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]))
     gpusim = str(host.simulated.bin / "gpusim")
@@ -432,7 +432,7 @@ def leftovers(host):
     return sorted(path.name for path in (host.folder / "etc").rglob("*") if path.suffix == ".former")
 
 
-def test_a_boot_takes_back_a_layout_whose_modes_were_never_left_pending(host, on_trial):
+def test_boot_rolls_back_a_layout_without_pending_modes(host, on_trial):
     layout, unit = on_trial
     host.gpusim("reboot")
     done = host("apply", "--layout", str(layout))
@@ -443,7 +443,7 @@ def test_a_boot_takes_back_a_layout_whose_modes_were_never_left_pending(host, on
     assert "compute mode exclusive_process" in host("show").stdout
 
 
-def test_a_boot_removes_a_layout_that_replaced_none(host, on_trial):
+def test_boot_removes_a_first_layout_on_trial(host, on_trial):
     layout, unit = on_trial
     for path in on_trial:
         path.with_name(path.name + ".former").write_text("")
@@ -451,7 +451,7 @@ def test_a_boot_removes_a_layout_that_replaced_none(host, on_trial):
     assert not layout.exists() and not unit.exists() and leftovers(host) == []
 
 
-def test_a_layout_of_the_operators_own_is_never_on_trial(host, on_trial):
+def test_layout_of_the_operator_is_never_on_trial(host, on_trial):
     own = host.folder / "mine.json"
     own.write_text(json.dumps([{"gpus": "all", "sharing": "exclusive"}]))
     former = own.with_name("mine.json.former")
@@ -461,7 +461,7 @@ def test_a_layout_of_the_operators_own_is_never_on_trial(host, on_trial):
     assert leftovers(host) == sorted(path.name + ".former" for path in on_trial)
 
 
-def test_a_boot_keeps_a_layout_whose_modes_were_left_pending(host, on_trial):
+def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     layout, unit = on_trial
     assert host.module("mig", layout=ALL_MIG, leave_pending=True)["reboot_required"]
     host.gpusim("reboot")
@@ -472,7 +472,7 @@ def test_a_boot_keeps_a_layout_whose_modes_were_left_pending(host, on_trial):
     assert "taken back" not in host("apply", "--layout", str(layout)).stderr
 
 
-def test_modes_that_cannot_be_left_pending_or_are_taken_back_do_not_keep_the_layout(host, on_trial):
+def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial):
     layout, _unit = on_trial
     host.module("mig", layout=ALL_MIG, leave_pending=True)
     # A later run without leave to reboot: it takes the modes back.

@@ -30,11 +30,11 @@ def end_of(command, *arguments: str) -> tuple[list[str], bool, int]:
     return tuple(json.loads(done.stderr.splitlines()[-1]))
 
 
-def test_a_run_makes_the_parser_of_its_own_subcommand_alone(command):
+def test_run_builds_only_the_parser_of_its_subcommand(command):
     assert end_of(command, "fits", "H100-80GB", "7g.80gb")[0] == ["gpu-layout", "gpu-layout fits"]
     assert "gpu-layout apply" in end_of(command, "--help")[0]
 
 
-def test_the_end_of_a_run_does_not_search_what_was_imported_for_garbage(command):
+def test_end_of_a_run_collects_no_garbage(command):
     _parsers, enabled, spared = end_of(command, "fits", "H100-80GB", "7g.80gb")
     assert enabled and spared > 0

@@ -37,7 +37,7 @@ def record(host):
 
 
 @pytest.mark.host_python
-def test_a_gpu_without_an_entry_keeps_its_instances_over_a_reboot(shared):
+def test_gpu_without_an_entry_keeps_its_instances_over_a_reboot(shared):
     done = apply(shared, FIRST)
     line = "gpu 1: unmanaged, no entry names it: keeps mig (3g.40gb@0, 3g.40gb@4)"
     assert line in done.stdout.splitlines() and "nothing changed" in done.stdout
@@ -68,7 +68,7 @@ def test_released_gpus_lose_their_instances_at_once(shared):
 
 
 @pytest.mark.host_python
-def test_the_module_names_unmanaged_gpus_and_carries_out_a_saved_release(shared):
+def test_module_names_unmanaged_gpus_and_carries_out_a_saved_release(shared):
     directory = str(shared.folder / "state.d")
     kept = shared.module("layout", check=True, layout=FIRST, state_directory=directory)
     (unmanaged,) = kept["unmanaged"]

@@ -28,31 +28,31 @@ def bare(command):
     return run
 
 
-def test_what_fits_comes_with_its_placements(bare):
+def test_fitting_profiles_have_placements(bare):
     said = bare("fits", "H100-80GB", "3g.40gb", "2x2g.20gb").stdout.splitlines()
     assert said[0] == "H100-80GB: 1x 3g.40gb, 2x 2g.20gb fit, as 2g.20gb@0, 2g.20gb@2, 3g.40gb@4"
     assert all(line.startswith("not confirmed: ") for line in said[1:]) and len(said) > 1
 
 
-def test_what_does_not_fit_comes_with_the_largest_part_that_does(bare):
+def test_unfitting_profiles_show_the_largest_fitting_part(bare):
     said = bare("fits", "h100-80gb", "3x3g.40gb", status=1).stdout
     assert "3x 3g.40gb do not fit together" in said and "The largest part that fits is: 2x 3g.40gb." in said
     told = json.loads(bare("fits", "H100-80GB", "3x3g.40gb", "--json", status=1).stdout)
     assert (told["fits"], told["largest_part"]) == (False, ["3g.40gb", "3g.40gb"])
 
 
-def test_a_pinned_profile_keeps_its_place_or_is_refused(bare):
+def test_pinned_profile_keeps_its_placement_or_is_refused(bare):
     told = json.loads(bare("fits", "A100-40GB", "3g.20gb@4", "4g.20gb", "--json").stdout)
     assert told["instances"] == [{"profile": "4g.20gb", "placement": 0}, {"profile": "3g.20gb", "placement": 4}]
     assert "Without `placement` they would fit" in bare("fits", "A100-40GB", "3g.20gb@0", "4g.20gb", status=1).stdout
 
 
-def test_a_model_has_its_boards_names_too(bare):
+def test_model_is_known_by_board_names(bare):
     by_name = bare("fits", "NVIDIA H100 80GB HBM3", "7g.80gb").stdout
     assert by_name == bare("fits", "H100-80GB", "7g.80gb").stdout
 
 
-def test_it_says_what_of_a_model_is_not_confirmed(bare):
+def test_unconfirmed_facts_of_a_model_are_named(bare):
     told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
     assert "1g.23gb.placement_starts" in told["unconfirmed"]
     # Profiles that were not asked for are nobody's concern.
@@ -67,11 +67,11 @@ def test_it_says_what_of_a_model_is_not_confirmed(bare):
         (["H100-80GB", "1c.3g.40gb"], "it is a compute instance"),
     ],
 )
-def test_what_nobody_knows_is_an_error(bare, arguments, said):
+def test_unknown_model_is_an_error(bare, arguments, said):
     assert said in bare("fits", *arguments, status=1).stderr
 
 
-def test_a_gpu_without_mig_fits_nothing(bare):
+def test_gpu_without_mig_fits_nothing(bare):
     assert "this GPU has no MIG" in bare("fits", "L40S-48GB", "3g.40gb", status=1).stdout
 
 
@@ -124,7 +124,7 @@ def config_map(name, data):
     ],
     ids=["document", "ConfigMap", "ConfigMaps", "List"],
 )
-def test_import_finds_the_configuration_in_what_surrounds_it(tmp_path, documents):
+def test_import_finds_the_configuration_in_other_yaml(tmp_path, documents):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     assert read_configuration(str(file), "mig-configs") == MIG_PARTED
@@ -151,5 +151,5 @@ def test_import_refuses_two_configurations_and_none(bare, tmp_path):
         ("mig-1g-10gb", "1g.10gb"),
     ],
 )
-def test_a_name_as_nvidia_smi_prints_it_is_suggested(bare, written, meant):
+def test_name_from_nvidia_smi_is_suggested(bare, written, meant):
     assert "Did you mean %s? " % meant in bare("fits", "H100-80GB", written, status=1).stderr

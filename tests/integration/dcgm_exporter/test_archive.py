@@ -43,7 +43,7 @@ def wheels(tmp_path):
     return folder
 
 
-def test_one_archive_for_an_architecture(tmp_path, wheels):
+def test_one_archive_per_architecture(tmp_path, wheels):
     archive = tmp_path / "cache" / "exporter.zip"
     done = make(archive, wheels)
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,7 @@ def test_one_archive_for_an_architecture(tmp_path, wheels):
     assert archive.stat().st_mtime_ns == before
 
 
-def test_what_is_missing_is_named_and_nothing_is_left(tmp_path, wheels):
+def test_missing_files_are_named_and_nothing_is_written(tmp_path, wheels):
     next(wheels.glob("psutil-*")).unlink()
     archive = tmp_path / "cache" / "exporter.zip"
     done = make(archive, wheels)
@@ -67,8 +67,8 @@ def test_what_is_missing_is_named_and_nothing_is_left(tmp_path, wheels):
     assert [path.name for path in archive.parent.iterdir()] == ["exporter.zip.lock"]
 
 
-def test_an_altered_wheel_is_refused_and_nothing_is_left(tmp_path, wheels):
-    """Of the same name and version, and whole in itself."""
+def test_altered_wheel_is_refused_and_nothing_is_written(tmp_path, wheels):
+    """It has the same name and version, and is a valid archive."""
     name, version = pins()[1]
     wheel(wheels, name, version, code="import os")
     archive = tmp_path / "cache" / "exporter.zip"
@@ -87,13 +87,13 @@ def test_a_requirement_without_a_hash_is_refused(tmp_path, wheels):
 
 
 @pytest.mark.parametrize("machine", ["../../../tmp/x", "x86_64/../..", "--target=/tmp", "riscv64", ""])
-def test_an_architecture_that_it_does_not_know_is_refused(tmp_path, wheels, machine):
+def test_unknown_architecture_is_refused(tmp_path, wheels, machine):
     done = make(tmp_path / "cache" / "exporter.zip", wheels, machine=machine)
     assert done.returncode != 0
     assert f"no packages for the architecture {machine!r}" in done.stderr
     assert not (tmp_path / "cache").exists()
 
 
-def test_wheels_of_another_architecture_are_not_taken(tmp_path, wheels):
+def test_wheels_of_another_architecture_are_ignored(tmp_path, wheels):
     done = make(tmp_path / "exporter.zip", wheels, machine="x86_64")
     assert done.returncode != 0 and "x86_64" in done.stderr

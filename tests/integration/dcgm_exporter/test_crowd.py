@@ -13,8 +13,8 @@ from pathlib import Path
 MOST_OF_ADDRESS = 8
 
 
-def test_one_address_has_some_threads_and_no_more(host, start):
-    """Silent clients keep a thread each until their time is over."""
+def test_one_address_gets_a_limited_number_of_threads(host, start):
+    """Each silent client keeps a thread until its timeout."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     before = threads(exporter)

@@ -28,7 +28,7 @@ n.nvmlGpuInstanceDestroy(instance)
 """
 
 
-def test_whole_gpus_and_instances_are_told_apart(host, start, instance):
+def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
     host.create([{"model": "H100-80GB", "count": 2}])
     instance(host, 0, "3g.40gb", 4)
     instance(host, 0, "1g.10gb", 0)
@@ -43,7 +43,7 @@ def test_whole_gpus_and_instances_are_told_apart(host, start, instance):
     assert samples.of("gpu_memory_total_MiB", uuid=part["uuid"]) == [40448.0]
 
 
-def test_memory_is_listed_once(host, start, instance):
+def test_memory_is_exported_once(host, start, instance):
     """A sum over a host must not count the memory of a GPU and of its instances."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
@@ -55,7 +55,7 @@ def test_memory_is_listed_once(host, start, instance):
     assert exporter.samples().labels("gpu_temperature_C")[0]["uuid"] == gpu["uuid"]
 
 
-def test_what_is_not_known_is_left_out(host, start, instance):
+def test_unknown_values_are_left_out(host, start, instance):
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     instance(host, 0, "3g.40gb", 0)
     samples = start().samples()
@@ -67,7 +67,7 @@ def test_what_is_not_known_is_left_out(host, start, instance):
     assert not [name for name in samples.names if "bytes_per_second" in name]
 
 
-def test_instances_may_come_and_go_while_it_runs(host, start, instance):
+def test_instances_can_change_while_it_runs(host, start, instance):
     host.create([{"model": "H100-80GB", "count": 1}])
     for at in (0, 1, 2):
         instance(host, 0, "1g.10gb", at)
@@ -82,7 +82,7 @@ def test_instances_may_come_and_go_while_it_runs(host, start, instance):
     assert len(exporter.samples().of("gpu_memory_used_MiB")) == 3
 
 
-def test_processes_are_counted_and_can_be_left_out(host, start):
+def test_processes_are_counted_unless_disabled(host, start):
     host.create([{"model": "H100-80GB", "count": 2}])
     exporter, quiet = start(), None
     assert exporter.samples().of("openfleet_gpu_processes", gpu_index="0") == [0.0]
@@ -106,7 +106,7 @@ def test_processes_are_counted_and_can_be_left_out(host, start):
     assert exporter.samples().of("process_gpu_memory_MiB") == []
 
 
-def test_an_xid_error_is_counted_where_it_happened(host, start, instance):
+def test_xid_error_counts_for_its_gpu(host, start, instance):
     host.create([{"model": "H100-80GB", "count": 2}])
     exporter = start()
     assert exporter.samples().of("openfleet_gpu_xid_errors_total") == []
@@ -120,7 +120,7 @@ def test_an_xid_error_is_counted_where_it_happened(host, start, instance):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_5m", gpu_index="1", xid="94") == [2.0])
 
 
-def test_an_xid_error_of_an_instance_is_the_instances(host, start, instance):
+def test_xid_error_of_an_instance_counts_for_the_instance(host, start, instance):
     host.create([{"model": "H100-80GB", "count": 1}])
     instance(host, 0, "3g.40gb", 0)
     instance(host, 0, "3g.40gb", 4)
@@ -142,7 +142,7 @@ SICK = [
 
 
 @pytest.mark.parametrize(("call", "code"), SICK)
-def test_a_sick_gpu_hides_no_other(host, start, call, code):
+def test_failing_gpu_hides_no_other(host, start, call, code):
     host.create([{"model": "H100-80GB", "count": 2}])
     exporter = start()
     (uuid,) = [found["uuid"] for found in exporter.samples().labels("openfleet_gpu_info", gpu_index="1")]
@@ -163,7 +163,7 @@ def test_a_sick_gpu_hides_no_other(host, start, call, code):
     exporter.wait(lambda: len(exporter.samples().of("gpu_memory_used_MiB")) == 2)
 
 
-def test_a_gpu_that_never_worked_is_named(host, start):
+def test_gpu_that_never_answered_is_named(host, start):
     host.create([{"model": "H100-80GB", "count": 2}])
     host.gpusim("fail", "nvmlDeviceGetTemperature", "--gpu", "0", "--code", "RESET_REQUIRED", "--lasting")
     host.gpusim("fail", "any", "--gpu", "1", "--code", "UNKNOWN", "--lasting")
@@ -172,7 +172,7 @@ def test_a_gpu_that_never_worked_is_named(host, start):
     assert "GPU 1 cannot be reached: nvmlDeviceGetHandleByIndex" in exporter.log.read_text()
 
 
-def test_a_lost_gpu_ends_nothing(host, start):
+def test_lost_gpu_does_not_end_the_exporter(host, start):
     host.create([{"model": "H100-80GB", "count": 2}])
     exporter = start()
     was = exporter.samples()
@@ -220,8 +220,8 @@ def test_throttling_and_errors_of_memory(host, start):
     assert set(exporter.samples().of("openfleet_gpu_throttled", gpu_index="1")) == {0.0}
 
 
-def test_what_is_in_use_as_nvml_measures_it(host, start, instance):
-    """Of a GPU and of each instance, from Hopper on; 80 % use, of which 50 % of the SMs and 25 % of the tensor cores."""
+def test_utilization_as_nvml_measures_it(host, start, instance):
+    """For each GPU and each instance since Hopper: 80 % busy, with 50 % of the SMs and 25 % of the tensor cores."""
     host.create([{"model": "H100-80GB", "count": 2}, {"model": "A100-80GB", "count": 1}])
     instance(host, 0, "3g.40gb", 0)
     instance(host, 0, "3g.40gb", 4)
@@ -248,7 +248,7 @@ def test_what_is_in_use_as_nvml_measures_it(host, start, instance):
     assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="0", mig_profile="") == []
 
 
-def test_files_of_others_are_served_too(host, start):
+def test_other_textfiles_are_served(host, start):
     host.create([{"model": "H100-80GB", "count": 1}])
     folder = host.folder / "textfiles"
     folder.mkdir()
@@ -269,8 +269,8 @@ def test_files_of_others_are_served_too(host, start):
     assert samples.of("openfleet_gpu_lost") == [0.0]
 
 
-def test_jobs_of_a_scheduler(host, start, instance):
-    """Files as dcgm-exporter reads them: https://github.com/NVIDIA/dcgm-exporter (README, HPC job information)."""
+def test_job_files_of_a_scheduler(host, start, instance):
+    """Files in dcgm-exporter's format: https://github.com/NVIDIA/dcgm-exporter (README, HPC job information)."""
     host.create([{"model": "H100-80GB", "count": 2}])
     instance(host, 0, "3g.40gb", 0)
     folder = host.folder / "jobs"
@@ -283,13 +283,13 @@ def test_jobs_of_a_scheduler(host, start, instance):
     assert jobs == {("0", "3g.40gb", "1201"), ("0", "3g.40gb", "1202"), ("1", "", "77")}
 
 
-def test_ps_shows_it_as_the_exporter(host, start):
+def test_ps_shows_the_exporters_name(host, start):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     assert Path(f"/proc/{exporter.process.pid}/comm").read_text() == "dcgm-exporter\n"
 
 
-def test_it_ends_where_the_driver_is_gone(host, start):
+def test_exporter_ends_if_the_driver_is_gone(host, start):
     """systemd starts a new process, which finds the new driver's library."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
@@ -298,6 +298,6 @@ def test_it_ends_where_the_driver_is_gone(host, start):
     assert "NVML is gone" in exporter.log.read_text()
 
 
-def test_a_host_without_a_driver_is_told_of(host, start):
+def test_host_without_driver_is_reported(host, start):
     with pytest.raises(AssertionError, match="Is the driver loaded"):
         start()

@@ -37,8 +37,8 @@ def run(tmp_path):
     return Installer(tmp_path / "root")
 
 
-def test_its_unit_is_known_to_watch_only():
-    """Otherwise the exporter, which has the GPUs open, would be in the way of every change of instances."""
+def test_exporter_unit_counts_as_monitoring():
+    """Otherwise the exporter, which has the GPUs open, would block every change of instances."""
     assert Path(UNIT).name in WATCHER_UNITS
 
 
@@ -51,7 +51,7 @@ def test_a_second_run_changes_nothing_and_keeps_the_hashes(run):
     assert (run.root / "srv/metrics").is_dir()
 
 
-def test_hashes_are_bcrypts_and_fit(run):
+def test_hashes_are_bcrypt_and_match(run):
     run(EMBEDDED)
     config = json.loads((run.root / ETC / "web-config.json").read_text())
     assert config["tls_server_config"] == EMBEDDED["web_config"]["tls_server_config"]
@@ -62,7 +62,7 @@ def test_hashes_are_bcrypts_and_fit(run):
     assert len({hashed[:29] for hashed in config["basic_auth_users"].values()}) == 2, "each has a salt of its own"
 
 
-def test_a_new_password_has_a_new_hash_and_others_keep_theirs(run):
+def test_only_a_new_password_gets_a_new_hash(run):
     run(EMBEDDED)
     before = json.loads((run.root / ETC / "web-config.json").read_text())["basic_auth_users"]
     changed = copy.deepcopy(EMBEDDED)
@@ -73,7 +73,7 @@ def test_a_new_password_has_a_new_hash_and_others_keep_theirs(run):
     assert bcrypt.checkpw(b"another", after["ops"].encode())
 
 
-def test_secrets_are_for_root_alone_and_never_printed(run):
+def test_secrets_are_readable_for_root_only_and_never_printed(run):
     said = json.dumps(run(EMBEDDED))
     for name in ("web-config.json", "tls.key"):
         assert stat.S_IMODE((run.root / ETC / name).stat().st_mode) == 0o600
@@ -84,21 +84,21 @@ def test_secrets_are_for_root_alone_and_never_printed(run):
         assert secret not in said
 
 
-def test_a_password_that_bcrypt_would_cut_is_refused(run):
+def test_password_that_bcrypt_would_truncate_is_refused(run):
     long = dict(EMBEDDED, users={"a": "ö" * 37})
     assert "72 bytes" in run(long, failed=True)
     assert files(run.root) == {}
     run(dict(EMBEDDED, users={"a": "ö" * 36}))
 
 
-def test_check_mode_says_what_a_run_does(run, tmp_path):
+def test_check_mode_predicts_a_run(run, tmp_path):
     bundle = dict(EMBEDDED, embedded=archive(tmp_path))
     said = run(bundle, "--check")
     assert files(run.root) == {}
     assert run(bundle)["done"] == said["done"]
 
 
-def test_another_source_takes_the_place_of_the_former(run, tmp_path):
+def test_new_source_replaces_the_former(run, tmp_path):
     run(dict(EMBEDDED, embedded=archive(tmp_path)))
     assert (run.root / LIB / "packages/some_package/__init__.py").exists()
     run(DOCKER)
@@ -107,7 +107,7 @@ def test_another_source_takes_the_place_of_the_former(run, tmp_path):
     assert run(DOCKER)["changed"] is False
 
 
-def test_a_quadlet_and_a_unit_are_never_both_there(run):
+def test_quadlet_and_unit_never_coexist(run):
     quadlet = "etc/containers/systemd/dcgm-exporter.container"
     podman = dict(DOCKER, files={quadlet: {"content": "[Container]\n", "mode": "0644"}})
     run(DOCKER)
@@ -117,7 +117,7 @@ def test_a_quadlet_and_a_unit_are_never_both_there(run):
     assert quadlet not in files(run.root)
 
 
-def test_python_packages_come_once_and_again_when_they_are_to_be_others(run, tmp_path):
+def test_python_packages_are_installed_once_and_after_changes(run, tmp_path):
     embedded = archive(tmp_path)
     without = dict(EMBEDDED, embedded=dict(embedded, archive=""))
     asked = run(without)
@@ -133,7 +133,7 @@ def test_python_packages_come_once_and_again_when_they_are_to_be_others(run, tmp
     assert package.read_text() == "answer = 42\n"
 
 
-def test_the_program_is_sent_only_to_a_host_that_has_none_or_another_one(run, tmp_path):
+def test_program_is_sent_only_if_missing_or_different(run, tmp_path):
     bundle = dict(EMBEDDED, embedded=archive(tmp_path))
     program = {"__init__.py": "", "collector.py": "one = 1\n"}
 
@@ -151,7 +151,7 @@ def test_the_program_is_sent_only_to_a_host_that_has_none_or_another_one(run, tm
     assert bring({"__init__.py": ""})["done"] == [f"remove {file}"]
 
 
-def test_files_of_former_settings_go(run):
+def test_files_of_former_settings_are_removed(run):
     run(EMBEDDED)
     plain = dict(EMBEDDED, web_config={}, users={})
     plain["files"] = {path: file for path, file in EMBEDDED["files"].items() if not path.endswith("tls.key")}
@@ -160,8 +160,8 @@ def test_files_of_former_settings_go(run):
     assert not (run.root / ETC / "web-config.json").exists()
 
 
-def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(run):
-    """It listens on all addresses as soon as it is installed."""
+def test_unit_of_the_package_is_masked_before_installation_and_unmasked(run):
+    """Without the mask it listens on all addresses as soon as it is installed."""
     packages = dict(DOCKER, masked=["nvidia-dcgm-exporter.service"])
     assert run(dict(packages, packages=["no-such-package-anywhere"]), "--check")["done"][:2] == [
         "mask nvidia-dcgm-exporter.service",
@@ -176,7 +176,7 @@ def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(
     assert not link.is_symlink() and files(run.root) == {}
 
 
-def test_a_mask_and_a_directory_that_were_there_before_stay(run):
+def test_existing_mask_and_directory_stay(run):
     link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     link.parent.mkdir(parents=True)
     link.symlink_to("/dev/null")
@@ -186,7 +186,7 @@ def test_a_mask_and_a_directory_that_were_there_before_stay(run):
     assert link.is_symlink() and (run.root / "srv/metrics").is_dir()
 
 
-def test_a_sites_own_unit_is_not_overwritten_by_the_mask(run):
+def test_unit_of_the_site_is_not_overwritten_by_the_mask(run):
     unit = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\n")
@@ -194,7 +194,7 @@ def test_a_sites_own_unit_is_not_overwritten_by_the_mask(run):
     assert unit.read_text() == "[Service]\n"
 
 
-def test_the_repository_is_written_with_its_key_and_goes(run):
+def test_repository_is_written_with_its_key_and_removed(run):
     apt = isinstance(managers.manager(), managers.Apt)
     repository = {"url": "https://example.org/cuda/debian12/x86_64", "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"}
     run(dict(DOCKER, repository=repository))
@@ -233,16 +233,16 @@ class With(managers.Apt):
 
 
 @pytest.mark.parametrize("wanted", ["", "4.8.2", "4.8.2-1", "1:4.8.2-1"])
-def test_a_version_that_is_there_is_found(wanted):
+def test_available_version_is_found(wanted):
     assert packages.missing(With("1:4.8.2-1"), ["a-core", "an-exporter"], wanted) == []
 
 
-def test_another_version_is_asked_for():
+def test_other_version_is_requested():
     assert packages.missing(With("4.8.2-1"), ["a-core", "an-exporter"], "4.8.20") == ["an-exporter=4.8.20-*"]
     assert managers.Dnf().asked("an-exporter", "4.8.20") == "an-exporter-4.8.20"
 
 
-def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
+def test_absent_removes_only_files_of_the_role(run, tmp_path):
     other = run.root / "etc/openfleet-gpu/layout.json"
     other.parent.mkdir(parents=True)
     other.write_text("{}")
@@ -258,15 +258,15 @@ def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
     assert run(absent)["changed"] is False
 
 
-def test_a_directory_in_which_others_have_files_stays(run):
+def test_directory_with_files_of_others_stays(run):
     run(EMBEDDED)
     (run.root / "srv/metrics/others.prom").write_text("up 1\n")
     run(dict(EMBEDDED, state="absent", files={}))
     assert set(files(run.root)) == {"srv/metrics/others.prom"}
 
 
-def test_packages_of_an_index_are_known_by_their_hashes(run, tmp_path, monkeypatch):
-    """By the real pip, with a folder for an index."""
+def test_packages_of_an_index_are_verified_by_hashes(run, tmp_path, monkeypatch):
+    """With the real pip and a folder as index."""
     index = tmp_path / "index"
     index.mkdir()
     pin = Pin("some-package", "1.0", (wheel(index, "some-package", "1.0"),))
@@ -297,7 +297,7 @@ def processes(tmp_path, monkeypatch):
     return Processes(tmp_path / "proc", monkeypatch, peer)
 
 
-def test_health_is_what_a_scrape_finds(host, start, processes):
+def test_health_reflects_a_scrape(host, start, processes):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     processes.add(exporter.process.pid, OWN)
@@ -308,7 +308,7 @@ def test_health_is_what_a_scrape_finds(host, start, processes):
     assert "does not answer" in scrape.problem(dict(HEALTH, port=exporter.port))
 
 
-def test_an_exporter_without_gpus_is_not_well(processes):
+def test_exporter_without_gpus_is_unhealthy(processes):
     class Empty(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)

@@ -50,7 +50,7 @@ def host(tmp_path, monkeypatch):
 RELOAD, RESTART = "systemctl daemon-reload", "systemctl restart dcgm-exporter.service"
 
 
-def test_what_a_run_wrote_that_was_cut_off_is_known_to_the_service_after_the_next(host):
+def test_service_restarts_for_files_of_an_interrupted_run(host):
     host(DOCKER)
     assert host.calls == [RELOAD, RESTART]
     changed = dict(DOCKER, files={**DOCKER["files"], UNIT: {"content": "loopback\n", "mode": "0644"}})
@@ -67,7 +67,7 @@ def test_what_a_run_wrote_that_was_cut_off_is_known_to_the_service_after_the_nex
     assert host(changed)["changed"] is False and host.calls == []
 
 
-def test_a_restart_that_fails_is_tried_again(host):
+def test_failed_restart_is_retried(host):
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; restart) exit 1;; esac')
     host(DOCKER, failed=True)
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; esac')
@@ -76,14 +76,14 @@ def test_a_restart_that_fails_is_tried_again(host):
     assert host.calls == [RELOAD, RESTART]
 
 
-def test_nothing_is_written_where_a_password_cannot_be_used(host, tmp_path):
+def test_unusable_password_is_refused_before_any_change(host, tmp_path):
     before = files(host.root)
     assert "72 bytes" in host(dict(EMBEDDED, users={"a": "x" * 73}, embedded=archive(tmp_path)), failed=True)
     assert files(host.root) == before == {}
 
 
-def test_a_renewed_setting_is_written_after_the_mark(host):
-    """Nothing but the mark is there where already the first file cannot be written."""
+def test_settings_are_written_after_the_mark(host):
+    """If the first file cannot be written, only the mark exists."""
     (host.root / ETC / "counters.csv").mkdir(parents=True)
     (host.root / ETC / "counters.csv/in the way").write_text("")
     host(DOCKER, failed=True)
@@ -95,7 +95,7 @@ def test_a_renewed_setting_is_written_after_the_mark(host):
 
 @pytest.mark.parametrize("path", [f"/{ETC}/site.key", f"/etc/../{LIB}/site.key", "/srv/link/site.key"])
 @pytest.mark.parametrize("state", ["present", "absent"])
-def test_a_sites_key_in_the_roles_own_directory_is_refused_and_stays(host, path, state):
+def test_key_of_the_site_in_the_roles_directory_is_refused_and_stays(host, path, state):
     key = host.root / ETC / "site.key"
     key.parent.mkdir(parents=True)
     key.write_text("the only one")
@@ -107,7 +107,7 @@ def test_a_sites_key_in_the_roles_own_directory_is_refused_and_stays(host, path,
     host(dict(DOCKER, host_files=["/etc/openfleet-gpu/exporter.key"]))
 
 
-def test_metrics_of_others_are_not_expected_where_the_role_deletes(host):
+def test_metrics_folder_in_a_deleted_directory_is_refused(host):
     assert f"{ETC}/metrics" in host(dict(DOCKER, directories=[f"{ETC}/metrics"]), failed=True)
 
 
@@ -115,14 +115,14 @@ def test_metrics_of_others_are_not_expected_where_the_role_deletes(host):
 @pytest.mark.parametrize(
     "address, refused", [("127.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )
-def test_a_name_that_is_loopback_here_is_refused(host, address, refused):
+def test_name_that_resolves_to_loopback_is_refused(host, address, refused):
     said = host(dict(DOCKER, address=address), failed=refused)
     if refused:
         assert "127.0.0.1 on this host" in said and "/etc/hosts" in said
         assert files(host.root) == {}
 
 
-def test_debians_line_of_hosts_is_refused_also_beside_the_right_one(monkeypatch):
+def test_debians_hosts_line_is_refused_next_to_a_correct_one(monkeypatch):
     found = {"gpu-01": ["127.0.1.1"], "gpu-02": ["10.0.0.7", "::1"], "gpu-03": ["10.0.0.7", "fe80::7%eth0"]}
     monkeypatch.setattr(
         refusals.socket, "getaddrinfo", lambda name, *_, **__: [(0, 0, 0, "", (address, 0)) for address in found[name]]
@@ -140,7 +140,7 @@ PODMAN = dict(DOCKER, files={QUADLET: {"content": "[Container]\n", "mode": "0644
 @pytest.mark.parametrize(
     "version, says", [("4.3.1", "podman version 4.3.1"), ("3.4", "3.4"), ("4.4.0", ""), ("5.0.1", "")]
 )
-def test_a_podman_that_makes_no_unit_of_a_quadlet_gets_none(host, version, says):
+def test_podman_without_quadlet_generator_gets_no_quadlet(host, version, says):
     host.command("podman", f"echo podman version {version}")
     said = host(PODMAN, failed=bool(says))
     assert (host.root / QUADLET).exists() is not bool(says)
@@ -148,7 +148,7 @@ def test_a_podman_that_makes_no_unit_of_a_quadlet_gets_none(host, version, says)
         assert says in said and "4.4" in said
 
 
-def test_a_unit_that_was_never_made_is_no_reason_not_to_go(host):
+def test_missing_unit_does_not_block_removal(host):
     (host.root / QUADLET).parent.mkdir(parents=True)
     (host.root / QUADLET).write_text("[Container]\n")
     host.command("systemctl", '[ "$1" != stop ] || { echo "Failed to stop $2: Unit $2 not loaded." >&2; exit 5; }')
@@ -156,7 +156,7 @@ def test_a_unit_that_was_never_made_is_no_reason_not_to_go(host):
     assert files(host.root) == {}
 
 
-def test_a_unit_that_does_not_stop_is(host):
+def test_unit_that_does_not_stop_blocks_removal(host):
     (host.root / QUADLET).parent.mkdir(parents=True)
     (host.root / QUADLET).write_text("[Container]\n")
     host.command("systemctl", '[ "$1" != stop ] || { echo "Failed to stop $2: Connection timed out" >&2; exit 1; }')
@@ -164,7 +164,7 @@ def test_a_unit_that_does_not_stop_is(host):
     assert (host.root / QUADLET).exists()
 
 
-def test_a_unit_that_makes_room_for_a_quadlet_leaves_no_link_to_itself(host):
+def test_unit_replaced_by_a_quadlet_leaves_no_link(host):
     host.command("podman", "echo podman version 5.0.1")
     host(DOCKER)
     link = host.root / "etc/systemd/system/multi-user.target.wants/dcgm-exporter.service"
@@ -177,7 +177,7 @@ def test_a_unit_that_makes_room_for_a_quadlet_leaves_no_link_to_itself(host):
 # --- passwords of an index ------------------------------------------------------------------------
 
 
-def test_the_password_of_an_index_is_in_no_command_and_no_message(host, tmp_path, monkeypatch):
+def test_password_of_an_index_is_in_no_command_and_no_message(host, tmp_path, monkeypatch):
     pip = tmp_path / "modules/pip"
     pip.mkdir(parents=True)
     (pip / "__init__.py").touch()

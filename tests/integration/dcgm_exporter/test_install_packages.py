@@ -93,7 +93,7 @@ def offer_dcgm(host, version="1.0-1", **fields):
     host.offer("dcgm-needs", version)
 
 
-def test_what_the_role_installed_goes_whatever_the_source_is_by_now(host):
+def test_installed_packages_are_removed_after_a_change_of_source(host):
     offer_dcgm(host)
     host.offer("others")
     host.apt("install", "others")
@@ -109,7 +109,7 @@ def test_what_the_role_installed_goes_whatever_the_source_is_by_now(host):
     assert host(dict(DOCKER, state="absent"))["changed"] is False
 
 
-def test_what_was_there_before_the_role_stays(host):
+def test_packages_from_before_the_role_stay(host):
     offer_dcgm(host)
     host.apt("install", CORE)
     host(BUNDLE)
@@ -131,7 +131,7 @@ def test_packages_that_the_role_never_installed_stay(host):
         ({"Breaks": "others (<< 2)"}, "change the version of others"),
     ],
 )
-def test_nothing_is_installed_at_the_expense_of_others(host, fields, says):
+def test_installation_removes_no_other_package(host, fields, says):
     host.offer("others", "1.0-1")
     host.offer("needs-others", Depends="others")
     host.apt("install", "needs-others")
@@ -144,7 +144,7 @@ def test_nothing_is_installed_at_the_expense_of_others(host, fields, says):
     assert not host.masked and not (host.root / ETC / "installed.json").exists()
 
 
-def test_nothing_is_removed_that_others_need(host):
+def test_packages_that_others_need_are_not_removed(host):
     offer_dcgm(host)
     host(BUNDLE)
     host.offer("others", Depends=CORE)
@@ -154,7 +154,7 @@ def test_nothing_is_removed_that_others_need(host):
     assert host.packages == before and (host.root / ETC / "counters.csv").exists()
 
 
-def test_an_older_version_comes_only_where_it_is_asked_for(host):
+def test_downgrade_needs_an_explicit_version(host):
     for version in ("1.0-1", "2.0-1"):
         offer_dcgm(host, version)
     host(BUNDLE)
@@ -163,7 +163,7 @@ def test_an_older_version_comes_only_where_it_is_asked_for(host):
     assert host.packages == {CORE: "2.0-1", EXPORTER: "1.0-1", "dcgm-needs": "2.0-1"}
 
 
-def test_a_package_that_is_held_is_there_and_stays_as_it_is(host):
+def test_held_package_stays(host):
     for version in ("1.0-1", "2.0-1"):
         offer_dcgm(host, version)
     host(BUNDLE)
@@ -173,8 +173,8 @@ def test_a_package_that_is_held_is_there_and_stays_as_it_is(host):
     assert host.packages[EXPORTER] == "2.0-1"
 
 
-def test_no_service_is_restarted_beside_a_training(host, tmp_path, monkeypatch):
-    """needrestart(1) is one of DPkg's hooks, and leaves everything alone where it finds this in the environment."""
+def test_needrestart_restarts_no_service(host, tmp_path, monkeypatch):
+    """needrestart(1) is a hook of dpkg, and restarts nothing with this variable in its environment."""
     offer_dcgm(host)
     noted = tmp_path / "noted"
     with (tmp_path / "apt.conf").open("a") as config:
@@ -210,7 +210,7 @@ Operation aborted.
 """
 
 
-def test_what_dnf_would_do_is_read_from_its_table(tmp_path, monkeypatch):
+def test_dnf_plan_is_read_from_its_table(tmp_path, monkeypatch):
     (tmp_path / "table").write_text(DNF)
     (tmp_path / "dnf").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat {tmp_path}/table\nexit 1\n')
     (tmp_path / "dnf").chmod(0o755)
@@ -228,8 +228,8 @@ def test_what_dnf_would_do_is_read_from_its_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["https://example.org/cuda/rhel9/x86_64", ""])
-def test_dnf_has_the_key_of_the_metadata_before_it_is_asked_for_a_plan(tmp_path, monkeypatch, url):
-    """To a plan nobody says yes, and so not to the key either: dnf would do without the repository."""
+def test_dnf_gets_the_metadata_key_before_a_plan(tmp_path, monkeypatch, url):
+    """dnf does not import a key while planning, and would ignore the repository."""
     (tmp_path / "table").write_text(DNF)
     (tmp_path / "dnf").write_text(
         f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n[ "$1" = makecache ] || cat {tmp_path}/table\n'

@@ -30,11 +30,11 @@ def alone(host):
     return json.loads(host.run([sys.executable, "-c", ALONE]).stdout)
 
 
-def test_it_is_the_version_that_hosts_get():
+def test_tested_version_is_the_installed_one():
     assert __version__ == "1.7.2"
 
 
-def test_it_gives_memory_and_use_of_gpus_and_memory_of_instances(host, instance):
+def test_nvitop_reports_memory_and_use_of_gpus_and_memory_of_instances(host, instance):
     host.create([{"model": "H100-80GB", "count": 2}])
     instance(host, 0, "3g.40gb", 0)
     samples = alone(host)
@@ -43,7 +43,7 @@ def test_it_gives_memory_and_use_of_gpus_and_memory_of_instances(host, instance)
     assert {"gpu_utilization_Percentage", "gpu_power_usage_W", "gpu_temperature_C"} <= {name for name, _, _ in samples}
 
 
-def test_it_gives_processes(host):
+def test_nvitop_reports_processes(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     sleeper = host.popen([str(host.bin / "gpusim"), "run", "--gpu", "0", "--memory", "2GiB", "--", "sleep", "600"])
     try:
@@ -54,7 +54,7 @@ def test_it_gives_processes(host):
         sleeper.wait()
 
 
-def test_it_lacks_errors_throttling_losses_and_which_instance_it_is(host, instance):
+def test_nvitop_lacks_errors_throttling_losses_and_instance_ids(host, instance):
     host.create([{"model": "H100-80GB", "count": 2}])
     instance(host, 0, "3g.40gb", 0)
     host.gpusim("set", "1", "throttle", "thermal")
@@ -79,7 +79,7 @@ def test_it_lacks_errors_throttling_losses_and_which_instance_it_is(host, instan
     assert labels == {"hostname", "index", "devicename", "uuid", "link"}
 
 
-def test_it_says_nan_where_it_does_not_know(host):
-    """Which Prometheus would store, and which rules would carry on."""
+def test_nvitop_reports_nan_for_unknown_values(host):
+    """Prometheus would store it, and rules would propagate it."""
     host.create([{"model": "H100-80GB", "count": 1}])
     assert "nan" in {value for _, _, value in alone(host)}

@@ -266,8 +266,8 @@ REFUSED = {
 }
 
 
-def test_what_does_not_go_together_is_refused_at_once(tmp_path):
-    """All addresses are never meant by nothing."""
+def test_conflicting_options_are_refused_at_once(tmp_path):
+    """An empty address never means all addresses."""
     status, output = run(tmp_path, {name: variables for name, (variables, _messages) in REFUSED.items()})
     assert status != 0
     assert "s3cret" not in output
@@ -278,7 +278,7 @@ def test_what_does_not_go_together_is_refused_at_once(tmp_path):
         assert list((tmp_path / name).iterdir()) == []
 
 
-def test_check_mode_writes_nothing_and_shows_what_it_would(tmp_path):
+def test_check_mode_shows_changes_and_writes_nothing(tmp_path):
     status, said = run(tmp_path, {"docker": {"dcgm_exporter_source": "docker", **TLS}}, "--check", "--diff")
     assert status == 0, said
     assert f"write {tmp_path / 'docker' / UNIT}" in said

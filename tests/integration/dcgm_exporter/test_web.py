@@ -81,7 +81,7 @@ def test_tls_and_a_password(secured, start):
     assert exporter.get("/")[0] == 401
 
 
-def test_without_tls_there_is_nothing_to_hear(secured, start):
+def test_plain_http_is_not_answered_with_tls(secured, start):
     exporter = start(web_config=str(secured))
     exporter.secure = False
     with pytest.raises((urllib.error.URLError, ConnectionError)):
@@ -95,7 +95,7 @@ def test_old_tls_is_refused(secured):
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_silent_client_holds_up_nobody(secured, start):
+def test_silent_client_does_not_block_others(secured, start):
     exporter = start(web_config=str(secured))
     silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(5)]
     try:
@@ -105,15 +105,15 @@ def test_a_silent_client_holds_up_nobody(secured, start):
             connection.close()
 
 
-def test_it_listens_where_it_is_told_and_nowhere_else(host, start):
+def test_exporter_listens_only_on_its_address(host, start):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start(address="127.0.0.1")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.7", exporter.port), timeout=180).close()
 
 
-def test_an_answer_is_compressed_for_who_asks_and_is_the_plain_text_format(host, start):
-    """Prometheus asks for OpenMetrics first, which the files of others need not fit."""
+def test_answer_is_compressed_on_request_and_in_text_format(host, start):
+    """Prometheus prefers OpenMetrics, which other textfiles may not satisfy."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     request = (
@@ -128,7 +128,7 @@ def test_an_answer_is_compressed_for_who_asks_and_is_the_plain_text_format(host,
     assert b"openfleet_gpu_info{" in gzip.decompress(body)
 
 
-def test_bcrypt_is_asked_once_for_a_right_password_and_always_for_a_wrong_one():
+def test_bcrypt_runs_once_for_a_correct_password_and_always_for_a_wrong_one():
     asked = []
 
     def check(password, hashed):
@@ -146,7 +146,7 @@ def test_bcrypt_is_asked_once_for_a_right_password_and_always_for_a_wrong_one():
     assert not passwords.right("b", "right")
 
 
-def test_without_users_everybody_is_let_in():
+def test_without_users_access_is_open():
     assert guarded(len, Passwords({})) is len
 
 
@@ -160,22 +160,22 @@ def test_without_users_everybody_is_let_in():
         ('{"basic_auth_users": []}', "basic_auth_users is not an object"),
     ],
 )
-def test_a_setting_that_it_would_pass_by_is_refused(tmp_path, text, says):
-    """A client certificate that is asked for and not looked at would be no protection."""
+def test_unsupported_setting_is_refused(tmp_path, text, says):
+    """A requested but unverified client certificate would not protect."""
     file = tmp_path / "web-config"
     file.write_text(text)
     with pytest.raises(WebConfigError, match=says):
         read_config(file)
 
 
-def test_a_certificate_that_cannot_be_loaded_is_told_of(tmp_path):
+def test_unloadable_certificate_is_reported(tmp_path):
     with pytest.raises(WebConfigError, match="cannot be loaded"):
         tls_context({"tls_server_config": {"cert_file": str(tmp_path / "no"), "key_file": str(tmp_path / "no")}})
     with pytest.raises(WebConfigError, match="cannot be loaded"):
         tls_context({"tls_server_config": {"cert_file": os.devnull}})
 
 
-def test_all_addresses_together_have_some_threads_and_no_more():
+def test_all_addresses_get_a_limited_number_of_threads():
     server = Server("127.0.0.1", 0, None, None)
     try:
         admitted = [server.verify_request(None, ("10.0.0.%d" % number, 1)) for number in range(100)]

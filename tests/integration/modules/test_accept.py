@@ -40,7 +40,7 @@ def verdicts(report):
     return {(v["gpu"], v["rule"]): v for v in report["acceptance"]["verdicts"]}
 
 
-def test_hosts_with_faults_are_kept_out_and_told_what_to_do(library, tmp_path):
+def test_faulty_hosts_are_rejected_with_remedies(library, tmp_path):
     fleet = Fleet(tmp_path, library, ["good", "rows", "diagnosed", "lost"])
     stand_in_dcgmi(fleet.hosts["good"], "Pass")
     stand_in_dcgmi(fleet.hosts["diagnosed"], "Fail", "Persistence mode is off.")
@@ -84,7 +84,7 @@ def test_a_dry_run_judges_without_dcgm_and_writes_nothing(library, tmp_path):
     assert not (fleet.hosts["good"].folder / "dcgmi.log").exists()
 
 
-def test_a_host_that_cannot_be_read_is_kept_out_and_the_others_are_judged(library, tmp_path):
+def test_unreadable_host_is_rejected_and_others_are_judged(library, tmp_path):
     fleet = Fleet(tmp_path, library, ["broken", "good"])
     fleet.hosts["broken"].gpusim("fail", "nvmlInitWithFlags", "--code", "UNKNOWN")
     directory = tmp_path / "acceptance"
@@ -95,7 +95,7 @@ def test_a_host_that_cannot_be_read_is_kept_out_and_the_others_are_judged(librar
     assert "NVML does not start" in said
 
 
-def test_dcgm_is_not_started_where_processes_use_a_gpu(host, judge):
+def test_dcgm_is_not_started_on_busy_gpus(host, judge):
     host.create([{"model": "L40S-48GB", "count": 1}])
     stand_in_dcgmi(host, "Pass")
     job = host.popen(["gpusim", "run", "--gpu", "0", "--memory", "1MiB", "--", "sleep", "300"])
@@ -124,7 +124,7 @@ def reading_of(host):
 
 
 @pytest.mark.host_python
-def test_every_simulated_fault_fails_its_rule_alone(host, judge):
+def test_every_simulated_fault_fails_only_its_rule(host, judge):
     host.create([{"model": "A100-40GB", "count": 2}])
     assert not [verdict for verdict in judge(reading_of(host)) if verdict.outcome == "fail"]
     for command, (rule, cure) in FAULTS.items():

@@ -26,7 +26,7 @@ def modes(host):
 
 
 @pytest.mark.host_python
-def test_a_gpu_without_memory_size_can_be_shared(unified):
+def test_gpu_without_memory_size_can_be_shared(unified):
     seen = unified.module("gpu_info")
     assert [gpu["memory_total_bytes"] for gpu in seen["gpus"]] == [None, None] and not seen["lost_gpus"]
     assert not unified.module("layout", layout=[])["changed"]
@@ -36,7 +36,7 @@ def test_a_gpu_without_memory_size_can_be_shared(unified):
     assert modes(unified) == ["exclusive_process", "default"]
 
 
-def test_the_command_shows_and_exports_it(unified, tmp_path):
+def test_command_shows_and_exports_the_gpu(unified, tmp_path):
     command = CommandHost(unified, build_command(tmp_path / "gpu-layout"))
     assert "gpu 1  NVIDIA L40S" in command("show").stdout
     layout = json.loads(command("export", "--json").stdout)
@@ -51,7 +51,7 @@ def test_the_command_shows_and_exports_it(unified, tmp_path):
     ],
     ids=["tenants", "memory limit"],
 )
-def test_an_entry_that_needs_the_size_is_refused_by_name(unified, entry, where):
+def test_entry_that_needs_the_size_is_refused(unified, entry, where):
     failed = unified.module("layout", check=True, layout=[dict(entry, gpus=[0]), {"gpus": [1], "sharing": "exclusive"}])
     assert failed["failed"] and failed["where"].startswith(where), failed
     assert "reports no memory size" in failed["problem"]
@@ -59,7 +59,7 @@ def test_an_entry_that_needs_the_size_is_refused_by_name(unified, entry, where):
 
 
 @pytest.mark.parametrize("answer", ["guest", "not told"])
-def test_a_compute_mode_that_cannot_be_set_is_refused_by_the_dry_run(host, answer):
+def test_unsettable_compute_mode_is_refused_in_the_dry_run(host, answer):
     host.create([{"model": "L40S-48GB", "count": 2}])
     if answer == "guest":
         host.gpusim("set", "0", "virtualization_mode", "2")
@@ -78,7 +78,7 @@ def test_a_compute_mode_that_cannot_be_set_is_refused_by_the_dry_run(host, answe
     assert not host.module("layout", layout=layout)["changed"]
 
 
-def test_where_no_driver_tells_it_beforehand_the_run_goes_back_and_says_what_to_do(host):
+def test_unsettable_mode_found_during_the_run_is_rolled_back_with_a_fix(host):
     host.create([{"model": "L40S-48GB", "count": 2}])
     host.gpusim("set", "1", "compute_mode_fixed", "on")
     failed = host.module("layout", layout=[{"gpus": "all", "sharing": "exclusive"}])
@@ -86,7 +86,7 @@ def test_where_no_driver_tells_it_beforehand_the_run_goes_back_and_says_what_to_
     assert modes(host) == ["default", "default"]
 
 
-def test_a_gpu_that_is_on_no_pci_bus_can_be_shared(host):
+def test_gpu_without_pci_bus_can_be_shared(host):
     host.create([{"model": "L40S-48GB", "count": 1}])
     host.gpusim("fail", "nvmlDeviceGetPciInfo", "--gpu", "0", "--code", "NOT_SUPPORTED", "--lasting")
     (gpu,) = host.module("gpu_info")["gpus"]

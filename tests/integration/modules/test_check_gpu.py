@@ -72,7 +72,7 @@ def every_model(host):
     return host.create([{"model": key} for key in CATALOGUE])
 
 
-def test_a_simulated_gpu_of_every_model_agrees_with_its_file_and_makes_it_again(every_model):
+def test_every_simulated_model_matches_and_reproduces_its_file(every_model):
     run = Run(every_model)
     assert run.done.returncode == 0, run.said
     assert run.of("differs") == []
@@ -125,7 +125,7 @@ def again(host, run, index, key, model):
                 assert getattr(there[profile.name], name) == getattr(profile, name), (key, profile.name, name)
 
 
-def test_a_card_whose_links_are_off_makes_a_file_that_says_so(host):
+def test_card_with_disabled_links_is_recorded_as_such(host):
     host.create([{"model": "H100-80GB"}])
     run = Run(host)
     run.report["readings"]["files"]["parameters"] = {"NvLinkDisable": "1"}
@@ -137,7 +137,7 @@ def test_a_card_whose_links_are_off_makes_a_file_that_says_so(host):
     assert "NvLinkDisable=1" in made.unconfirmed["nvlink_links"]
 
 
-def test_the_report_has_serial_numbers_and_uuids_only_where_asked(host):
+def test_report_has_serial_numbers_and_uuids_only_on_request(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     assert host.module("mig", layout=MIG)["changed"]
     gpus = json.loads(host.gpusim("show", "--json"))["gpus"]
@@ -203,7 +203,7 @@ def test_a_difference_names_the_line_of_the_model_file(host, tmp_path):
     assert "gpu 0: model file: memory_total_mib: expected 81560, found 81559" in run.done.stdout
 
 
-def test_a_card_of_no_known_model_is_one_difference(host, tmp_path):
+def test_unknown_model_is_one_difference(host, tmp_path):
     host.create([{"model": "H100-80GB"}])
     models = tmp_path / "models"
     shutil.copytree(MODELS, models)
@@ -215,7 +215,7 @@ def test_a_card_of_no_known_model_is_one_difference(host, tmp_path):
     assert "2330" in check["found"] and "gpusim record" in check["reason"]
 
 
-def test_a_lost_gpu_is_named_and_the_others_are_checked(host):
+def test_lost_gpu_is_named_and_others_are_checked(host):
     host.create([{"model": "A100-40GB", "count": 3}])
     host.gpusim("lose", "1")
     run = Run(host)
@@ -226,7 +226,7 @@ def test_a_lost_gpu_is_named_and_the_others_are_checked(host):
     assert "Traceback" not in run.said
 
 
-def test_a_function_that_fails_is_a_difference_of_its_own(host):
+def test_each_failing_function_is_a_difference(host):
     host.create([{"model": "T4-16GB"}])
     host.gpusim("fail", "nvmlDeviceGetEccMode", "--code", "UNKNOWN")
     run = Run(host)
@@ -237,7 +237,7 @@ def test_a_function_that_fails_is_a_difference_of_its_own(host):
     assert "Unknown" in run.one("ECC", "ECC mode", 0)["reason"]
 
 
-def test_a_gpu_at_work_says_nothing_of_an_idle_one(host):
+def test_busy_gpu_is_not_compared_with_idle_figures(host):
     host.create([{"model": "H100-80GB"}])
     host.gpusim("load", "0", "--pattern", "constant", "--utilization", "90", "--power", "600")
     run = Run(host)
@@ -249,7 +249,7 @@ def test_a_gpu_at_work_says_nothing_of_an_idle_one(host):
 
 
 @pytest.mark.parametrize("code", ["kill", "stop"])
-def test_a_driver_that_never_answers_ends_the_command_in_time(host, code):
+def test_unresponsive_driver_ends_the_command_in_time(host, code):
     host.create([{"model": "T4-16GB"}])
     host.gpusim("fail", "nvmlDeviceGetPowerUsage", "--code", code)
     run = Run(host, "--timeout", "5")
@@ -276,7 +276,7 @@ def test_without_a_driver_the_command_says_so(host):
     assert "Traceback" not in run.said
 
 
-def test_the_answers_are_held_against_the_simulated_library(host):
+def test_answers_are_compared_with_the_simulated_library(host):
     host.create([{"model": "H100-80GB"}, {"model": "T4-16GB"}], driver_version="570.148.08")
     same = Run(host, library=host.library)
     assert same.done.returncode == 0, same.said
@@ -294,7 +294,7 @@ def test_the_answers_are_held_against_the_simulated_library(host):
     ("compared_with", "layout", "reason"),
     [("/nowhere", None, "cannot be read"), (None, MIG, "GPU 0 is in MIG mode, but simulated GPUs start without it")],
 )
-def test_answers_that_cannot_be_compared_have_a_reason(host, compared_with, layout, reason):
+def test_incomparable_answers_have_a_reason(host, compared_with, layout, reason):
     host.create([{"model": "H100-80GB"}])
     if layout:
         assert host.module("mig", layout=layout)["changed"]
@@ -311,7 +311,7 @@ def words(run):
     return " ".join((run.stdout + run.stderr).split())
 
 
-def test_the_playbook_writes_a_report_of_each_host(library, tmp_path):
+def test_playbook_writes_a_report_for_each_host(library, tmp_path):
     fleet = Fleet(tmp_path, library, ["one", "two"])
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetEccMode", "--code", "UNKNOWN")
     reports = tmp_path / "reports"
@@ -334,7 +334,7 @@ def test_the_playbook_writes_a_report_of_each_host(library, tmp_path):
         assert gpu["uuid"] not in json.dumps(made[name])
 
 
-def test_the_playbook_lends_pynvml_and_says_what_cannot_be_read(library, tmp_path):
+def test_playbook_lends_pynvml_and_reports_unreadable_hosts(library, tmp_path):
     fleet = BareFleet(tmp_path, library, ["one", "two"])
     fleet.hosts["two"].gpusim("fail", "nvmlInitWithFlags", "--code", "UNKNOWN")
     run = play(fleet, "-e", f"gpu_check_dir={tmp_path}/reports")

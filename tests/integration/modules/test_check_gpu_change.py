@@ -113,7 +113,7 @@ def of(checks, area):
     return [check for check in checks if check["area"] == area]
 
 
-def test_all_is_changed_looked_at_and_restored(changes):
+def test_everything_is_changed_verified_and_restored(changes):
     changes.create({"model": "H100-80GB", "count": 2})
     before = changes.state()
     folder = changes.host.folder / "report"
@@ -126,7 +126,7 @@ def test_all_is_changed_looked_at_and_restored(changes):
     by_name = {(check["area"], check["what"]): check for check in made}
     places = ", ".join("1g.10gb@%d" % start for start in range(7))
     assert by_name["change: MIG", "7 instances of 1g.10gb"]["found"] == places
-    assert by_name["change: MIG", "MIG devices with a UUID of their own"]["found"] == "7"
+    assert by_name["change: MIG", "MIG devices with different UUIDs"]["found"] == "7"
     # Each instance of a reading in MIG mode, by the facts of gpu_info and every function of NVML.
     assert by_name["change: MIG, NVML", "nvmlDeviceGetMigMode"]["found"].lower() in ("yes, yes", "1, 1")
     assert by_name["change: MIG, model file", "profiles.1g.10gb.profile_id"]["outcome"] == "held"
@@ -140,23 +140,23 @@ def test_all_is_changed_looked_at_and_restored(changes):
 
 
 @pytest.mark.parametrize("model", ["A30-24GB", "H100-80GB"])
-def test_what_was_found_is_restored_whatever_it_is(changes, model):
+def test_any_original_state_is_restored(changes, model):
     changes.create({"model": model}, time_slice="Short")
     changes.set("nvmlDeviceSetComputeMode", 3)
     before = changes.state()
     assert before[0][0]["compute_mode"] == "EXCLUSIVE_PROCESS"
     checks = changes.run()
     assert outcomes(checks) == {"held"}, checks
-    assert [check["found"] for check in of(checks, "change: compute mode") if "as read" in check["what"]] == [
+    assert [check["found"] for check in of(checks, "change: compute mode") if "read back" in check["what"]] == [
         "default", "exclusive_process",
     ]  # fmt: skip
-    assert [check["found"] for check in of(checks, "change: time slice") if "as read" in check["what"]] == [
+    assert [check["found"] for check in of(checks, "change: time slice") if "read back" in check["what"]] == [
         "long", "short",
     ]  # fmt: skip
     assert changes.state() == before
 
 
-def test_mig_mode_that_was_on_stays_on(changes):
+def test_enabled_mig_mode_stays_enabled(changes):
     changes.create({"model": "A30-24GB"})
     assert changes.host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": []}])["changed"]
     before = changes.state()
@@ -167,7 +167,7 @@ def test_mig_mode_that_was_on_stays_on(changes):
     assert changes.state() == before
 
 
-def test_a_gpu_without_mig_has_the_rest_changed(changes):
+def test_gpu_without_mig_gets_the_other_changes(changes):
     changes.create({"model": "L40S-48GB"})
     before = changes.state()
     checks = changes.run()
@@ -192,7 +192,7 @@ def test_without_root_nothing_is_changed(changes):
     assert changes.state() == before and not changes.directory.exists()
 
 
-def test_a_gpu_in_use_is_refused_and_another_is_taken(changes):
+def test_busy_gpu_is_refused_and_another_is_used(changes):
     changes.create({"model": "H100-80GB", "count": 2})
     with subprocess.Popen(
         [str(changes.host.bin / "gpusim"), "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"],
@@ -208,7 +208,7 @@ def test_a_gpu_in_use_is_refused_and_another_is_taken(changes):
             job.kill()
 
 
-def test_a_gpu_with_instances_is_refused_and_keeps_them(changes):
+def test_gpu_with_instances_is_refused_and_keeps_them(changes):
     changes.create({"model": "H100-80GB"})
     layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
     assert changes.host.module("mig", layout=layout)["changed"]
@@ -217,7 +217,7 @@ def test_a_gpu_with_instances_is_refused_and_keeps_them(changes):
     assert changes.state() == before
 
 
-def test_a_mode_that_is_pending_is_refused(changes):
+def test_pending_mode_is_refused(changes):
     changes.create({"model": "A30-24GB"})
     changes.host.gpusim("set", "0", "passthrough", "on")
     changes.set("nvmlDeviceSetMigMode", 1)
@@ -226,7 +226,7 @@ def test_a_mode_that_is_pending_is_refused(changes):
     assert changes.state() == before
 
 
-def test_a_reset_that_is_refused_leaves_the_mode(changes):
+def test_refused_reset_leaves_the_mode(changes):
     changes.create({"model": "A30-24GB"})
     changes.host.gpusim("set", "0", "passthrough", "on")
     changes.host.gpusim("set", "0", "reset_refused", "on")
@@ -243,18 +243,18 @@ def test_settings_that_a_reset_would_end_keep_mig_mode_off(changes):
     limit = {"call": "nvmlDeviceGetPowerManagementLimit", "value": 150000}
     default = {"call": "nvmlDeviceGetPowerManagementDefaultLimit", "value": 165000}
     (mig,) = of(changes.run(0, {0: [limit, default]}), "change: MIG")
-    assert mig["outcome"] == "not run" and "its power limit is 150000, and 165000 by default" in mig["reason"]
+    assert mig["outcome"] == "not run" and "its power limit is 150000 instead of the default 165000" in mig["reason"]
 
 
-def test_a_driver_that_hides_profiles_is_said(changes):
+def test_hidden_profiles_are_reported(changes):
     changes.create({"model": "H100-80GB"})
     changes.host.gpusim("set", "0", "profiles_without_mig", "off")
     (mig,) = of(changes.run(), "change: MIG")
     assert mig["outcome"] == "not run" and "550 or later" in mig["reason"]
 
 
-@pytest.mark.parametrize("file, reason", [("journal.json", "was cut off"), ("check-gpu/found.json", "is damaged")])
-def test_files_of_other_runs_are_not_guessed_at(changes, file, reason):
+@pytest.mark.parametrize("file, reason", [("journal.json", "was interrupted"), ("check-gpu/found.json", "is damaged")])
+def test_unreadable_files_of_other_runs_are_not_guessed(changes, file, reason):
     changes.create({"model": "H100-80GB"})
     before = changes.state()
     (changes.directory / "check-gpu").mkdir(parents=True)
@@ -264,7 +264,7 @@ def test_files_of_other_runs_are_not_guessed_at(changes, file, reason):
     assert (changes.directory / file).exists()
 
 
-def test_another_run_that_changes_the_host_is_named(changes):
+def test_concurrent_run_is_named(changes):
     changes.create({"model": "H100-80GB"})
     changes.host.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "stop")
     with subprocess.Popen(changes.command(), env=changes.host.environment, stdout=subprocess.DEVNULL) as first:
@@ -276,9 +276,9 @@ def test_another_run_that_changes_the_host_is_named(changes):
     assert changes.run(7)[0]["outcome"] == "held"
 
 
-def test_there_is_no_such_gpu(changes):
+def test_unknown_index_is_reported(changes):
     changes.create({"model": "H100-80GB"})
-    assert refused(changes.run(7), "there is no GPU 7")
+    assert refused(changes.run(7), "the host has no GPU 7")
 
 
 # --- failures, kills and signals ----------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_there_is_no_such_gpu(changes):
         "nvmlDeviceSetComputeMode",
     ],
 )
-def test_a_step_that_fails_differs_and_all_is_restored(changes, call):
+def test_failed_step_is_a_difference_and_everything_is_restored(changes, call):
     changes.create({"model": "A30-24GB"})
     before = changes.state()
     changes.host.gpusim("fail", call, "--nth", "2", "--code", "UNKNOWN")
@@ -304,7 +304,7 @@ def test_a_step_that_fails_differs_and_all_is_restored(changes, call):
     assert not changes.record.exists()
 
 
-def test_the_calls_that_are_killed_are_all_there_are(changes):
+def test_kill_sweep_covers_all_calls(changes):
     changes.create({"model": "A30-24GB"})
     changes.host.gpusim("calls", "--clear")
     assert outcomes(changes.run()) == {"held"}
@@ -314,7 +314,7 @@ def test_the_calls_that_are_killed_are_all_there_are(changes):
 
 
 @pytest.mark.parametrize("call, nth, action", sample(KILLS, 16))
-def test_the_run_after_a_kill_restores_what_was_found(changes, call, nth, action):
+def test_next_run_after_a_kill_restores_the_original_state(changes, call, nth, action):
     changes.create({"model": "A30-24GB"}, time_slice="Medium")
     before = changes.state()
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
@@ -322,14 +322,14 @@ def test_the_run_after_a_kill_restores_what_was_found(changes, call, nth, action
     assert changes.record.exists()
     # A GPU that is not there: the run restores, and changes nothing of its own.
     restored, *others = changes.run(7)
-    assert (restored["what"], restored["outcome"]) == ("state before a run that was cut off", "held"), restored
-    assert refused(others, "there is no GPU 7")
+    assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "held"), restored
+    assert refused(others, "the host has no GPU 7")
     assert changes.state() == before
     assert not changes.record.exists()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_killed_at_the_time_slice_is_restored_and_the_next_goes_on(changes, when):
+def test_kill_at_the_time_slice_is_restored_and_next_run_continues(changes, when):
     changes.create({"model": "L40S-48GB"}, time_slice="Medium")
     before = changes.state()
     (changes.host.folder / "kill").write_text(when)
@@ -338,12 +338,12 @@ def test_a_run_killed_at_the_time_slice_is_restored_and_the_next_goes_on(changes
     checks = changes.run()
     assert outcomes(checks) == {"held", "not run"}
     assert [check["what"] for check in of(checks, "change: restored")] == [
-        "state before a run that was cut off", "state found",
+        "state before an interrupted run", "original state",
     ]  # fmt: skip
     assert changes.state() == before
 
 
-def test_a_run_without_change_says_that_one_was_cut_off(changes):
+def test_run_without_change_reports_an_interrupted_one(changes):
     changes.create({"model": "H100-80GB"})
     changes.host.gpusim("fail", "nvmlGpuInstanceDestroy", "--code", "kill")
     changes.killed()
@@ -354,7 +354,7 @@ def test_a_run_without_change_says_that_one_was_cut_off(changes):
     assert changes.state() == there
 
 
-def test_instances_that_others_made_after_a_kill_stay(changes):
+def test_foreign_instances_after_a_kill_stay(changes):
     changes.create({"model": "H100-80GB"})
     changes.host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "kill")
     changes.killed()
@@ -373,7 +373,7 @@ SIGNALS = [(*where, number) for where in ENDED_AT for number in (signal.SIGINT, 
 
 
 @pytest.mark.parametrize("call, nth, number", sample(SIGNALS, 8))
-def test_a_signal_ends_the_run_and_all_is_restored(changes, call, nth, number):
+def test_signal_ends_the_run_and_everything_is_restored(changes, call, nth, number):
     changes.create({"model": "A30-24GB"})
     before = changes.state()
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", "stop")
@@ -389,7 +389,7 @@ def test_a_signal_ends_the_run_and_all_is_restored(changes, call, nth, number):
     assert not changes.record.exists()
 
 
-def test_the_command_that_is_ended_says_so_and_writes_no_report(changes):
+def test_ended_command_reports_it_and_writes_no_report(changes):
     changes.create({"model": "L40S-48GB"})
     before = changes.state()
     changes.host.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "stop")

@@ -49,14 +49,14 @@ def run(host, built, tmp_path):
     return run
 
 
-def test_a_tenant_gets_its_quota_and_what_no_stub_shows_is_not_run(run):
+def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     found = run()
     limiter = {check["what"]: check for check in found["vGPU limiter"]}
-    got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes that a tenant got")]
+    got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes allocated by a tenant")]
     # To the byte; rows, arrays and physical memory have units of their own.
     assert len(got) == 6 and all(QUOTA - (2 << 20) < each <= QUOTA for each in got), limiter
     not_run = {what for what, check in limiter.items() if check["outcome"] == "not run"}
-    assert "no image was named" in limiter["container: linear memory"]["reason"]
+    assert "no image: set --image" in limiter["container: linear memory"]["reason"]
     words = ("percent", "container", "module")
     assert not_run == {what for what in limiter if any(word in what for word in words)} and len(not_run) == 6
     # The cost of a launch depends on what else this machine does.
@@ -66,13 +66,13 @@ def test_a_tenant_gets_its_quota_and_what_no_stub_shows_is_not_run(run):
     assert [check["reason"] for check in found["MPS"]] == ["nvidia-cuda-mps-control is not installed"]
 
 
-def test_without_cuda_nothing_is_measured_and_the_reason_is_named(run):
+def test_without_cuda_nothing_is_measured_with_a_reason(run):
     found = run(cuda=False)
     assert all("libcuda.so.1" in check["reason"] for check in found["load"] + found["vGPU limiter"])
 
 
-def test_a_gpu_that_is_not_there(run):
-    assert {check["reason"] for check in run("--gpu", "7")["load"]} == {"there is no GPU 7"}
+def test_unknown_gpu_is_not_run(run):
+    assert {check["reason"] for check in run("--gpu", "7")["load"]} == {"the host has no GPU 7"}
 
 
 def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
     assert shares == {"share of 20 percent": "held", "share of 80 percent": "held"}
 
 
-def test_the_holders_of_a_simulated_gpu_are_those_of_nvml(host):
+def test_holders_of_a_simulated_gpu_are_those_of_nvml(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     command = [str(host.bin / "gpusim"), "run", "--gpu", "1", "--memory", "400MiB", "--", "sleep", "300"]
     script = "import json, sys; sys.path[:0] = %r; import measure; print(json.dumps(measure.holders_of(1, int(sys.argv[1]))))"
@@ -111,7 +111,7 @@ SERIES = """
 import json, pathlib, sys
 sys.path[:0] = %r
 import exporter
-with exporter.beside(pathlib.Path(sys.argv[1])) as series:
+with exporter.running(pathlib.Path(sys.argv[1])) as series:
     for uuid in sys.stdin:
         print(json.dumps(series(uuid.strip())), flush=True)
 """
@@ -203,12 +203,12 @@ def test_a_tenant_in_a_container_gets_its_quota(engine, built):
 @pytest.mark.parametrize(
     "image, engines, reason",
     [
-        (None, ("podman",), "no image was named"),
+        (None, ("podman",), "no image: set --image"),
         ("here", ("no-engine",), "neither podman nor docker is installed"),
         ("elsewhere", ("podman",), "podman has no image elsewhere"),
     ],
 )
-def test_a_container_that_cannot_be_had_is_not_run(engine, built, monkeypatch, image, engines, reason):
+def test_unavailable_container_is_not_run(engine, built, monkeypatch, image, engines, reason):
     monkeypatch.setattr(measure, "ENGINES", engines)
     with pytest.raises(measure.NotMeasuredError, match=reason):
         measure._in_container(dataclasses.replace(engine, image=image), built.library)
@@ -252,7 +252,7 @@ def measured(**limiter):
     }
     torch = {
         "shares": {"version": "2.11", "bare": bare, **shares},
-        "memory": {"total": 8 << 30, "held": 8 << 30, "refused": 4, "goes_on": True},
+        "memory": {"total": 8 << 30, "held": 8 << 30, "refused": 4, "continues": True},
         "pair": {"fixed": {"rates": [32.0, 71.0], "active": 0.99}},
     }
     holders = {"kinds": ["process"], "bytes": [CONTEXT], "command": ["process"]}
@@ -275,7 +275,7 @@ def judged(found):
     return {check.what: check.outcome for check in judge.checks(0, found, False, 1.5)}
 
 
-def test_a_card_that_does_what_it_should():
+def test_correct_card_passes():
     outcomes = judged(measured())
     # Of a card without GPM.
     assert [what for what, outcome in outcomes.items() if outcome != "held"] == [
@@ -302,17 +302,17 @@ def test_signals_that_do_not_follow_the_load_differ(state, name, value):
 @pytest.mark.parametrize(
     "limiter, what",
     [
-        ({"two_processes": {"held": QUOTA + 1, "codes": [2, 2]}}, "two processes of a tenant: bytes together"),
+        ({"two_processes": {"held": QUOTA + 1, "codes": [2, 2]}}, "two processes of a tenant: total bytes"),
         ({"shares": {"20": {"took": 5.0}}}, "share of 20 percent"),
         ({"module": {"charged": 0, "card": CONTEXT}}, "bytes charged for a context and a module"),
-        ({"two_tenants": {"kernels": [500, 500]}}, "two tenants of 30 and 70 percent: part of the first"),
+        ({"two_tenants": {"kernels": [500, 500]}}, "two tenants of 30 and 70 percent: share of the first"),
         (
             {"launch_seconds": {"bare": 2e-6, "tenant": 4e-6, "throttled": 4e-6}},
-            "cost of a launch of an unthrottled tenant, added",
+            "added cost of a launch of an unthrottled tenant",
         ),
     ],
 )
-def test_a_limiter_that_does_not_hold_differs(limiter, what):
+def test_failing_limiter_differs(limiter, what):
     assert [name for name, outcome in judged(measured(**limiter)).items() if outcome == "differs"] == [what]
 
 
@@ -333,14 +333,14 @@ def test_holders_that_miss_the_process_differ(change):
         (("shares", "50", "graph", "rate"), 40.0, "torch 2.11: graph with a share of 50 percent"),
         (("shares", "50", "graph"), {"rate": 60.0}, "torch 2.11: graph with a share of 50 percent"),
         (("shares", "80", "short", "rate"), 60.0, "torch 2.11: short with a share of 80 percent"),
-        (("memory", "held"), (8 << 30) + 1, "torch 2.11: memory: bytes that a tenant got"),
-        (("memory", "refused"), 0, "torch 2.11: memory: bytes that a tenant got"),
-        (("memory", "total"), 80 << 30, "torch 2.11: memory: the size of the card, as told"),
-        (("memory", "goes_on"), False, "torch 2.11: memory: the program goes on after it was refused"),
+        (("memory", "held"), (8 << 30) + 1, "torch 2.11: memory: bytes allocated by a tenant"),
+        (("memory", "refused"), 0, "torch 2.11: memory: bytes allocated by a tenant"),
+        (("memory", "total"), 80 << 30, "torch 2.11: memory: size of the card shown to the tenant"),
+        (("memory", "continues"), False, "torch 2.11: memory: the program continues after a refusal"),
         (("pair", "fixed", "rates"), [33.0, 48.0], "torch: transformer of two tenants of 30 and 70 percent, fixed"),
     ],
 )
-def test_a_framework_that_is_not_held_differs(where, value, what):
+def test_unlimited_framework_differs(where, value, what):
     found = measured()
     of = found["frameworks"]["torch"]
     for key in where[:-1]:
@@ -349,7 +349,7 @@ def test_a_framework_that_is_not_held_differs(where, value, what):
     assert [name for name, outcome in judged(found).items() if outcome == "differs"] == [what]
 
 
-def test_a_framework_that_is_not_installed_is_not_run(tmp_path):
+def test_missing_framework_is_not_run(tmp_path):
     card = measure.Card(0, "#0", tmp_path, 600, lambda text: None)
     card.__dict__["uuid"] = "GPU-1"
     found = measured()
@@ -358,7 +358,7 @@ def test_a_framework_that_is_not_installed_is_not_run(tmp_path):
     assert (check.what, check.outcome, check.reason) == ("jax", "not run", "Python has no module jax")
 
 
-def test_holders_that_could_not_be_asked_are_not_run():
+def test_unreadable_holders_are_not_run():
     found = measured()
     found["load"]["holders"]["command"] = None
     assert judged(found)["gpu-layout holders: the process"] == "not run"
@@ -376,7 +376,7 @@ def test_memory_beyond_the_quota_differs(change):
 
 
 @pytest.mark.parametrize("change", [{"utilization": 3}, {"power_watts": 60.0}, {"sm_mhz": 210}, {"processes": {8: 1}}])
-def test_a_load_that_nvml_does_not_see_differs(change):
+def test_load_unseen_by_nvml_differs(change):
     found = measured()
     found["load"]["busy"].update(change)
     assert list(judged(found).values()).count("differs") == 1
@@ -393,14 +393,14 @@ def test_a_load_that_nvml_does_not_see_differs(change):
         ({"compute": [7, 8, 9], "mps": None}, "not run"),
     ],
 )
-def test_whether_nvml_tells_a_client_of_mps_from_others(listed, outcome):
+def test_nvml_must_distinguish_mps_clients(listed, outcome):
     found = measured()
     found["mps"]["nvml"] = listed
-    assert judged(found)["NVML tells the client from a program without MPS"] == outcome
+    assert judged(found)["NVML distinguishes the client from a program without MPS"] == outcome
 
 
 @pytest.mark.parametrize("clients", [[], ["8"]])
-def test_a_daemon_that_does_not_list_its_client_differs(clients):
+def test_daemon_without_its_client_differs(clients):
     found = measured()
     found["mps"]["clients"] = clients
     assert judged(found)["the daemon lists the client"] == "differs"

@@ -36,7 +36,7 @@ def with_commands(folder):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_clients_go_in_order_and_come_back(there, tmp_path):
+def test_clients_stop_in_order_and_start_again(there, tmp_path):
     log, commands = with_commands(tmp_path)
     done = there.drain(**commands)
     assert done["changed"] and done["drained"], done
@@ -66,7 +66,7 @@ def test_clients_go_in_order_and_come_back(there, tmp_path):
     assert log.read_text().split() == ["before", "after", "last"]
 
 
-def test_twice_is_as_good_as_once(there, tmp_path):
+def test_drain_and_resume_are_idempotent(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.drain(**commands)
     again = there.drain(**commands)
@@ -98,7 +98,7 @@ def calls_of(there, state):
     return len(there.calls())
 
 
-def test_a_fault_of_any_call_of_a_drain_ends_with_everything_back(there, tmp_path):
+def test_fault_of_any_drain_call_restores_everything(there, tmp_path):
     log, commands = with_commands(tmp_path)
     calls = calls_of(there, "drained")
     there.sweep("resumed")
@@ -118,7 +118,7 @@ def test_a_fault_of_any_call_of_a_drain_ends_with_everything_back(there, tmp_pat
         assert log.read_text().split() == ["before", "after", "last"], (nth, call)
 
 
-def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(there, tmp_path):
+def test_resume_restores_everything_after_a_kill_at_any_drain_call(there, tmp_path):
     log, commands = with_commands(tmp_path)
     calls = calls_of(there, "drained")
     there.sweep("resumed")
@@ -134,7 +134,7 @@ def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(the
 
 
 @pytest.mark.parametrize("kind", [pytest.param("fail", marks=pytest.mark.thorough), "kill"])
-def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
+def test_next_resume_completes_after_a_fault_of_any_call(there, kind):
     calls_of(there, "drained")
     calls = calls_of(there, "resumed")
     for nth in sample(range(1, calls + 1), 7):
@@ -156,7 +156,7 @@ def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_after_a_kill_another_drain_goes_on(there):
+def test_next_drain_continues_after_a_kill(there):
     calls = calls_of(there, "drained")
     there.sweep("resumed")
     for nth in sample(range(1, calls + 1), 14):
@@ -171,7 +171,7 @@ def test_after_a_kill_another_drain_goes_on(there):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_kill_is_a_kill_of_the_module_too(there):
+def test_simulated_kill_equals_a_kill_of_the_module(there):
     there.fault(9, "kill")
     assert there.drain() is None
     there.fault()
@@ -181,7 +181,7 @@ def test_a_kill_is_a_kill_of_the_module_too(there):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_dry_run_predicts_and_calls_nothing_that_changes(there, tmp_path):
+def test_dry_run_predicts_and_calls_nothing_that_changes(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.set(jobs=["5 alice RUNNING 1:00:00 train"])
     dry = there.drain(check=True, **commands)
@@ -202,7 +202,7 @@ def test_a_dry_run_predicts_and_calls_nothing_that_changes(there, tmp_path):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_an_after_command_that_fails_is_tried_again_and_those_done_are_not(there, tmp_path):
+def test_only_failed_after_commands_are_retried(there, tmp_path):
     log = tmp_path / "log"
     there.drain(commands_after=[f"echo one >> {log}", f"test -e {tmp_path}/now", f"echo two >> {log}"])
     failed = there.resume()
@@ -216,12 +216,12 @@ def test_an_after_command_that_fails_is_tried_again_and_those_done_are_not(there
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_program_that_is_not_there_is_named(there):
+def test_missing_program_is_named(there):
     assert "the command 'nosuchprogram -x'" in there.drain(commands_before=[["nosuchprogram", "-x"]])["msg"]
     assert there.shown() == BEFORE
 
 
-def test_a_kubernetes_node_is_recorded_until_it_is_back(there, tmp_path):
+def test_kubernetes_node_is_recorded_until_resumed(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": False}, **commands)
     assert log.read_text().split() == ["before"]
@@ -239,7 +239,7 @@ def test_a_kubernetes_node_is_recorded_until_it_is_back(there, tmp_path):
     assert not there.record.exists()
 
 
-def test_a_dry_run_says_what_becomes_of_a_kubernetes_node(there):
+def test_dry_run_predicts_the_kubernetes_node(there):
     node = {"node": "n1", "cordoned_before": False}
     assert there.module("drained", True, kubernetes=node)["done"] == ["cordon Kubernetes node n1"]
     there.module("drained", kubernetes=node)
@@ -252,7 +252,7 @@ def test_a_dry_run_says_what_becomes_of_a_kubernetes_node(there):
     "content",
     ["", "[1]", '{"schema": 99}', '{"schema": 1}', json.dumps({"schema": 1, "prepared": True, "commands_after": "x"})],
 )
-def test_a_record_that_cannot_be_read_stops_both_and_is_kept(there, content):
+def test_unreadable_record_stops_drain_and_resume_and_is_kept(there, content):
     there.state.mkdir()
     there.record.write_text(content)
     for result in (there.drain(), there.resume()):
@@ -263,7 +263,7 @@ def test_a_record_that_cannot_be_read_stops_both_and_is_kept(there, content):
     assert there.shown() == BEFORE
 
 
-def test_what_cannot_be_recorded_is_not_taken(there):
+def test_unrecordable_units_are_not_stopped(there):
     there.state.mkdir()
     # A folder in the place of the file that is written first: not even root can write there.
     (there.state / "drain.json.new").mkdir()
@@ -273,6 +273,6 @@ def test_what_cannot_be_recorded_is_not_taken(there):
     assert there.shown() == BEFORE
 
 
-def test_the_record_is_for_root_alone_as_it_may_hold_secrets(there):
+def test_record_is_readable_for_root_only(there):
     there.drain(commands_after=["notify --token hunter2"])
     assert there.record.stat().st_mode & 0o077 == 0

@@ -93,7 +93,7 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "check"), QUESTIONS)
-def test_a_read_that_hangs_ends_the_module_and_names_call_and_gpu(host, name, arguments, check):
+def test_hanging_read_ends_the_module_with_call_and_gpu(host, name, arguments, check):
     host.create(H100)
     uuid = uuid_of(host, 2)
     hang(host, "nvmlDeviceGetMemoryInfo", nth=3)
@@ -112,7 +112,7 @@ def test_a_read_that_hangs_ends_the_module_and_names_call_and_gpu(host, name, ar
     ("function", "call"),
     [("nvmlInitWithFlags", "nvmlInit"), ("nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")],
 )
-def test_a_call_that_names_no_gpu_is_reported_for_the_host(host, function, call):
+def test_call_without_gpu_is_reported_for_the_host(host, function, call):
     host.create(H100)
     hang(host, function)
     done = module(host, "layout", True, layout=LAYOUT)
@@ -130,7 +130,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("call", "nth", "layout"), CHANGES, ids=[call for call, _nth, _layout in CHANGES])
-def test_a_hang_during_a_change_keeps_the_journal_and_the_next_run_recovers(host, call, nth, layout):
+def test_hang_during_a_change_keeps_the_journal_for_the_next_run(host, call, nth, layout):
     host.create(H100)
     gpu = layout[0]["gpus"][0]
     uuid = uuid_of(host, gpu)
@@ -147,7 +147,7 @@ def test_a_hang_during_a_change_keeps_the_journal_and_the_next_run_recovers(host
     assert not module(host, "layout", layout=layout)["changed"]
 
 
-def test_a_recovery_that_hangs_keeps_the_journal(host):
+def test_hanging_recovery_keeps_the_journal(host):
     host.create(H100)
     hang(host, "nvmlDeviceCreateGpuInstanceWithPlacement", 2)
     assert module(host, "layout", layout=LAYOUT)["failed"]
@@ -160,7 +160,7 @@ def test_a_recovery_that_hangs_keeps_the_journal(host):
 
 
 def test_a_crash_of_the_library_is_reported_with_its_call(host):
-    """The caller alone dies, as of a fault in the driver's library."""
+    """Only the child that calls NVML dies, as of a fault in the driver's library."""
     host.create(H100)
     uuid = uuid_of(host, 1)
     code = """
@@ -181,7 +181,7 @@ with bounded_session.BoundedSession() as opened:
     assert lines[0].startswith("gpu 1 (%s): the process that called NVML ended in nvmlDevice" % uuid), lines
 
 
-def test_a_run_that_is_killed_leaves_no_child(host):
+def test_killed_run_leaves_no_child(host):
     host.create(H100)
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """
@@ -239,7 +239,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_ends_names_the_call_and_frees_the_lock(host, name):
+def test_hanging_command_names_the_call_and_frees_the_lock(host, name):
     host.create(H100)
     uuid = uuid_of(host, 0)
     hang(host, "nvmlDeviceGetMemoryInfo")
@@ -253,8 +253,8 @@ def test_a_command_ends_names_the_call_and_frees_the_lock(host, name):
     assert not stopped_processes()
 
 
-def test_metrics_do_not_ask_a_driver_that_has_not_returned_from_an_earlier_call(host):
-    """They are asked for each minute: one more process would hang each time."""
+def test_metrics_do_not_call_a_driver_that_still_hangs(host):
+    """They are read each minute: otherwise each reading would leave one more hanging process."""
     host.create(H100[:1])
     layout = host.folder / "layout.json"
     layout.write_text("[]")
@@ -280,8 +280,8 @@ def test_a_user_waits_half_a_minute_for_a_reading(host, tmp_path):
     assert "nvmlDeviceGetMemoryInfo did not return within 30 s" in done.stderr, done
 
 
-def test_a_service_leaves_one_hung_child_and_not_one_for_each_question(host):
-    """The child is made as one in uninterruptible sleep: SIGKILL does not reach it."""
+def test_service_leaves_only_one_hung_child(host):
+    """The child behaves like one in uninterruptible sleep: SIGKILL does not reach it."""
     host.create(H100[:1])
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """

@@ -39,7 +39,7 @@ def assert_one_error(run):
     return " ".join((run.stdout + run.stderr).split())
 
 
-def test_a_mistake_in_the_layout_of_many_hosts_is_one_error(fleet):
+def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
     run = fleet.play(dict.fromkeys(HOSTS, TYPO))
     said = assert_one_error(run)
     # In the play that ends the run, and in the closing summary.
@@ -51,7 +51,7 @@ def test_a_mistake_in_the_layout_of_many_hosts_is_one_error(fleet):
     assert set(map(str, fleet.seen().values())) == {"[]"}
 
 
-def test_a_mistake_in_the_layout_of_many_hosts_without_a_driver_is_one_error(fleet, tmp_path):
+def test_equal_errors_of_hosts_without_a_driver_are_one_error(fleet, tmp_path):
     """Their layout is checked against the catalogue of GPU models."""
     python = str(interpreter(tmp_path / "python3"))
     missing = {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}

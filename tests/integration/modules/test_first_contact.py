@@ -28,7 +28,7 @@ def files(fleet):
 
 
 @pytest.mark.core
-def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
+def test_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     assert fleet.hosts["two"].module("mig", layout=THERE)["changed"]
     run = fleet.play({"two": LAYOUT}, "--check", "--diff")
     said = run.stdout + run.stderr
@@ -42,8 +42,8 @@ def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     assert fleet.seen() == {"one": [], "two": [("7g.80gb", 0)]}
 
 
-def test_the_minimal_inventory_has_a_plan(host):
-    """As a new user would copy it: read by Ansible, planned on the GPUs that it names."""
+def test_minimal_inventory_has_a_plan(host):
+    """A new user copies it: Ansible reads it and plans the GPUs that it names."""
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventories" / "minimal" / "hosts.yml")])
     members = inventory.get_hosts("gpu_hosts")
@@ -59,7 +59,7 @@ def test_the_minimal_inventory_has_a_plan(host):
     ]
 
 
-def test_a_plan_without_any_pynvml_fails_by_name(fleet, tmp_path, monkeypatch):
+def test_plan_without_any_pynvml_fails_with_a_reason(fleet, tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pynvml.py").write_text("# another one\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
@@ -74,7 +74,7 @@ def test_a_plan_without_any_pynvml_fails_by_name(fleet, tmp_path, monkeypatch):
     assert "Traceback" not in said
 
 
-def test_export_adopts_what_is_there_and_overwrites_nothing(fleet, tmp_path):
+def test_export_adopts_the_current_layout_and_overwrites_nothing(fleet, tmp_path):
     assert fleet.hosts["one"].module("mig", layout=LAYOUT)["changed"]
     nothing = dict.fromkeys(fleet.hosts)
     first = fleet.play(nothing, playbook="playbooks/export.yml")
@@ -93,5 +93,5 @@ def test_export_adopts_what_is_there_and_overwrites_nothing(fleet, tmp_path):
     said = " ".join((second.stdout + second.stderr).split())
     assert second.returncode != 0
     assert "one: the inventory has this layout already" in said
-    assert f"two: {written['two']} holds another gpu_layout than the host" in said
+    assert f"two: {written['two']} has another gpu_layout than the host" in said
     assert written["two"].read_text() == "gpu_layout: []\n"

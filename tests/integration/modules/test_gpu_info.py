@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.core, pytest.mark.host_python]
 PROFILES = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb+me", "1g.20gb"]
 
 
-def test_what_the_host_has(host):
+def test_facts_of_the_host(host):
     host.create([{"model": "H100-80GB", "count": 2}, {"model": "L40S-48GB", "count": 1}], driver_version="580.65.06")
     info = host.module("gpu_info")
     assert info["driver_present"]
@@ -37,7 +37,7 @@ def test_what_the_host_has(host):
     assert l40s["nvlinks"] == []
 
 
-def test_telemetry_follows_a_load_and_can_be_left_out(host):
+def test_telemetry_follows_a_load_and_can_be_disabled(host):
     host.create([{"model": "L40S-48GB", "count": 1}])
     host.gpusim("load", "0", "--pattern", "constant", "--utilization", "80", "--memory", "4GiB", "--power", "200")
     seen = host.module("gpu_info")["gpus"][0]["telemetry"]
@@ -83,7 +83,7 @@ def test_instances_profiles_and_processes(host):
     assert host.module("gpu_info")["gpus"][0]["processes"] == []
 
 
-def test_a_client_of_mps_is_one_process(host):
+def test_mps_client_is_one_process(host):
     """NVML lists it as a compute process too."""
     host.create([{"model": "H200-141GB", "count": 1}])
     with host.popen(["gpusim", "run", "--gpu", "0", "--type", "mps", "--", "sleep", "300"]) as process:
@@ -94,8 +94,8 @@ def test_a_client_of_mps_is_one_process(host):
             process.kill()
 
 
-def test_a_program_of_any_name_is_a_line_of_text(host):
-    """A user chooses it, and it need not be UTF-8."""
+def test_process_name_is_one_line_of_text(host):
+    """A user chooses it, and it may not be UTF-8."""
     host.create([{"model": "L40S-48GB", "count": 1}])
     program = shutil.copy("/bin/sleep", os.fsencode(host.folder) + "/\x1b[2J\u2028\r".encode() + b"\xff")
     with host.popen(["gpusim", "run", "--gpu", "0", "--", os.fsdecode(program), "300"]) as process:
@@ -111,19 +111,19 @@ def _processes(host):
     return host.module("gpu_info")["gpus"][0]["processes"]
 
 
-def test_no_driver_is_an_answer_and_not_a_failure(host):
+def test_missing_driver_is_a_result_not_a_failure(host):
     info = host.module("gpu_info")
     assert not info.get("failed")
     assert (info["driver_present"], info["gpus"], info["driver_version"]) == (False, [], None)
     assert "driver" in info["driver_absent_reason"]
 
 
-def test_where_no_gpu_can_do_mig_anyone_may_read(host):
+def test_any_user_can_read_without_mig_capable_gpus(host):
     host.create([{"model": "L40S-48GB", "count": 1}])
     assert len(host.module("gpu_info", user=65534)["gpus"]) == 1
 
 
-def test_where_a_gpu_can_do_mig_reading_needs_root_and_says_so(host):
+def test_reading_mig_capable_gpus_needs_root(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     result = host.module("gpu_info", user=65534)
     assert result["failed"]

@@ -56,7 +56,7 @@ def instances(gpu) -> list[int]:
     return [found["3g.40gb"], found["2g.20gb"]]
 
 
-def test_who_holds_a_gpu_is_in_gpu_info(host):
+def test_gpu_info_lists_holders(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     host.module("mig", layout=MIG)
     gpu = host.module("gpu_info")["gpus"][0]
@@ -94,7 +94,7 @@ time.sleep(600)
 """
 
 
-def test_who_serves_clients_is_in_gpu_info_where_that_is_asked(host):
+def test_gpu_info_lists_servers_on_request(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     command = ["gpusim", "run", "--gpu", "0", "--", sys.executable, "-c", SERVE]
     with host.popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -108,7 +108,7 @@ def test_who_serves_clients_is_in_gpu_info_where_that_is_asked(host):
     assert holder["clients"] == (0 if holder["unit_or_container"] else 1)
 
 
-def test_an_open_node_holds_without_a_process_in_nvml(host, tmp_path):
+def test_open_node_is_a_holder_without_nvml_process(host, tmp_path):
     if not can("unshare", "--mount", "true"):
         pytest.skip("this container may not mount")
     host.create([{"model": "H100-80GB", "count": 2}])
@@ -164,23 +164,23 @@ def container(tmp_path):
     subprocess.run([podman, "rm", "--force", "--ignore", "--time", "0", name], capture_output=True, check=False)
 
 
-def test_a_container_holds_what_it_was_given_and_never_opened(container):
+def test_container_holds_its_unopened_gpu(container):
     name, (holder,) = container("--device", "/dev/null:/dev/nvidia1")
     assert (holder.gpu_uuid, holder.gpu_instance_id, holder.command) == ("GPU-1", None, "sleep 300")
     assert holder.unit_or_container == "podman container " + name
 
 
-def test_a_container_in_an_instance_holds_that(container):
+def test_container_in_an_instance_holds_the_instance(container):
     nodes = ("nvidia0", "nvidia-caps/nvidia-cap39", "nvidia-caps/nvidia-cap40")
     _name, (holder,) = container(*(o for node in nodes for o in ("--device", "/dev/null:/dev/" + node)))
     assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-0", 4)
 
 
-def test_a_container_without_a_gpu_holds_none(container):
+def test_container_without_a_gpu_holds_none(container):
     assert container("--device", "/dev/null:/dev/something")[1] == []
 
 
-def test_a_privileged_container_holds_a_gpu_only_if_somebody_gave_it_one(container, tmp_path):
+def test_privileged_container_holds_only_a_gpu_that_it_was_given(container, tmp_path):
     (tmp_path / "nvidia0").touch()
     node = ("--privileged", "--volume", "%s:/dev/nvidia0" % (tmp_path / "nvidia0"))
     assert container(*node)[1] == []

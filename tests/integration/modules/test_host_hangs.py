@@ -63,7 +63,7 @@ def play(fleet, collections: Path, playbook: str, *arguments: str) -> subprocess
     return fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *arguments, playbook=path)
 
 
-def test_a_host_that_hangs_has_no_plan_and_may_be_tolerated(fleet, collections):
+def test_hanging_host_has_no_plan_and_can_be_tolerated(fleet, collections):
     refused = play(fleet, collections, "site.yml", "--check")
     said = refused.stdout + refused.stderr
     assert refused.returncode != 0, said
@@ -76,7 +76,7 @@ def test_a_host_that_hangs_has_no_plan_and_may_be_tolerated(fleet, collections):
 
 
 @pytest.mark.parametrize("playbook", ["audit.yml", "rightsize.yml"])
-def test_playbooks_that_report_go_on_and_name_the_host(fleet, collections, playbook, tmp_path):
+def test_reporting_playbooks_continue_and_name_a_hanging_host(fleet, collections, playbook, tmp_path):
     folder = tmp_path / "reports"
     name = playbook.partition(".")[0]
     run = play(fleet, collections, playbook, "-e", "gpu_%s_dir=%s" % (name, folder))

@@ -70,7 +70,7 @@ def result(given):
 
 @pytest.mark.core
 @pytest.mark.host_python
-def test_both_ways_say_the_same(simulated, both):
+def test_installed_and_sent_code_return_the_same(simulated, both):
     for arguments in (
         {"layout": MIG, "check": True},
         {"layout": [{"gpus": [9], "sharing": "shared"}]},
@@ -136,7 +136,7 @@ def older(command):
     ],
 )
 @pytest.mark.host_python
-def test_code_that_is_not_the_controllers_does_not_run(simulated, command, damage, reason):
+def test_code_that_differs_from_the_controllers_does_not_run(simulated, command, damage, reason):
     damage(command)
     said = asked(simulated, command)
     assert said["code_needed"] == reason and not said["changed"]
@@ -157,7 +157,7 @@ print(catalogue.__file__, len(catalogue.load_models()))
 """
 
 
-def test_the_code_that_was_checked_runs_on_where_the_command_is_replaced(simulated, command):
+def test_checked_code_keeps_running_while_the_command_is_replaced(simulated, command):
     done = simulated.run([simulated.python, "-c", IMPORT, str(command), DIGEST])
     file, models = done.stdout.split()
     assert file.startswith("/proc/self/fd/") and int(models) > 10
@@ -170,7 +170,7 @@ def test_code_of_another_python_does_not_run(simulated, command, tmp_path):
     assert asked(simulated, command)["code_needed"] == "it is of another release, or of another Python"
 
 
-def test_wrong_arguments_are_for_the_module_itself(simulated, command):
+def test_wrong_arguments_are_reported_by_the_module(simulated, command):
     wrong = {"layout": MIG, "lock_timeout": "soon"}
     assert asked(simulated, command, arguments=wrong)["code_needed"] == "wrong arguments"
     assert asked(simulated, command, arguments={"layuot": MIG})["code_needed"] == "wrong arguments"
@@ -217,7 +217,7 @@ class Counted(Fleet):
 
 
 @pytest.mark.core
-def test_a_run_that_changes_nothing_sends_no_code(host, library):
+def test_run_without_changes_sends_no_code(host, library):
     fleet = Counted(host.folder, library, ["one"])
     first, said = fleet.run_play("first")
     assert "one: layout_boot is sent: it is not there" in said
@@ -238,8 +238,11 @@ class Bare(Counted):
 
 
 @pytest.mark.core
-def test_a_python_without_pynvml_is_sent_the_module(host, library):
-    """Which looks for another Python, or is lent pynvml by the controller. The command's code has neither."""
+def test_python_without_pynvml_gets_the_module(host, library):
+    """The module tries another Python, or the controller lends pynvml.
+
+    The installed code can do neither.
+    """
     sent, said = Bare(host.folder, library, ["one"]).run_play("first")
     assert "one: layout is sent: its Python has no pynvml" in said
     assert {"layout", "layout_boot", "installed_module"} == set(sent)

@@ -34,7 +34,7 @@ def said(run):
     return " ".join((run.stdout + run.stderr).split())
 
 
-def test_the_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
+def test_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
     task = {"ansible.builtin.include_role": {"name": "openfleet.gpu.gpu_kubernetes", "tasks_from": "plan"}}
     play = tmp_path / "play.yml"
     play.write_text(yaml.safe_dump([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]}]))
@@ -46,7 +46,7 @@ def test_the_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
 
 
 @pytest.mark.core
-def test_site_refuses_a_layout_that_the_backend_cannot_express_before_it_changes_a_host(fleet):
+def test_site_refuses_inexpressible_layouts_before_any_change(fleet):
     # Of a mistake in the inventory none is tolerated.
     run = fleet.play({"one": MIG, "two": SPLIT}, "-e", "gpu_site_tolerate=1")
     assert run.returncode != 0

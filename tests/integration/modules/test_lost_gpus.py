@@ -26,7 +26,7 @@ def instances(host):
 
 
 @pytest.mark.host_python
-def test_a_lost_gpu_that_the_layout_does_not_name_is_no_obstacle(sick):
+def test_lost_gpu_without_an_entry_does_not_block(sick):
     seen = sick.module("gpu_info")
     assert [gpu["index"] for gpu in seen["gpus"]] == [0, 2]
     assert [gpu["index"] for gpu in seen["lost_gpus"]] == [1]
@@ -41,7 +41,7 @@ def test_a_lost_gpu_that_the_layout_does_not_name_is_no_obstacle(sick):
 
 @pytest.mark.host_python
 @pytest.mark.parametrize("gpus", [[0, 1, 2], "all"], ids=["index", "all"])
-def test_an_entry_that_names_it_fails_by_name_or_leaves_it_out(sick, gpus):
+def test_entry_with_a_missing_gpu_fails_or_skips_it(sick, gpus):
     layout = [dict(HALVES, gpus=gpus)]
     failed = sick.module("mig", layout=layout)
     assert failed["failed"] and LOST in failed["msg"] and "gpu_layout_lost: skip" in failed["msg"], failed
@@ -52,7 +52,7 @@ def test_an_entry_that_names_it_fails_by_name_or_leaves_it_out(sick, gpus):
     assert instances(sick) == {0: 2, 2: 2}
 
 
-def test_a_gpu_that_is_lost_after_the_plan_was_saved_refuses_the_plan(host):
+def test_plan_is_refused_after_a_gpu_is_lost(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     layout = [dict(HALVES, gpus=[0, 1])]
     saved = host.module("mig", check=True, layout=layout)["plan_data"]
@@ -63,8 +63,8 @@ def test_a_gpu_that_is_lost_after_the_plan_was_saved_refuses_the_plan(host):
     assert instances(host) == {0: 0}
 
 
-def test_a_run_that_was_cut_off_is_cleared_up_beside_a_lost_gpu(sick):
-    """The lost GPU is not of that run."""
+def test_interrupted_run_is_completed_despite_a_lost_gpu(sick):
+    """The lost GPU does not belong to that run."""
     sick.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--code", "kill")
     layout = [dict(HALVES, gpus=[0])]
     with pytest.raises(AssertionError):
@@ -79,7 +79,7 @@ def of_the_terminal(sick, tmp_path):
     return CommandHost(sick, build_command(tmp_path / "gpu-layout"))
 
 
-def test_the_command_tells_of_it_and_goes_on(sick, command):
+def test_command_names_the_lost_gpu_and_continues(sick, command):
     assert "gpu 1  lost: " in command("show").stdout
     assert [gpu["index"] for gpu in json.loads(command("show", "--json").stdout)["lost"]] == [1]
     all_gpus = command.layout([dict(HALVES, gpus="all")])
@@ -91,8 +91,8 @@ def test_the_command_tells_of_it_and_goes_on(sick, command):
     assert "gpu 1 is lost" in command("export").stderr
 
 
-def test_a_library_without_a_driver_that_does_not_say_so_is_no_driver(host):
-    """NVIDIA's library answers an unknown error in a container whose host has no driver."""
+def test_unknown_error_of_the_library_without_a_driver_is_no_driver(host):
+    """NVIDIA's library returns an unknown error in a container whose host has no driver."""
     host.create([{"model": "H100-80GB", "count": 1}])
     host.gpusim("fail", "nvmlInitWithFlags", "--code", "UNKNOWN")
     seen = host.module("gpu_info")

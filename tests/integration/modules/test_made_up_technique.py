@@ -115,7 +115,7 @@ def command(host, *words):
     return done.stdout
 
 
-def test_it_is_parsed_planned_applied_and_taken_back(made_up):
+def test_technique_is_parsed_planned_applied_and_rolled_back(made_up):
     wrong = run(made_up, [{"gpus": [0], "sharing": "lanes", "lanes": {"count": 0, "lane": 1}}])
     assert "gpu_layout[0].lanes.count: 0 is out of range" in wrong["msg"] and "unknown key" in wrong["msg"]
     assert "no GPU has 9 lanes" in run(made_up, [lanes(9)])["msg"]
@@ -135,7 +135,7 @@ def test_it_is_parsed_planned_applied_and_taken_back(made_up):
 
 
 @pytest.mark.parametrize("point", ["stop", "before 0", "after 0", "before 3", "after 3", "start", "forget"])
-def test_a_run_that_is_killed_at_a_step_is_cleared_up(made_up, point):
+def test_next_run_recovers_from_a_kill_at_a_step(made_up, point):
     run(made_up, [lanes(2)])
     (made_up.lanes / "kill").write_text(point)
     arguments = {"layout": [lanes(3)], "state_directory": str(made_up.folder / "state.d")}
@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_at_a_step_is_cleared_up(made_up, point):
     assert counts(made_up) == [3]
 
 
-def test_a_failure_of_another_gpu_brings_it_back(made_up):
+def test_failure_of_another_gpu_rolls_it_back(made_up):
     run(made_up, [lanes(2)])
     made_up.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "UNKNOWN")
     failed = run(made_up, [lanes(3), {"gpus": [1], "sharing": "exclusive"}])
@@ -157,7 +157,7 @@ def test_a_failure_of_another_gpu_brings_it_back(made_up):
     assert counts(made_up) == [2]
 
 
-def test_a_saved_plan_is_carried_out_or_says_what_moved(made_up):
+def test_saved_plan_is_applied_or_reports_changes(made_up):
     saved = run(made_up, [lanes(2)], check=True)["plan_data"]
     assert [step["count"] for step in saved["lanes"]["steps"]] == [2]
     assert "is to be exclusive" in run(made_up, [{"gpus": [0], "sharing": "exclusive"}], plan=saved)["msg"]
@@ -167,7 +167,7 @@ def test_a_saved_plan_is_carried_out_or_says_what_moved(made_up):
     assert counts(made_up) == [2]
 
 
-def test_it_is_exported_reported_and_measured(made_up):
+def test_technique_is_exported_reported_and_measured(made_up):
     run(made_up, [lanes(2)])
     exported = json.loads(command(made_up, "export", "--json"))["gpu_layout"]
     assert {"gpus": [0], "sharing": "lanes", "lanes": {"count": 2}} in exported
@@ -183,7 +183,7 @@ def test_it_is_exported_reported_and_measured(made_up):
     assert re.search(r"openfleet_layout_differences{.*} 1\n", metrics)
 
 
-def test_all_of_it_is_removed_and_the_rest_stays(made_up):
+def test_technique_is_removed_and_the_rest_stays(made_up):
     run(made_up, [lanes(2, [0, 1])])
     done = made_up.program("-c", REMOVE, str(made_up.folder / "state.d"))
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def busy(host, *where):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_layout_is_applied_once(host):
+def test_layout_is_applied_once(host):
     host.create(H100)
     first = host.module("mig", layout=HALVES)
     assert first["changed"], first
@@ -47,7 +47,7 @@ def test_a_layout_is_applied_once(host):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_check_mode_foretells_and_changes_nothing(host):
+def test_check_mode_predicts_and_changes_nothing(host):
     host.create(H100)
     foretold = host.module("mig", check=True, layout=HALVES)
     assert foretold["changed"]
@@ -60,7 +60,7 @@ def test_check_mode_foretells_and_changes_nothing(host):
     assert not host.module("mig", check=True, layout=HALVES)["changed"]
 
 
-def test_what_stays_keeps_its_uuid_and_its_process(host):
+def test_kept_instance_keeps_its_uuid_and_its_process(host):
     host.create(H100)
     before = host.module("mig", layout=[mig(0, "3g.40gb", "3g.40gb")])
     instance = next(i for i in host.module("gpu_info")["gpus"][0]["mig"]["instances"] if i["placement"]["start"] == 4)
@@ -74,7 +74,7 @@ def test_what_stays_keeps_its_uuid_and_its_process(host):
     process.wait()
 
 
-def test_what_runs_is_never_ended(host):
+def test_running_processes_are_never_ended(host):
     host.create(H100)
     host.module("mig", layout=[mig(0, "7g.80gb")])
     process = busy(host, "--gpu", "0", "--gi", "0")
@@ -90,7 +90,7 @@ def test_what_runs_is_never_ended(host):
     assert host.module("mig", layout=HALVES)["changed"]
 
 
-def test_mig_goes_off_for_whole_gpus(host):
+def test_whole_gpus_disable_mig(host):
     host.create(H100)
     host.module("mig", layout=[mig(0, "7g.80gb"), mig(1)])
     result = host.module("mig", layout=[{"gpus": [0], "sharing": "exclusive"}, {"gpus": [1], "sharing": "shared"}])
@@ -102,7 +102,7 @@ def test_mig_goes_off_for_whole_gpus(host):
     assert not again["changed"]
 
 
-def test_gpus_that_no_entry_names_are_left_alone(host):
+def test_gpus_without_an_entry_are_not_changed(host):
     host.create(H100)
     host.module("mig", layout=[mig(0, "7g.80gb"), mig(1, "4g.40gb")])
     host.module("mig", layout=[{"gpus": [0], "sharing": "shared"}])
@@ -113,7 +113,7 @@ def test_gpus_that_no_entry_names_are_left_alone(host):
 @pytest.mark.parametrize(
     "model", ["A100-40GB", "A100-80GB", "A30-24GB", "H100-80GB", "H200-141GB", "B200-180GB", "RTXPRO6000-96GB"]
 )
-def test_every_profile_of_every_model_as_often_as_it_goes(host, model):
+def test_maximum_instances_of_every_profile_and_model(host, model):
     host.create([{"model": model, "count": 1}])
     for profile in host.module("gpu_info", profiles=True)["gpus"][0]["mig"]["profiles"]:
         entry = {
@@ -126,8 +126,8 @@ def test_every_profile_of_every_model_as_often_as_it_goes(host, model):
         assert [name for name, _ in host.seen()[0]] == [profile["name"]] * profile["max_instances"]
 
 
-def test_the_drivers_order_trap_is_no_trap(host):
-    """1g, 1g, 2g, 3g in this order leave no room for the 3g where the driver chooses placements."""
+def test_layouts_that_the_driver_places_badly_are_created(host):
+    """1g, 1g, 2g, 3g in this order leave no room for the 3g if the driver chooses placements."""
     host.create([{"model": "A100-40GB", "count": 1}])
     result = host.module("mig", layout=[mig(0, "1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb")])
     assert result["changed"], result
@@ -152,7 +152,7 @@ def test_compute_instances_split_a_gpu_instance(host):
 
 
 @pytest.mark.parametrize(("profile", "parts"), [("7g.80gb", (3, 2, 2)), ("7g.80gb", (4, 3)), ("4g.40gb", (2, 1, 1))])
-def test_splits_that_need_their_places_chosen(host, profile, parts):
+def test_splits_that_need_chosen_placements(host, profile, parts):
     host.create(H100)
     names = [f"{part}c.{profile}" for part in parts]
     layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": profile, "compute_instances": names}]}]
@@ -161,7 +161,7 @@ def test_splits_that_need_their_places_chosen(host, profile, parts):
     assert sorted(c["compute_slices"] for c in compute) == sorted(parts)
 
 
-def test_ampere_changes_mode_when_idle_and_refuses_when_not(host):
+def test_ampere_changes_mode_only_when_idle(host):
     host.create([{"model": "A100-80GB", "count": 1}])
     process = busy(host, "--gpu", "0")
     refused = host.module("mig", layout=[mig(0, "7g.80gb")])
@@ -173,7 +173,7 @@ def test_ampere_changes_mode_when_idle_and_refuses_when_not(host):
     assert host.seen()[0] == [("7g.80gb", 0)]
 
 
-def test_a_mode_that_waits_for_a_reset_gets_one(host):
+def test_pending_mode_gets_its_reset(host):
     host.create([{"model": "A100-80GB", "count": 2}])
     host.gpusim("set", "0", "passthrough", "on")
     result = host.module("mig", layout=[mig(0, "7g.80gb")])
@@ -194,7 +194,7 @@ def test_a_mode_that_waits_for_a_reset_gets_one(host):
     ],
 )
 @pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
+def test_failed_step_rolls_back(host, call, nth):
     host.create(H100)
     old = [mig(0, "3g.40gb", "2g.20gb", "1g.10gb"), {"gpus": [1], "sharing": "shared"}]
     new = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
@@ -235,7 +235,7 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
         ),
     ],
 )
-def test_bad_input_names_place_and_cure_and_changes_nothing(host, layout, words):
+def test_invalid_input_names_place_and_fix_and_changes_nothing(host, layout, words):
     host.create([*H100, {"model": "L40S-48GB", "count": 1}])
     for check in (True, False):
         result = host.module("mig", check=check, layout=layout)
@@ -246,7 +246,7 @@ def test_bad_input_names_place_and_cure_and_changes_nothing(host, layout, words)
     assert host.seen() == {0: [], 1: [], 2: []}
 
 
-def test_without_root_it_says_so(host):
+def test_without_root_it_is_refused(host):
     host.create(H100)
     result = host.module("mig", user=65534, layout=HALVES)
     assert result["failed"]

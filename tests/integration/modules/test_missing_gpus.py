@@ -56,7 +56,7 @@ def lose_all(host):
     assert not host.module("gpu_info")["gpus"]
 
 
-def test_a_gpu_that_the_driver_does_not_count_is_named(host, command, tmp_path):
+def test_gpu_missing_in_the_driver_is_named(host, command, tmp_path):
     text = "the GPU at %s is missing" % MISSING
     assert "the GPU at %s  missing: " % MISSING in command("show").stdout
     exported = command("export", "--json")
@@ -73,7 +73,7 @@ def test_a_gpu_that_the_driver_does_not_count_is_named(host, command, tmp_path):
     assert [gpu["compute_mode"] for gpu in host.module("gpu_info")["gpus"]] == ["exclusive_process"] * 2
 
 
-def test_a_host_whose_driver_counts_none_is_no_host_without_gpus(host, bus, command, tmp_path):
+def test_driver_without_gpus_differs_from_a_host_without_gpus(host, bus, command, tmp_path):
     lose_all(host)
     addresses = sorted(path.name for path in bus.iterdir())
     exported = command("export")

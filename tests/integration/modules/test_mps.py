@@ -14,7 +14,7 @@ def absent(host, state, check=False):
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_without_a_driver_daemons_can_go_and_none_can_come(host, check):
+def test_without_a_driver_daemons_can_only_be_removed(host, check):
     gone = absent(host, "absent", check)
     assert not gone.get("failed")
     assert (gone["driver_present"], gone["changed"], gone["plan"]) == (False, False, [])
@@ -23,7 +23,7 @@ def test_without_a_driver_daemons_can_go_and_none_can_come(host, check):
     assert not check or (come["driver_present"] is False and come["msg"])
 
 
-def test_gpus_of_a_process_have_none_of_the_hosts_daemons(host):
+def test_gpus_in_a_container_have_no_daemons_of_the_host(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     for state in ("present", "absent"):
         told = absent(host, state)

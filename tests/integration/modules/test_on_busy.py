@@ -28,19 +28,19 @@ def disturbs(gpu, holders, *profiles):
     return [str(found) for found in plan_gpu(marked, Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted)).disturbs]
 
 
-def test_a_container_that_was_given_an_instance_holds_it_and_no_other(gpu):
+def test_container_with_an_instance_holds_only_that_instance(gpu):
     container = Holder(gpu.uuid, gpu.mig.instances[1].id, CONTAINER, "container trainer")
     # One 3g stays: the planner keeps the one that is held.
     assert disturbs(gpu, [container], "3g.40gb") == []
     assert disturbs(gpu, [container], "7g.80gb") == ["%s: 3g.40gb@4 is in use by container trainer" % gpu.short_label]
 
 
-def test_who_holds_the_whole_gpu_holds_every_instance(gpu):
+def test_holder_of_the_whole_gpu_holds_every_instance(gpu):
     job = Holder(gpu.uuid, None, DEVICE_HANDLE, "pid 12 (python3)")
     assert len(disturbs(gpu, [job], "7g.80gb")) == 2
 
 
-def test_who_only_watches_is_in_the_way_of_a_mode_change_alone(gpu):
+def test_monitoring_blocks_only_mode_changes(gpu):
     watcher = Holder(gpu.uuid, None, DEVICE_HANDLE, "nvidia-persistenced", watches=True)
     assert disturbs(gpu, [watcher], "7g.80gb") == []
     off = mark(Host("1", "1", None, True, (gpu,)), [watcher]).gpus[0]
@@ -50,15 +50,15 @@ def test_who_only_watches_is_in_the_way_of_a_mode_change_alone(gpu):
     ]
 
 
-def test_a_process_holds_its_compute_instance_and_leaves_its_neighbour_free(gpu):
+def test_process_holds_only_its_compute_instance(gpu):
     process = Holder(gpu.uuid, gpu.mig.instances[0].id, PROCESS, "pid 7 (python3)", pid=7)
     marked = mark(Host("1", "1", None, True, (gpu,)), [process]).gpus[0]
     assert marked.mig.instances[0].held_by == (process,)
     assert marked.mig.instances[1].held_by == ()
 
 
-def test_what_cannot_be_determined_does_not_keep_a_failed_run_half_way(host):
-    """Slurm's controller goes away while the run does: nobody can say who holds what, and a step fails."""
+def test_unknown_holders_do_not_block_a_rollback(host):
+    """Slurm's controller fails during the run, so holders are unknown, and a step fails."""
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
     there = host.seen()
@@ -94,7 +94,7 @@ with Session() as session:
 """
 
 
-def test_a_job_that_begins_after_the_plan_is_not_ended(host):
+def test_job_that_starts_after_the_plan_is_not_ended(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
     there = host.seen()
@@ -138,7 +138,7 @@ with Session() as session:
 """
 
 
-def test_a_session_reads_one_gpu_and_keeps_the_others_as_it_saw_them(host):
+def test_session_reads_one_gpu_again_and_keeps_the_others(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     assert host.run([sys.executable, "-c", ONE]).stdout.split() == ["0,1", "1,1"]
 
@@ -169,8 +169,11 @@ with Session() as session:
 """
 
 
-def test_a_holder_that_the_planner_could_have_spared_is_not_ended(host):
-    """Two are alike and one may go; after the plan was made somebody comes into the one that is to go."""
+def test_holder_that_another_choice_would_spare_is_not_ended(host):
+    """One of two equal instances is removed.
+
+    After the plan, a process starts in the chosen one.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}])
     there = host.seen()

@@ -69,7 +69,7 @@ def run(tmp_path):
     return one
 
 
-def test_pip_takes_a_wheel_with_a_known_hash_and_no_other(run, tmp_path):
+def test_pip_installs_only_wheels_with_known_hashes(run, tmp_path):
     folder = tmp_path / "python"
     status, said = run(GOOD)
     assert status != 0
@@ -94,7 +94,7 @@ COPY = """
 """
 
 
-def test_the_controllers_is_copied_where_the_plan_has_not_seen_it(tmp_path):
+def test_controllers_pynvml_is_copied_unless_the_plan_found_it(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("the files are root's: run as root")
     play, brought = tmp_path / "play.yml", tmp_path / "python" / "pynvml.py"
@@ -122,7 +122,7 @@ def test_the_controllers_is_copied_where_the_plan_has_not_seen_it(tmp_path):
     assert copy()
 
 
-def test_a_plan_has_seen_pynvml_only_where_root_alone_may_write_it(tmp_path, monkeypatch):
+def test_plan_accepts_pynvml_only_if_root_alone_can_write_it(tmp_path, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("the files are root's: run as root")
     folder = tmp_path / "python"

@@ -35,7 +35,7 @@ def modes(host) -> list[tuple[bool, bool]]:
     return [(gpu["mig"]["enabled"], gpu["mig"]["pending"]) for gpu in gpus]
 
 
-def test_without_leave_the_old_layout_stands_and_the_word_is_clear(stuck):
+def test_without_permission_the_old_layout_stays_with_a_message(stuck):
     failed = stuck.module("mig", layout=NEW)
     assert failed["failed"]
     assert failed["outcome"] == "old"
@@ -48,7 +48,7 @@ def test_without_leave_the_old_layout_stands_and_the_word_is_clear(stuck):
     assert [gpu["compute_mode"] for gpu in stuck.module("gpu_info")["gpus"]] == ["default", "default"]
 
 
-def test_with_leave_the_mode_waits_for_the_reboot(stuck):
+def test_with_permission_the_mode_is_pending_until_the_reboot(stuck):
     waits = stuck.module("mig", layout=NEW, leave_pending=True)
     assert not waits.get("failed"), waits
     assert waits["changed"]
@@ -62,7 +62,7 @@ def test_with_leave_the_mode_waits_for_the_reboot(stuck):
     assert not stuck.module("mig", layout=NEW)["changed"]
 
 
-def test_mig_goes_off_by_a_reboot_too(stuck):
+def test_reboot_disables_mig(stuck):
     stuck.module("mig", layout=NEW, leave_pending=True)
     stuck.gpusim("reboot")
     stuck.module("mig", layout=NEW)
@@ -76,7 +76,7 @@ def test_mig_goes_off_by_a_reboot_too(stuck):
     assert modes(stuck) == [(False, False), (False, False)]
 
 
-def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
+def test_process_on_an_unchanged_gpu_blocks_the_reboot(stuck):
     layout = NEW[:1]
     job = stuck.popen([str(stuck.bin / "gpusim"), "run", "--gpu", "1", "--memory", "1MiB", "--", "sleep", "300"])
     try:
@@ -96,7 +96,7 @@ def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
         job.wait()
 
 
-def test_instances_that_the_boot_restores_without_an_entry_do_not_hold_the_reboot_up(stuck):
+def test_restored_instances_without_an_entry_do_not_block_the_reboot(stuck):
     options = {"state_directory": str(stuck.folder / "state.d")}
     kept = [{"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
     stuck.module("layout", layout=kept, leave_pending=True, **options)
@@ -117,7 +117,7 @@ def displayed(host):
     return host
 
 
-def test_a_holder_in_the_kernel_is_named_and_asks_for_a_reboot(displayed):
+def test_holder_in_the_kernel_is_named_and_needs_a_reboot(displayed):
     failed = displayed.module("mig", layout=NEW)
     assert failed["failed"] and failed["outcome"] == "old" and failed["reboot_required"], failed
     assert "gpu 0 (GPU-" in failed["msg"]
@@ -126,7 +126,7 @@ def test_a_holder_in_the_kernel_is_named_and_asks_for_a_reboot(displayed):
     assert modes(displayed) == [(False, False), (False, False)]
 
 
-def test_a_holder_in_the_kernel_goes_with_the_reboot_and_the_mode_comes(displayed):
+def test_reboot_removes_a_holder_in_the_kernel_and_changes_the_mode(displayed):
     waits = displayed.module("mig", layout=NEW, leave_pending=True)
     assert waits["reboot_required"] and modes(displayed) == [(False, True), (False, False)]
     displayed.gpusim("reboot")
@@ -134,7 +134,7 @@ def test_a_holder_in_the_kernel_goes_with_the_reboot_and_the_mode_comes(displaye
     assert displayed.seen() == {0: [("7g.80gb", 0)], 1: []}
 
 
-def test_a_reboot_is_no_cure_where_the_mode_does_not_survive_it(host):
+def test_reboot_is_not_suggested_if_the_mode_does_not_survive_it(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     host.gpusim("set", "0", "held_by_kernel", "on")
     failed = host.module("mig", layout=NEW)
@@ -156,7 +156,7 @@ exec "$@"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root covers files of /sys")
-def test_a_dry_run_foresees_the_reboot(displayed):
+def test_dry_run_predicts_the_reboot(displayed):
     layout = displayed.folder / "layout.json"
     layout.write_text(json.dumps(NEW))
     address = displayed.module("gpu_info")["gpus"][0]["pci_address"]

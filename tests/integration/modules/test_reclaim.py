@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import transaction
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
 
-def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
+def test_released_gpu_spares_its_service(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     uuid = host.module("gpu_info")["gpus"][0]["uuid"]
     process = host.popen(["gpusim", "run", "--gpu", "0", "--memory", "2GiB", "--", "sleep", "300"])
@@ -32,7 +32,7 @@ def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
         process.wait()
 
 
-def test_what_was_announced_is_recorded_once_it_was_told_and_forgotten_when_it_is_gone(host):
+def test_notices_are_recorded_after_delivery_and_removed_with_the_service(host):
     record = host.folder / "state.d/reclaim/notices.json"
     finding = {"kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-0"]}
     # Nothing is made on a host where nothing was ever announced.
@@ -45,7 +45,7 @@ def test_what_was_announced_is_recorded_once_it_was_told_and_forgotten_when_it_i
     assert json.loads(record.read_text())["notices"] == []
 
 
-def test_while_a_run_changes_the_host_nothing_is_stopped(host):
+def test_nothing_is_stopped_while_a_run_changes_the_host(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     with transaction.locked(str(host.folder / "state.d"), 60.0):
         done = host.module("reclaim", items=[{"kind": "unit", "name": "idle.service", "gpus": ["GPU-0"]}])

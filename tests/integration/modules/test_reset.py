@@ -56,7 +56,7 @@ def traces(fleet, tmp_path):
 
 
 @pytest.mark.thorough
-def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, tmp_path):
+def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     assert traces(fleet, tmp_path)
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
@@ -86,7 +86,7 @@ def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, t
         pytest.param("gpu_audit", "gpu_audit_state", marks=pytest.mark.thorough),
     ],
 )
-def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_reset(lone, tmp_path, group, variable):
+def test_wrong_variable_of_a_later_play_stops_the_reset_before_any_change(lone, tmp_path, group, variable):
     before = traces(lone, tmp_path)
     lone.groups[group] = {"hosts": {"watcher": {variable: "gone"}}}
     run = reset(lone, tmp_path)

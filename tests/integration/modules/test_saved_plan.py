@@ -36,8 +36,8 @@ def said(run):
 
 
 @pytest.mark.core
-def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left_alone(pair, tmp_path):
-    """Make two halves of every GPU of the fleet, by a plan in a file."""
+def test_saved_plan_is_refused_if_stale_applied_once_and_idempotent(pair, tmp_path):
+    """Creates two halves on every GPU of the fleet from a plan file."""
     saved = tmp_path / "plan.json"
     saved.write_text("of an earlier release")
     saved.chmod(0o644)
@@ -72,7 +72,7 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
 
 
 @pytest.mark.thorough
-def test_a_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_path):
+def test_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_path):
     saved, changed = tmp_path / "plan.json", tmp_path / "changed.json"
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
@@ -97,7 +97,7 @@ def test_a_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tm
     assert untouched(fleet)
 
 
-def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):
+def test_failed_run_ends_its_waves_and_reports_progress(fleet):
     # The inventory lists them as one, three, two.
     fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
@@ -136,7 +136,7 @@ def refused(host, plan, layout=NEW):
     return said
 
 
-def test_exactly_the_saved_steps_are_carried_out(host, planned):
+def test_exactly_the_saved_steps_are_applied(host, planned):
     there = {i["placement"]["start"]: i for i in host.module("gpu_info")["gpus"][0]["mig"]["instances"]}
     done = host.module("mig", layout=NEW, plan=planned)
     assert done["changed"], done
@@ -148,7 +148,7 @@ def test_exactly_the_saved_steps_are_carried_out(host, planned):
     assert not again["changed"] and not again.get("failed")
 
 
-def test_every_instance_that_moved_is_named(host, planned):
+def test_every_moved_instance_is_named(host, planned):
     host.module("mig", layout=[mig(0, "3g.40gb", "1g.10gb"), {"gpus": [1], "sharing": "exclusive"}])
     host.module("mig", layout=[mig(0, "3g.40gb", "1g.10gb", "1g.10gb+me")])
     was, now = (dict(map(reversed, seen)) for seen in (planned_instances(planned), host.seen()[0]))
@@ -167,7 +167,7 @@ def planned_instances(plan):
     return [(i["profile"], i["start"]) for i in plan["gpus"][0]["observed"]["instances"]]
 
 
-def test_a_mode_that_changed_is_named(host, planned):
+def test_changed_mode_is_named(host, planned):
     host.module("mig", layout=[mig(1, "7g.80gb")])
     said = refused(host, planned)
     assert "gpu 1: MIG mode was off and is on" in said
@@ -175,7 +175,7 @@ def test_a_mode_that_changed_is_named(host, planned):
     assert "gpu 0" not in said
 
 
-def test_another_driver_and_a_card_that_is_gone_are_named(host):
+def test_changed_driver_and_missing_card_are_named(host):
     host.create(H100, driver_version="570.86.15")
     plan = host.module("mig", check=True, layout=NEW[:1])["plan_data"]
     host.create([{"model": "H100-80GB", "count": 2}], driver_version="580.105.08")
@@ -193,7 +193,7 @@ def test_another_layout_needs_another_plan(host, planned):
     assert "is not named any more" in refused(host, planned, NEW[:1])
 
 
-def test_what_started_to_run_since_then_is_not_ended(host, planned):
+def test_process_started_after_saving_is_not_ended(host, planned):
     doomed = next(step for step in planned["gpus"][0]["steps"] if step["step"] == "DestroyGpuInstance")
     process = host.popen(
         [
@@ -220,15 +220,15 @@ def test_what_started_to_run_since_then_is_not_ended(host, planned):
     assert host.module("mig", layout=NEW, plan=planned)["changed"]
 
 
-def test_steps_that_the_planner_would_not_take_are_refused(host, planned):
-    """A plan is no back door: what is in the file is compared with what the planner makes, never carried out from it."""
+def test_steps_that_the_planner_would_not_make_are_refused(host, planned):
+    """A plan file is compared with the planner's result, never applied directly."""
     planned["gpus"][0]["steps"].pop()
     assert "the steps would be others now: gpu 0: " in refused(host, planned)
     assert "it was not written by this collection" in refused(host, {"schema": 4})
     assert "it has schema None" in refused(host, {})
 
 
-def test_a_run_that_was_killed_is_cleared_up_before_the_plan_is_looked_at(host, planned):
+def test_killed_run_is_completed_before_the_plan_is_checked(host, planned):
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "kill")
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=NEW, plan=planned)

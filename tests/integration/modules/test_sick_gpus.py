@@ -51,7 +51,7 @@ def instances(host):
 @pytest.mark.host_python
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_sick_gpu_is_named_and_blocks_no_other(three, call, code):
+def test_failing_gpu_is_named_and_blocks_no_other(three, call, code):
     fail(three, call, code)
     (sick,) = three.module("gpu_info")["lost_gpus"]
     assert (sick["index"], sick["code"]) == (1, CODES[code]), sick
@@ -63,7 +63,7 @@ def test_a_sick_gpu_is_named_and_blocks_no_other(three, call, code):
 
 
 @pytest.mark.parametrize("call", CALLS_OF_MIG)
-def test_a_failure_in_an_instance_makes_its_gpu_sick(three, call):
+def test_failure_in_an_instance_marks_its_gpu_as_failing(three, call):
     three.module("mig", layout=[dict(HALVES, gpus="all")])
     uuid = three.module("gpu_info")["gpus"][1]["uuid"]
     fail(three, call)
@@ -75,7 +75,7 @@ def test_a_failure_in_an_instance_makes_its_gpu_sick(three, call):
 
 
 @pytest.mark.host_python
-def test_an_entry_that_names_it_fails_by_name_or_leaves_it_out(three):
+def test_entry_with_a_missing_gpu_fails_or_skips_it(three):
     uuid = three.module("gpu_info")["gpus"][1]["uuid"]
     fail(three, "nvmlDeviceGetMemoryInfo")
     layout = [dict(HALVES, gpus="all")]
@@ -96,8 +96,8 @@ def test_an_entry_that_names_it_fails_by_name_or_leaves_it_out(three):
     assert instances(three) == {0: 2, 2: 2}
 
 
-def test_a_sick_gpu_whose_name_is_known_is_matched_exactly(host):
-    """By UUID, PCI address and model: no entry is refused for what it might mean."""
+def test_failing_gpu_with_known_name_is_matched_exactly(host):
+    """By UUID, PCI address and model: no entry is refused for a possible match."""
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     fail(host, "nvmlDeviceGetMigMode")
     (sick,) = host.module("gpu_info")["lost_gpus"]
@@ -115,7 +115,7 @@ def of_the_terminal(three, tmp_path):
     return CommandHost(three, build_command(tmp_path / "gpu-layout"))
 
 
-def test_the_command_names_it_and_continues(three, command):
+def test_command_names_the_failing_gpu_and_continues(three, command):
     fail(three, "any")
     assert "gpu 1  does not work: " in command("show").stdout
     (told,) = json.loads(command("show", "--json").stdout)["lost"]
@@ -127,7 +127,7 @@ def test_the_command_names_it_and_continues(three, command):
     assert "gpu 1 does not work" in command("export").stderr
 
 
-def test_a_failure_of_a_call_that_is_about_the_host_stays_one(three):
+def test_failure_of_a_host_call_stays_a_failure_of_the_host(three):
     for code in ("LIB_RM_VERSION_MISMATCH", "DRIVER_NOT_LOADED"):
         fail(three, "nvmlDeviceGetHandleByIndex", code)
         failed = three.module("mig", layout=[dict(HALVES, gpus=[0])], lost="skip")
@@ -136,7 +136,7 @@ def test_a_failure_of_a_call_that_is_about_the_host_stays_one(three):
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetSerial"])
-def test_an_optional_figure_makes_a_gpu_sick_only_by_a_code_that_says_so(three, call):
+def test_optional_value_marks_a_gpu_as_failing_only_by_certain_codes(three, call):
     fail(three, call)
     seen = three.module("gpu_info")
     assert not seen["lost_gpus"] and len(seen["gpus"]) == 3
@@ -167,7 +167,7 @@ def seen(host):
 
 @pytest.mark.parametrize("lost", ["fail", "skip"])
 @pytest.mark.parametrize("part", range(8))
-def test_a_gpu_that_falls_sick_in_the_middle_leaves_the_others_old_or_new(three, part, lost):
+def test_gpu_that_fails_during_a_change_leaves_others_old_or_new(three, part, lost):
     before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
     assert three.module("mig", layout=before)["changed"]
     count = calls_of(three, 1, after)
@@ -191,7 +191,7 @@ def test_a_gpu_that_falls_sick_in_the_middle_leaves_the_others_old_or_new(three,
     assert seen(three) == {0: new, 1: new, 2: new}
 
 
-def test_a_gpu_that_can_be_read_and_not_changed_keeps_no_other_from_its_layout(three):
+def test_unchangeable_gpu_does_not_block_others(three):
     before, after = [{"gpus": "all", "sharing": "mig", "mig": WHOLE}], [dict(HALVES, gpus="all")]
     assert three.module("mig", layout=before)["changed"]
     fail(three, "nvmlGpuInstanceCreateComputeInstance")
@@ -208,7 +208,7 @@ def test_a_gpu_that_can_be_read_and_not_changed_keeps_no_other_from_its_layout(t
     assert seen(three) == dict.fromkeys(range(3), ["3g.40gb"] * 2)
 
 
-def test_a_gpu_beside_the_change_that_falls_sick_meanwhile_is_reported(three):
+def test_unchanged_gpu_that_fails_meanwhile_is_reported(three):
     layout, other = [dict(HALVES, gpus=[0])], [{"gpus": [0], "sharing": "shared"}]
     count = calls_of(three, 1, layout)
     assert three.module("mig", layout=other)["changed"]

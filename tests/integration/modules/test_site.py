@@ -38,7 +38,7 @@ def waves_of(run):
 
 
 @pytest.mark.core
-def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
+def test_site_applies_reports_and_is_idempotent(pair, tmp_path):
     report = tmp_path / "reports" / "site"
     former = os.umask(0)
     try:
@@ -72,7 +72,7 @@ def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     assert "WARNING" not in second.stdout + second.stderr
 
 
-def test_a_gpu_without_an_entry_is_named_until_it_is_released(host, library, tmp_path):
+def test_gpu_without_an_entry_is_named_until_released(host, library, tmp_path):
     fleet, report = Fleet(tmp_path, library, ["one"]), tmp_path / "report"
     options = ("-e", f"gpu_report_dir={report}")
     assert fleet.play({"one": LAYOUT}).returncode == 0
@@ -90,7 +90,7 @@ def test_a_gpu_without_an_entry_is_named_until_it_is_released(host, library, tmp
     assert "unmanaged" not in (report / "report.txt").read_text() + released.stdout.split("GPU FLEET")[1]
 
 
-def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fleet):
+def test_typo_of_the_last_host_stops_the_run_before_any_change(fleet):
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
     assert run.returncode != 0
@@ -110,7 +110,7 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
 
 
 @pytest.mark.core
-def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touched(fleet):
+def test_wrong_variables_of_the_last_host_stop_the_run_before_any_change(fleet):
     wrong = {"gpu_layout_lock_timeout": "soon", "gpu_layout_on_bsuy": "wait", "container_toolkit_restart": "mabye"}
     fleet.more["three"] = {**wrong, "gpu_layuot_lost": "skip", "gpu_layouts": []}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[0, "many"])
@@ -134,7 +134,7 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
-def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(pair, tmp_path):
+def test_dry_run_counts_changes_of_hosts_without_a_driver(pair, tmp_path):
     python = str(interpreter(tmp_path / "python3"))
     pair.more = {"one": {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}}
     report = tmp_path / "report"
@@ -154,7 +154,7 @@ def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(pair, t
 
 
 @pytest.mark.core
-def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
+def test_dry_run_shows_the_steps_and_changes_nothing(fleet):
     fleet.hosts["three"].module("mig", layout=LAYOUT)
     there = {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
@@ -178,8 +178,8 @@ def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
 
 
 @pytest.mark.core
-def test_the_summary_needs_no_configuration(host, library, tmp_path, monkeypatch):
-    """A playbook of an installed collection, by its name, where no ansible.cfg is found."""
+def test_summary_needs_no_configuration(host, library, tmp_path, monkeypatch):
+    """The playbook of an installed collection runs by name, without an ansible.cfg."""
     monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
     fleet = Fleet(tmp_path, library, ["one"])
     fleet.config = None
@@ -202,7 +202,7 @@ def test_the_summary_needs_no_configuration(host, library, tmp_path, monkeypatch
         ),
     ],
 )
-def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook, group):
+def test_inventory_without_gpu_hosts_fails(fleet, tmp_path, playbook, group):
     inventory = tmp_path / "empty.yml"
     inventory.write_text(json.dumps({group: {"hosts": {"one": {}} if group != "gpu_hosts" else {}}}))
     run = fleet.run(playbook, inventory)
@@ -221,7 +221,7 @@ def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook,
         pytest.param("gpu_audit", "Install or remove the audit timer", marks=pytest.mark.thorough),
     ],
 )
-def test_an_inventory_of_a_monitoring_or_audit_host_alone_is_one(fleet, tmp_path, group, task):
+def test_inventory_of_only_monitoring_or_audit_hosts_succeeds(fleet, tmp_path, group, task):
     watcher = {
         "ansible_connection": "local",
         "ansible_become": False,
@@ -236,8 +236,8 @@ def test_an_inventory_of_a_monitoring_or_audit_host_alone_is_one(fleet, tmp_path
     assert f"TASK [{task}]" in run.stdout
 
 
-def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_path):
-    """One host cannot be reached, and the driver of another fails."""
+def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
+    """One host is unreachable, and the driver of another one fails."""
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
     layouts = dict.fromkeys(fleet.hosts, LAYOUT)
@@ -269,7 +269,7 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
 
 
 @pytest.mark.thorough
-def test_a_tolerated_percentage_is_of_the_hosts_that_a_limit_leaves(fleet):
+def test_tolerated_percentage_refers_to_the_limited_hosts(fleet):
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     arguments = (dict.fromkeys(fleet.hosts, LAYOUT), "--check", "-e", "gpu_site_tolerate=34%")
     of_two = fleet.play(*arguments, "--limit", "one:two")
@@ -280,7 +280,7 @@ def test_a_tolerated_percentage_is_of_the_hosts_that_a_limit_leaves(fleet):
 
 
 @pytest.mark.thorough
-def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
+def test_damaged_file_or_missing_password_can_be_tolerated(fleet, tmp_path):
     tenant = tmp_path / "tenants/etc/openfleet-gpu/vgpu/a/tenant.json"
     tenant.parent.mkdir(parents=True)
     tenant.write_text('{"schema": 1, "na')
@@ -313,7 +313,7 @@ def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
     assert done.returncode != 0 and "2 left out" in " ".join(done.stdout.split())
 
 
-def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fleet, tmp_path):
+def test_unreachable_hosts_end_the_run_with_names_and_a_fix(fleet, tmp_path):
     # Reads what it is sent before it ends, lest Ansible tells of a broken pipe in place of ssh's own reason.
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ -t 0 ] || cat >/dev/null\nexec ssh "$@" </dev/null\n')
@@ -344,7 +344,7 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
 
 
 @pytest.mark.thorough
-def test_a_host_that_cannot_be_reached_is_not_in_a_saved_plan(fleet, tmp_path):
+def test_unreachable_host_is_not_in_a_saved_plan(fleet, tmp_path):
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     layouts = dict.fromkeys(fleet.hosts, LAYOUT)
     file = tmp_path / "plan.json"
@@ -356,7 +356,7 @@ def test_a_host_that_cannot_be_reached_is_not_in_a_saved_plan(fleet, tmp_path):
 
 
 @pytest.mark.parametrize("with_file", [True, False])
-def test_facts_as_variables_are_refused_by_the_name_of_the_configuration(fleet, tmp_path, monkeypatch, with_file):
+def test_injected_facts_are_refused_with_the_name_of_the_setting(fleet, tmp_path, monkeypatch, with_file):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("ANSIBLE_INJECT_FACT_VARS", raising=False)
     fleet.config = None
@@ -374,8 +374,8 @@ def test_facts_as_variables_are_refused_by_the_name_of_the_configuration(fleet, 
     assert "TASK [openfleet.gpu.gpu_layout" not in said
 
 
-def test_a_mistake_in_the_monitoring_stops_the_run_also_where_a_loss_is_tolerated(fleet):
-    """Of a play with a host that failed before, ansible-core does not let the failure end the playbook."""
+def test_monitoring_error_stops_the_run_despite_a_tolerated_loss(fleet):
+    """ansible-core does not end the playbook if a host of the play failed before."""
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     watchers = {"one": {}, "right": {"gpu_monitoring_state": "absent"}, "wrong": {"gpu_monitoring_state": "gone"}}
     fleet.groups["gpu_monitoring"] = {"hosts": watchers}
@@ -390,7 +390,7 @@ def test_a_mistake_in_the_monitoring_stops_the_run_also_where_a_loss_is_tolerate
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
-def test_a_wrong_layout_is_not_tolerated(fleet):
+def test_wrong_layout_is_not_tolerated(fleet):
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo}, "-e", "gpu_site_tolerate=2")
     said = " ".join((run.stdout + run.stderr).split())
@@ -404,7 +404,7 @@ def test_a_wrong_layout_is_not_tolerated(fleet):
 
 @pytest.mark.thorough
 @pytest.mark.core
-def test_before_ansible_core_2_19_it_runs_only_where_hosts_are_trusted(fleet, monkeypatch):
+def test_before_ansible_core_2_19_hosts_must_be_trusted(fleet, monkeypatch):
     old = tuple(map(int, ansible_version.split(".")[:2])) < (2, 19)
     monkeypatch.delenv("OPENFLEET_GPU_TRUST_HOSTS", raising=False)
     run = fleet.play({"one": LAYOUT}, "--check")
@@ -412,13 +412,13 @@ def test_before_ansible_core_2_19_it_runs_only_where_hosts_are_trusted(fleet, mo
     assert ("set OPENFLEET_GPU_TRUST_HOSTS=1" in " ".join((run.stdout + run.stderr).split())) == old
 
 
-def test_a_host_without_a_layout_is_named(fleet):
+def test_host_without_a_layout_is_named(fleet):
     fleet.without_layout = {"two", "three"}
     fleet.more["three"] = {"gpu_layouts": LAYOUT}
     run = fleet.play({"one": None, "two": None, "three": None})
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
-    write = "rite `gpu_layout: []` to leave the host's GPUs as they are"
+    write = "rite `gpu_layout: []` to keep the host's GPUs as they are"
     assert f"one: gpu_layout: the value is empty (null). W{write}" in said
     assert f"two: gpu_layout: the host has no gpu_layout. W{write}" in said
     assert (
@@ -442,7 +442,7 @@ def sick(fleet):
 HALVES = [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
-def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(sick):
+def test_lost_gpu_without_an_entry_is_a_warning(sick):
     run = sick.play({"two": LAYOUT}, waves=[1])
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode == 0, said
@@ -450,7 +450,7 @@ def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(sick):
     assert sick.hosts["two"].module("gpu_info")["gpus"][0]["mig"]["enabled"]
 
 
-def test_a_lost_gpu_that_the_layout_names_is_a_loss_that_can_be_tolerated_or_skipped(sick):
+def test_lost_gpu_with_an_entry_can_be_tolerated_or_skipped(sick):
     layouts = {"one": LAYOUT, "two": [dict(LAYOUT[0], gpus=[0, 1])]}
     refused = sick.play(layouts, waves=[1])
     said = " ".join((refused.stdout + refused.stderr).split())

@@ -57,7 +57,7 @@ def play(fleet, *arguments, **variables):
     return run.returncode, run.stdout + run.stderr
 
 
-def test_fail_ends_the_run_before_anything_changes(fleet, job):
+def test_fail_ends_the_run_before_any_change(fleet, job):
     status, said = play(fleet)
     assert status != 0
     assert "pid %d" % job.pid in said
@@ -65,7 +65,7 @@ def test_fail_ends_the_run_before_anything_changes(fleet, job):
 
 
 @pytest.mark.thorough
-def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
+def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     lock = fleet.hosts["two"].folder / "state.d" / "lock"
 
     def end_it_when_two_pieces_of_the_wait_have_begun():
@@ -95,7 +95,7 @@ def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
     "on_busy",
     [pytest.param("wait", marks=pytest.mark.thorough), "drain", pytest.param("force", marks=pytest.mark.thorough)],
 )
-def test_a_dry_run_names_who_would_be_waited_for_drained_or_ended(fleet, job, on_busy):
+def test_dry_run_names_holders_to_wait_for_drain_or_end(fleet, job, on_busy):
     status, said = play(fleet, "--check", on_busy=on_busy)
     assert status == 0, said
     plans = " ".join(said.split("PLAY [Decide whether to continue]", 1)[1].split("PLAY [", 1)[0].split())
@@ -106,7 +106,7 @@ def test_a_dry_run_names_who_would_be_waited_for_drained_or_ended(fleet, job, on
 
 
 @pytest.mark.thorough
-def test_wait_gives_up_when_its_time_is_over(fleet, job):
+def test_wait_has_a_timeout(fleet, job):
     status, said = play(fleet, on_busy="wait", busy_timeout=3, busy_poll=60)
     assert status != 0
     assert "RETRYING" not in said
@@ -116,7 +116,7 @@ def test_wait_gives_up_when_its_time_is_over(fleet, job):
 
 
 @pytest.mark.thorough
-def test_force_ends_it(fleet, job):
+def test_force_ends_the_holder(fleet, job):
     threading.Thread(target=job.wait, daemon=True).start()
     status, said = play(fleet, on_busy="force")
     assert status == 0, said
@@ -125,7 +125,7 @@ def test_force_ends_it(fleet, job):
 
 
 @pytest.mark.thorough
-def test_drain_brings_every_host_of_a_wave_its_clients_back_where_one_fails(fleet):
+def test_failed_host_of_a_wave_restores_clients_of_all_hosts(fleet):
     folder = "{{ gpu_layout_state_directory | dirname }}"
     commands = {
         "gpu_drain_commands_before": ["kill $(cat %s/job.pid)" % folder],

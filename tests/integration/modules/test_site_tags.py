@@ -31,7 +31,7 @@ def text_of(run):
 
 
 @pytest.mark.core
-def test_the_tag_of_a_role_plans_and_applies_that_role_alone(fleet, tmp_path):
+def test_tag_of_a_role_plans_and_applies_only_that_role(fleet, tmp_path):
     fleet.more["one"] = {"dcgm_exporter_state": "absent", "dcgm_exporter__root": str(tmp_path / "exporter")}
     run = fleet.play({"one": LAYOUT}, "--tags", "gpu_layout", waves=[1])
     assert run.returncode == 0, text_of(run)
@@ -43,7 +43,7 @@ def test_the_tag_of_a_role_plans_and_applies_that_role_alone(fleet, tmp_path):
     assert "2 created" in text_of(run), text_of(run)
 
 
-def test_a_role_is_left_out_by_its_tag(fleet, tmp_path):
+def test_role_is_skipped_by_its_tag(fleet, tmp_path):
     fleet.more["one"] = {"dcgm_exporter_state": "absent", "dcgm_exporter__root": str(tmp_path / "exporter")}
     run = fleet.play({"one": LAYOUT}, "--skip-tags", "dcgm_exporter", waves=[1])
     assert run.returncode == 0, text_of(run)
@@ -76,7 +76,7 @@ def test_tags_that_select_nothing_are_refused(fleet, arguments, message):
     assert fleet.seen() == {"one": []}
 
 
-def test_a_tag_that_needs_another_role_is_refused(fleet, tmp_path):
+def test_tag_that_needs_another_role_is_refused(fleet, tmp_path):
     fleet.more["one"] = {
         "ansible_python_interpreter": str(interpreter(tmp_path / "python3")),
         "gpu_simulator_gpus": [{"model": "H100-80GB"}],
@@ -109,7 +109,7 @@ def test_hosts_are_not_changed_without_a_plan_of_the_same_run(fleet, arguments):
 
 
 @pytest.mark.parametrize("task", ["Print the plan of each host", "End hosts without a plan", "Plan the layout"])
-def test_hosts_are_not_changed_by_a_run_that_starts_within_its_planning(fleet, task):
+def test_hosts_are_not_changed_by_a_run_that_starts_during_planning(fleet, task):
     run = fleet.play({"one": LAYOUT}, "--start-at-task", task, waves=[1])
     assert run.returncode != 0, text_of(run)
     assert fleet.seen() == {"one": []}
@@ -140,7 +140,7 @@ def test_other_hosts_are_not_changed_without_a_check_of_the_same_run(fleet, tmp_
 
 
 @pytest.mark.parametrize("task", ["Remove the exporter", "Remove the vGPU limiter"])
-def test_a_reset_takes_nothing_away_without_a_check_of_the_same_run(fleet, task):
+def test_reset_removes_nothing_without_a_check_of_the_same_run(fleet, task):
     run = fleet.play({"one": LAYOUT}, "--start-at-task", task, playbook="playbooks/reset.yml")
     assert run.returncode != 0
     assert "one: this run did not check the variables of the host. Run reset.yml without --start-at-task" in text_of(

@@ -49,7 +49,7 @@ def killed(host, when, layout):
     assert done.returncode == -9, done.stderr
 
 
-def test_a_slice_is_planned_set_kept_and_taken_back(sliced):
+def test_slice_is_planned_set_kept_and_restored(sliced):
     layout = [slicing("long", [0]), {"gpus": [1], "sharing": "shared"}]
     planned = run(sliced, layout, check=True)
     assert planned["plan"] == ["gpu 0: set time slice long", "gpu 1: nothing to do"]
@@ -68,7 +68,7 @@ def test_a_slice_is_planned_set_kept_and_taken_back(sliced):
     assert slices(sliced) == ["Default", "Default"]
 
 
-def test_what_the_run_is_not_about_stays(sliced):
+def test_other_gpus_are_not_changed(sliced):
     exclusive = [{"gpus": "all", "sharing": "exclusive"}]
     run(sliced, [slicing("long", "all")])
     assert run(sliced, exclusive, "mig")["plan"] == ["gpu %d: set compute mode exclusive_process" % n for n in (0, 1)]
@@ -77,7 +77,7 @@ def test_what_the_run_is_not_about_stays(sliced):
 
 
 @pytest.mark.parametrize(("when", "outcome"), [("before", "old"), ("after", "new")])
-def test_a_run_that_is_killed_at_the_step_is_cleared_up(sliced, when, outcome):
+def test_next_run_recovers_from_a_kill_at_the_step(sliced, when, outcome):
     run(sliced, [slicing("medium", [0])])
     killed(sliced, when, [slicing("long", [0])])
     # The next run asks for nothing about slices, and clears up all the same.
@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_at_the_step_is_cleared_up(sliced, when, outcome):
     assert not run(sliced, [slicing(slices(sliced)[0].lower(), [0])])["changed"]
 
 
-def test_a_run_killed_between_two_gpus_goes_back(sliced):
+def test_kill_between_two_gpus_is_rolled_back(sliced):
     run(sliced, [slicing("medium", "all")])
     killed(sliced, "after", [slicing("long", "all")])
     assert slices(sliced) == ["Long", "Medium"]
@@ -95,7 +95,7 @@ def test_a_run_killed_between_two_gpus_goes_back(sliced):
     assert slices(sliced) == ["Medium", "Medium"]
 
 
-def test_a_saved_plan_is_carried_out_or_says_what_moved(sliced):
+def test_saved_plan_is_applied_or_reports_changes(sliced):
     layout = [slicing("long", "all")]
     plan = run(sliced, layout, "layout", check=True)["plan_data"]
     assert [gpu["observed"]["time_slice"] for gpu in plan["gpus"]] == ["default", "default"]

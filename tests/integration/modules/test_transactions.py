@@ -27,8 +27,8 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
-def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, seed, monkeypatch):
-    """A sample; `make bench BENCH=mig` sweeps every call of many transitions."""
+def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
+    """A sample. `make bench BENCH=mig` tests every call of many transitions."""
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     (transition,) = random_transitions(seed, 1)
     most = 120 if THOROUGH else 60
@@ -39,8 +39,8 @@ def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, s
 
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
-def test_a_gpu_that_is_sick_from_any_call_on_keeps_no_other_from_its_layout(host, library, seed, monkeypatch):
-    """A sample; `make bench BENCH=mig` sweeps every call and code of some transitions."""
+def test_gpu_failing_from_any_call_does_not_block_others(host, library, seed, monkeypatch):
+    """A sample. `make bench BENCH=mig` tests every call and code of some transitions."""
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     ((model, have, _busy, want),) = random_transitions(seed, 1)
     most = 120 if THOROUGH else 40
@@ -50,7 +50,7 @@ def test_a_gpu_that_is_sick_from_any_call_on_keeps_no_other_from_its_layout(host
 
 
 @pytest.mark.host_python
-def test_the_run_after_a_kill_brings_the_old_layout_back_and_goes_on(host):
+def test_next_run_after_a_kill_rolls_back_and_continues(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     there = host.seen()
@@ -66,7 +66,7 @@ def test_the_run_after_a_kill_brings_the_old_layout_back_and_goes_on(host):
     assert "recovered" not in host.module("mig", layout=OLD)
 
 
-def test_a_run_killed_after_its_last_step_has_reached_the_new_layout(host):
+def test_run_killed_after_its_last_step_has_the_new_layout(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--nth", "3", "--code", "kill-after")
@@ -79,7 +79,7 @@ def test_a_run_killed_after_its_last_step_has_reached_the_new_layout(host):
     assert host.seen() == there
 
 
-def test_a_dry_run_after_a_cut_off_run_sees_its_instances_as_own_ones(host):
+def test_dry_run_after_an_interrupted_run_recognizes_its_instances(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--nth", "1", "--code", "kill-after")
@@ -88,7 +88,7 @@ def test_a_dry_run_after_a_cut_off_run_sees_its_instances_as_own_ones(host):
     assert not host.module("mig", check=True, layout=OLD).get("failed")
 
 
-def test_what_a_cut_off_run_made_is_its_own(host):
+def test_instances_of_an_interrupted_run_are_its_own(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--nth", "3", "--code", "kill-after")
@@ -101,7 +101,7 @@ def test_what_a_cut_off_run_made_is_its_own(host):
 @pytest.mark.host_python
 @pytest.mark.parametrize("content", ["", "{}", "[1]"])
 @pytest.mark.parametrize("name", ["journal.json", "owned.json"])
-def test_a_damaged_file_is_named_and_nothing_changes(host, name, content):
+def test_damaged_file_is_named_and_nothing_changes(host, name, content):
     host.create(H100)
     (host.folder / "state.d").mkdir()
     (host.folder / "state.d" / name).write_text(content)
@@ -127,7 +127,7 @@ def test_power_loss_is_like_a_kill_and_a_reboot(host):
     assert host.seen() == there
 
 
-def test_a_dry_run_after_a_kill_changes_nothing(host):
+def test_dry_run_after_a_kill_changes_nothing(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlGpuInstanceDestroy", "--nth", "2", "--code", "kill")
@@ -138,7 +138,7 @@ def test_a_dry_run_after_a_kill_changes_nothing(host):
     assert host.seen() == there
 
 
-def test_the_second_of_two_runs_waits_or_names_the_first(host):
+def test_second_of_two_runs_waits_or_names_the_first(host):
     host.create(H100)
     directory = host.folder / "state.d"
     directory.mkdir()
@@ -169,7 +169,7 @@ with locked(sys.argv[1], 0):
 """
 
 
-def test_a_journal_of_a_later_release_is_not_guessed_at(host):
+def test_journal_of_a_later_release_is_refused(host):
     host.create(H100)
     directory = host.folder / "state.d"
     directory.mkdir()
@@ -192,8 +192,8 @@ def busy_in(host, gpu, start):
     return job
 
 
-def test_where_the_way_back_would_end_a_job_the_way_on_is_taken(host):
-    """A job that began in a new instance after the run was killed: the old layout has no room for it, the new one has."""
+def test_change_is_completed_if_a_rollback_would_end_a_job(host):
+    """A job started in a new instance after the kill: only the new layout has room for it."""
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
@@ -215,7 +215,7 @@ def test_where_the_way_back_would_end_a_job_the_way_on_is_taken(host):
         job.wait()
 
 
-def test_where_both_ways_would_end_a_job_the_run_says_so(host):
+def test_run_fails_if_rollback_and_completion_would_end_a_job(host):
     host.create(H100)
     host.module("mig", layout=OLD)
     before = host.seen()[0]
@@ -246,7 +246,7 @@ def test_where_both_ways_would_end_a_job_the_run_says_so(host):
 # --- a journal of another schema --------------------------------------------------------------------------------------
 
 
-def test_a_journal_that_this_release_cannot_read_is_refused(host):
+def test_unreadable_journal_is_refused(host):
     host.create(H100)
     journal = host.folder / "state.d" / "journal.json"
     journal.parent.mkdir()

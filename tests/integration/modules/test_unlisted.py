@@ -26,7 +26,7 @@ def make(host, profile, start):
     host.run([sys.executable, MAKE, "0", profile, str(start)])
 
 
-def test_somebody_elses_instance_stops_the_run_with_its_name(shared):
+def test_foreign_instance_stops_the_run_with_its_name(shared):
     there = shared.seen()
     for check in (True, False):
         refused = shared.module("mig", check=check, layout=SMALL)
@@ -36,12 +36,12 @@ def test_somebody_elses_instance_stops_the_run_with_its_name(shared):
     assert shared.seen() == there
 
 
-def test_remove_removes_it(shared):
+def test_remove_removes_foreign_instances(shared):
     assert shared.module("mig", layout=SMALL, unlisted="remove")["counts"]["destroy"] == 1
     assert [name for name, _ in shared.seen()[0]] == ["1g.10gb"]
 
 
-def test_keep_places_the_layout_beside_it(shared):
+def test_keep_places_the_layout_around_foreign_instances(shared):
     result = shared.module("mig", layout=SMALL, unlisted="keep")
     assert result["changed"], result
     assert "leave 3g.40gb@4" in result["plan"][0]
@@ -52,7 +52,7 @@ def test_keep_places_the_layout_beside_it(shared):
     assert shared.module("mig", layout=SMALL)["failed"]
 
 
-def test_keep_says_so_where_there_is_no_room_beside_it(shared):
+def test_keep_fails_without_room_around_foreign_instances(shared):
     refused = shared.module(
         "mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}], unlisted="keep"
     )
@@ -60,20 +60,20 @@ def test_keep_says_so_where_there_is_no_room_beside_it(shared):
     assert "do not fit beside what stands there and is not the layout's: 3g.40gb@4" in refused["msg"]
 
 
-def test_what_a_layout_names_is_adopted(shared):
+def test_foreign_instances_in_the_layout_are_adopted(shared):
     both = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]}]
     adopted = shared.module("mig", layout=both)
     assert adopted["counts"] == {"create": 1, "destroy": 0, "keep": 1, "gpus_changed": 1}
     assert shared.module("mig", layout=NONE)["counts"]["destroy"] == 2
 
 
-def test_its_own_are_removed_when_the_layout_forgets_them(host):
+def test_own_instances_are_removed_with_their_entry(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=SMALL)
     assert host.module("mig", layout=NONE)["counts"]["destroy"] == 1
 
 
-def test_one_made_by_hand_in_the_place_of_an_own_one_is_somebody_elses(host):
+def test_manual_replacement_of_an_own_instance_is_foreign(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "placement": 4}]}])
     host.gpusim("reboot")
@@ -81,7 +81,7 @@ def test_one_made_by_hand_in_the_place_of_an_own_one_is_somebody_elses(host):
     assert host.module("mig", layout=NONE)["failed"]
 
 
-def test_a_gpu_that_leaves_mig_mode_asks_as_well(shared):
+def test_gpu_that_leaves_mig_mode_is_checked_too(shared):
     whole = [{"gpus": [0], "sharing": "shared"}]
     refused = shared.module("mig", layout=whole, unlisted="keep")
     assert refused["failed"]
@@ -90,7 +90,7 @@ def test_a_gpu_that_leaves_mig_mode_asks_as_well(shared):
     assert shared.module("mig", layout=whole, unlisted="remove")["changed"]
 
 
-def test_after_a_failed_run_its_own_are_still_its_own(host):
+def test_own_instances_stay_own_after_a_failed_run(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=SMALL)
     # The old instance is destroyed, the new one cannot be made, the old one is made again with another UUID.

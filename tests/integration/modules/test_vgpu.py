@@ -65,7 +65,7 @@ BASE = [entry([0, 1], tenant("a"), tenant("b", "60GiB"), tenant("pair", "10GiB",
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_layout_with_tenants_is_applied_once(fleet):
+def test_layout_with_tenants_is_applied_once(fleet):
     foretold = run(fleet, *BASE, check=True)
     assert files(fleet) == {}
     done = run(fleet, *BASE)
@@ -86,7 +86,7 @@ def test_a_layout_with_tenants_is_applied_once(fleet):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_the_module_does_its_part_alone_and_takes_it_away(fleet):
+def test_module_applies_and_removes_only_tenants(fleet):
     told = run(fleet, *BASE, module="vgpu_quota")
     assert [each["name"] for each in told["tenants"]] == ["a", "b", "pair"]
     assert told["tenants"][0]["gpus"][0]["used_bytes"] == 0
@@ -103,7 +103,7 @@ def test_the_module_does_its_part_alone_and_takes_it_away(fleet):
     assert not run(fleet, module="vgpu_quota", state="absent")["changed"]
 
 
-def test_it_leaves_gpus_that_are_not_ready_to_others(fleet):
+def test_gpus_that_are_not_ready_are_skipped(fleet):
     run(fleet, {"gpus": [1], "sharing": "exclusive"})
     refused = run(fleet, entry([1], tenant("a")), module="vgpu_quota")
     assert "not ready for tenants (MIG off, compute mode exclusive_process)" in refused["msg"]
@@ -112,7 +112,7 @@ def test_it_leaves_gpus_that_are_not_ready_to_others(fleet):
     assert run(fleet, entry([1], tenant("a")))["changed"]
 
 
-def test_without_a_driver_tenants_can_go(fleet):
+def test_without_a_driver_tenants_can_be_removed(fleet):
     run(fleet, *BASE)
     fleet.library = fleet.folder / "no-library"
     gone = run(fleet, module="vgpu_quota", state="absent")
@@ -120,7 +120,7 @@ def test_without_a_driver_tenants_can_go(fleet):
     assert files(fleet) == {}
 
 
-def test_without_the_library_nothing_is_promised(fleet):
+def test_without_the_library_tenants_are_refused(fleet):
     (fleet.folder / "root" / LIBRARY).unlink()
     refused = run(fleet, *BASE)
     assert "role openfleet.gpu.vgpu_limiter" in refused["msg"]
@@ -130,7 +130,7 @@ def test_without_the_library_nothing_is_promised(fleet):
     assert "role openfleet.gpu.vgpu_limiter" in missing
 
 
-def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
+def test_gpus_in_a_container_have_no_tenants_of_the_host(host):
     host.create(H100)
     refused = run(host, *BASE)
     assert "simulated GPUs of this process alone" in refused["msg"]
@@ -150,7 +150,7 @@ def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
         ([entry([0], tenant("a"), provider="dmem")], ["vgpu.provider", "Linux 6.14"]),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_changes(fleet, layout, words):
+def test_impossible_tenants_are_refused_before_any_change(fleet, layout, words):
     for check in (True, False):
         refused = run(fleet, *layout, check=check)
         assert refused["failed"] and refused["cure"]
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(fleet, layout, words)
     assert files(fleet) == {}
 
 
-def test_quotas_change_as_tenants_run(fleet):
+def test_quotas_of_running_tenants_change(fleet):
     run(fleet, *BASE)
     root = fleet.folder / "root"
     regions = {path: path.stat().st_ino for path in root.rglob("run/**/*") if path.is_file()}
@@ -202,7 +202,7 @@ def shared_inodes(host):
     return {str(path): path.stat().st_ino for path in (host.folder / "root/run").rglob("*.1")}
 
 
-def test_a_failed_step_brings_tenants_back(fleet):
+def test_failed_step_restores_tenants(fleet):
     run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
     before, there, inodes = files(fleet), seen(fleet), shared_inodes(fleet)
     assert len(inodes) == 4
@@ -219,7 +219,7 @@ def test_a_failed_step_brings_tenants_back(fleet):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_file_that_cannot_be_written_brings_tenants_back(fleet):
+def test_unwritable_file_restores_tenants(fleet):
     run(fleet, entry([0], tenant("a"), tenant("b")))
     before = files(fleet)
     # The folder of c is a file: the tenants before it have been changed by then.
@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_written_brings_tenants_back(fleet):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_run_that_was_cut_off_is_cleared_up_by_the_next(fleet):
+def test_next_run_recovers_an_interrupted_one(fleet):
     run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
     before = files(fleet)
     fleet.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "1", "--code", "kill")
@@ -253,7 +253,7 @@ def test_a_run_that_was_cut_off_is_cleared_up_by_the_next(fleet):
     assert quotas(fleet) == {"a": [(0, GIB, 30, 0)]}
 
 
-def test_a_run_that_was_cut_off_between_tenants_is_completed(fleet):
+def test_run_interrupted_between_tenants_is_completed(fleet):
     run(fleet, *BASE)
     after = [entry([0, 1], tenant("a", "4GiB"), tenant("c"), tenant("pair", "10GiB", 40, gpus=2))]
     run(fleet, *after)
@@ -288,7 +288,7 @@ def as_tenant(host, name):
     return process
 
 
-def test_a_tenant_at_work_is_not_moved_unless_it_may_be_ended(fleet):
+def test_working_tenant_is_moved_only_with_permission(fleet):
     run(fleet, entry([0], tenant("a")))
     before = files(fleet)
     moves = [entry([1], tenant("a")), {"gpus": [0], "sharing": "shared"}]
@@ -310,7 +310,7 @@ def test_a_tenant_at_work_is_not_moved_unless_it_may_be_ended(fleet):
         process.wait()
 
 
-def test_a_tenant_at_work_is_neither_removed_nor_renamed_unless_it_may_be_ended(fleet):
+def test_working_tenant_is_removed_or_renamed_only_with_permission(fleet):
     run(fleet, entry([0], tenant("a")))
     before = files(fleet)
     process = as_tenant(fleet, "a")
@@ -328,7 +328,7 @@ def test_a_tenant_at_work_is_neither_removed_nor_renamed_unless_it_may_be_ended(
         process.wait()
 
 
-def test_another_process_is_in_no_tenants_way(fleet):
+def test_other_processes_do_not_block_tenants(fleet):
     run(fleet, entry([0], tenant("a")))
     process = as_tenant(fleet, "b")
     try:
@@ -338,7 +338,7 @@ def test_another_process_is_in_no_tenants_way(fleet):
         process.wait()
 
 
-def test_a_saved_plan_is_carried_out_as_it_was_or_refused(fleet):
+def test_saved_plan_is_applied_exactly_or_refused(fleet):
     run(fleet, entry([0, 1], tenant("a")))
     after = entry([0, 1], tenant("a", "4GiB"), tenant("b", "70GiB"))
     saved = run(fleet, after, check=True)["plan_data"]
@@ -373,7 +373,7 @@ def regions(host):
 
 @pytest.mark.host_python
 @pytest.mark.core
-def test_a_tenant_is_renamed_as_its_processes_run(fleet):
+def test_running_tenant_is_renamed(fleet):
     run(fleet, entry([0], tenant("a")))
     inodes = shared_inodes(fleet)
     process = as_tenant(fleet, "a")
@@ -417,7 +417,7 @@ def test_a_tenant_is_renamed_as_its_processes_run(fleet):
 @pytest.mark.host_python
 @pytest.mark.core
 @pytest.mark.parametrize("was", [{"was": "b"}, {}], ids=["declared", "as before"])
-def test_a_rename_is_taken_back(fleet, was):
+def test_rename_is_rolled_back(fleet, was):
     run(fleet, entry([0], tenant("a")))
     before = files(fleet)
     run(fleet, RENAME)
@@ -427,8 +427,8 @@ def test_a_rename_is_taken_back(fleet, was):
     assert files(fleet) == before
 
 
-def test_a_renamed_tenant_comes_again_at_boot(fleet):
-    """What is below /run is gone by then."""
+def test_renamed_tenant_is_restored_at_boot(fleet):
+    """/run is empty by then."""
     run(fleet, entry([0], tenant("a")))
     run(fleet, RENAME)
     before = files(fleet)
@@ -440,7 +440,7 @@ def test_a_renamed_tenant_comes_again_at_boot(fleet):
     assert "tenants/a/region.1" in lines and "tenants/b" not in lines
 
 
-def test_a_rename_that_fails_or_is_cut_off_leaves_one_name_or_both(fleet):
+def test_failed_or_interrupted_rename_leaves_one_name_or_both(fleet):
     run(fleet, entry([0], tenant("a")), {"gpus": [1], "sharing": "shared"})
     before = files(fleet)
     then = [RENAME, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
@@ -471,7 +471,7 @@ def test_a_rename_that_fails_or_is_cut_off_leaves_one_name_or_both(fleet):
     assert files(fleet) == before
 
 
-def test_a_saved_plan_with_a_rename_is_carried_out_or_refused(fleet):
+def test_saved_plan_with_a_rename_is_applied_or_refused(fleet):
     run(fleet, entry([0], tenant("a")))
     saved = run(fleet, RENAME, check=True)["plan_data"]
     assert [(step["step"], step["name"]) for step in saved["vgpu"]["steps"]] == [("ChangeTenant", "b")]
@@ -483,7 +483,7 @@ def test_a_saved_plan_with_a_rename_is_carried_out_or_refused(fleet):
     assert not run(fleet, RENAME, plan=saved)["changed"]
 
 
-def test_a_host_with_separate_tenants_of_both_names_is_refused(fleet):
+def test_separate_tenants_of_both_names_are_refused(fleet):
     run(fleet, entry([0], tenant("a"), tenant("b")))
     before = files(fleet)
     for check in (True, False):
@@ -492,7 +492,7 @@ def test_a_host_with_separate_tenants_of_both_names_is_refused(fleet):
     assert files(fleet) == before
 
 
-def test_an_export_of_a_renamed_tenant_changes_nothing(fleet):
+def test_applying_the_export_of_a_renamed_tenant_changes_nothing(fleet):
     run(fleet, entry([0], tenant("a")))
     run(fleet, RENAME)
     exported = fleet.module("layout_export")["gpu_layout"]

@@ -73,7 +73,7 @@ def compiled(tmp_path_factory):
     return str(folder / "writer")
 
 
-def test_what_the_living_use_is_read(writer, tmp_path):
+def test_usage_of_live_processes_is_read(writer, tmp_path):
     region = tmp_path / "region.1"
     region.touch()
     assert vgpu_observe.read_region(region) == VgpuUsage(), "a region is empty until a process has come"
@@ -94,12 +94,12 @@ def test_what_the_living_use_is_read(writer, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"x" * 64, b"\0OFVGPU1"[::-1] + b"\2" * 400000, b"\0" * 7 + b"1"])
-def test_what_is_no_region_tells_nothing(tmp_path, data):
+def test_invalid_region_is_ignored(tmp_path, data):
     (tmp_path / "region.1").write_bytes(data)
     assert vgpu_observe.read_region(tmp_path / "region.1") is None
 
 
-def test_where_there_is_none_nothing_is_told(tmp_path):
+def test_missing_region_is_ignored(tmp_path):
     assert vgpu_observe.read_region(tmp_path / "region.1") is None
     (tmp_path / "link").symlink_to("/dev/zero")
     assert vgpu_observe.read_region(tmp_path / "link") is None

@@ -56,7 +56,7 @@ def whole(host):
     return host
 
 
-def test_a_run_that_waits_goes_on_when_the_job_has_ended(whole, jobs):
+def test_waiting_run_continues_after_the_job_ended(whole, jobs):
     job = jobs(1)
     threading.Timer(1.5, job.kill).start()
     threading.Thread(target=job.wait, daemon=True).start()
@@ -65,7 +65,7 @@ def test_a_run_that_waits_goes_on_when_the_job_has_ended(whole, jobs):
     assert whole.seen() == {0: [("3g.40gb", 0), ("3g.40gb", 4)], 1: [("3g.40gb", 0), ("3g.40gb", 4)]}
 
 
-def test_a_run_that_waited_in_vain_names_who_and_changed_nothing(whole, jobs):
+def test_timeout_of_waiting_names_holders_and_changes_nothing(whole, jobs):
     job = jobs(1)
     there = whole.seen()
     failed = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=1)
@@ -77,7 +77,7 @@ def test_a_run_that_waited_in_vain_names_who_and_changed_nothing(whole, jobs):
     assert job.poll() is None
 
 
-def test_who_waits_locks_nobody_out(whole, jobs):
+def test_waiting_run_holds_no_lock(whole, jobs):
     job = jobs(1)
     command = {"layout": HALVES, "on_busy": "wait", "busy_timeout": PATIENCE_SECONDS}
     other = threading.Thread(target=whole.module, args=("mig",), kwargs=command)
@@ -92,7 +92,7 @@ def test_who_waits_locks_nobody_out(whole, jobs):
         other.join()
 
 
-def test_a_dry_run_under_wait_or_force_tells_who_is_in_the_way(whole, jobs):
+def test_dry_run_with_wait_or_force_names_blocking_processes(whole, jobs):
     job = jobs(0)
     for policy in ("wait", "force"):
         planned = whole.module("mig", check=True, layout=HALVES, on_busy=policy)
@@ -102,7 +102,7 @@ def test_a_dry_run_under_wait_or_force_tells_who_is_in_the_way(whole, jobs):
     assert "busy" not in whole.module("mig", check=True, layout=WHOLE, on_busy="wait")
 
 
-def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
+def test_force_ends_only_blocking_holders(whole, jobs):
     host = whole
     host.module("mig", layout=[dict(HALVES[0], gpus=[0])])
     doomed, spared = jobs(1), jobs(0, instance=1)
@@ -115,7 +115,7 @@ def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
     assert host.seen()[1] == [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
-def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
+def test_secret_in_a_command_line_is_not_shown(whole, jobs):
     # Hidden, and known again all the same when it is to be ended.
     job = jobs(0, [sys.executable, "-c", "import signal; signal.pause()", "--api-key", "s3cret"])
     (holder,) = whole.module("gpu_info")["gpus"][0]["holders"]
@@ -129,7 +129,7 @@ def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
     assert "s3cret" not in json.dumps(done)
 
 
-def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
+def test_force_waits_a_limited_time_for_a_process(whole, jobs):
     job = jobs(0, below=STUBBORN)
     threading.Thread(target=job.wait, daemon=True).start()
     done = whole.module("mig", layout=HALVES, on_busy="force", grace_period=1)
@@ -138,8 +138,8 @@ def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
     assert job.returncode == -signal.SIGKILL
 
 
-def test_force_never_ends_the_run_itself(whole):
-    """What a person started the run from may have a GPU open itself."""
+def test_force_never_ends_the_run(whole):
+    """The shell or program from which the run was started may have a GPU open."""
     # gpusim has a PYTHONPATH of its own.
     python = ["env", "PYTHONPATH=" + whole.environment["PYTHONPATH"], sys.executable]
     inside = [str(whole.bin / "gpusim"), "run", "--gpu", "0", "--gi", "0", "--", *python]
@@ -162,8 +162,8 @@ except ApplyError as error:
 """
 
 
-def test_force_gives_up_on_what_comes_back(whole, jobs):
-    """As a service does that restarts at once: here whoever is in the way outlives every attempt to end it."""
+def test_force_gives_up_on_restarting_processes(whole, jobs):
+    """A service may restart at once, so its processes outlive every attempt to end them."""
     jobs(1)
     there = whole.seen()
     done = whole.run([sys.executable, "-c", COMES_BACK, str(whole.folder / "state.d")])

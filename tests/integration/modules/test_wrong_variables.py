@@ -76,7 +76,7 @@ def assert_refused(run, names, host):
     ],
     ids=lambda value: value if value.endswith(".yml") else "",
 )
-def test_of_gpu_hosts(fleet, playbook, play):
+def test_wrong_variables_of_gpu_hosts(fleet, playbook, play):
     variables = wrong(owners_checked(playbook)[play])
     fleet.more["two"] = dict(variables)
     before = files(fleet)
@@ -92,7 +92,7 @@ def test_of_gpu_hosts(fleet, playbook, play):
 
 
 @pytest.mark.core
-def test_one_mistake_of_many_hosts_is_one_message(host, library, tmp_path):
+def test_equal_errors_of_many_hosts_are_one_message(host, library, tmp_path):
     fleet = Fleet(tmp_path, library, ["one"])
     names = ["one", *("h%02d" % number for number in range(40))]
     common = {**LOCAL, "gpu_layout": LAYOUT, "gpu_layout_on_busy": "drian", "gpu_layouts": []}
@@ -112,7 +112,7 @@ def test_one_mistake_of_many_hosts_is_one_message(host, library, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("playbook", ["site.yml", "reset.yml"])
 @pytest.mark.parametrize("group", ["gpu_monitoring", "gpu_audit"])
-def test_of_other_groups(fleet, playbook, group):
+def test_wrong_variables_of_other_groups(fleet, playbook, group):
     assert [group] in owners_checked(playbook).values()
     variables = wrong([group])
     fleet.groups[group] = {"hosts": {"other": {**LOCAL, **variables}}}
@@ -126,8 +126,8 @@ def test_of_other_groups(fleet, playbook, group):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("playbook", "play"), [("audit.yml", "Audit"), ("rightsize.yml", "Propose")])
-def test_of_the_controller(fleet, playbook, play):
-    """The hosts are read before, and not changed."""
+def test_wrong_variables_of_the_controller(fleet, playbook, play):
+    """Hosts were read before, and are not changed."""
     variables = wrong(owners_checked(playbook)[play])
     fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}
     before = files(fleet)

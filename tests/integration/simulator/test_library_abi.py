@@ -48,7 +48,7 @@ def test_unversioned_names_of_the_header_are_exported(nvml_library):
     assert {"nvml" + name for name in hidden.split()} <= symbols(nvml_library)
 
 
-def test_the_soname_is_the_driver_s(nvml_library):
+def test_soname_is_the_drivers(nvml_library):
     dynamic = subprocess.run(["readelf", "-d", str(nvml_library)], check=True, capture_output=True, text=True).stdout
     assert "[libnvidia-ml.so.1]" in dynamic
 
@@ -82,7 +82,7 @@ def test_without_a_state_file_there_is_no_driver(nvml):
         nvml.nvmlInit()
 
 
-def test_a_state_file_of_another_schema_is_refused_with_words(simulator):
+def test_state_file_of_another_schema_is_refused_with_a_message(simulator):
     simulator.create("h100")
     with simulator.state.open("r+b") as file:
         file.seek(8)
@@ -140,7 +140,7 @@ def test_short_texts_are_insufficient_size(simulator, gpu):
     assert simulator.library.nvmlSystemGetDriverVersion(short, 0) == INSUFFICIENT_SIZE
 
 
-def test_short_process_lists_say_how_long_they_are(simulator, nvml, gpu):
+def test_short_process_lists_return_their_length(simulator, nvml, gpu):
     pids = {simulator.idle_process().pid for _ in range(3)}
     for pid in pids:
         simulator.do("gpusimAttach", pid, 0, -1, -1, "compute", ctypes.c_uint64(1 << 20))
@@ -162,8 +162,8 @@ def test_short_process_lists_say_how_long_they_are(simulator, nvml, gpu):
         assert (getattr(simulator.library, function)(gpu, ctypes.byref(count), None), count.value) == (0, 0)
 
 
-def test_the_number_of_placements_is_only_returned(simulator, nvml, gpu):
-    """nvidia-smi 450 and 460 pass what lay there before."""
+def test_number_of_placements_is_output_only(simulator, nvml, gpu):
+    """nvidia-smi 450 and 460 pass uninitialized memory."""
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     functions = [
@@ -181,7 +181,7 @@ def test_the_number_of_placements_is_only_returned(simulator, nvml, gpu):
         assert (call(handle, profile, None, ctypes.byref(count)), count.value) == (0, length)
 
 
-def test_a_power_scope_is_one_byte(simulator, nvml, gpu):
+def test_power_scope_is_one_byte(simulator, nvml, gpu):
     """nvidia-smi 535 and 550 leave garbage behind it (`-pl`)."""
     words = (ctypes.c_uint * 3)(0x0200000C, 0xABCDEF00, 300000)
     assert simulator.library.nvmlDeviceSetPowerManagementLimit_v2(gpu, words) == 0
@@ -190,7 +190,7 @@ def test_a_power_scope_is_one_byte(simulator, nvml, gpu):
     assert simulator.library.nvmlDeviceSetPowerManagementLimit_v2(gpu, words) == NOT_SUPPORTED
 
 
-def test_strangers_are_no_handles(simulator, nvml, gpu):
+def test_foreign_pointers_are_no_handles(simulator, nvml, gpu):
     name = ctypes.create_string_buffer(96)
     for stranger in (None, ctypes.c_void_p(8), ctypes.c_void_p(ctypes.addressof(name))):
         assert simulator.library.nvmlDeviceGetName(stranger, name, 96) == nvml.NVML_ERROR_INVALID_ARGUMENT
@@ -212,7 +212,7 @@ def test_a_gpu_is_found_by_index_uuid_serial_and_address(nvml, gpu):
         nvml.nvmlDeviceGetHandleByIndex(2)
 
 
-def test_what_the_configuration_leaves_out_is_not_supported(simulator, nvml):
+def test_values_without_configuration_are_not_supported(simulator, nvml):
     simulator.create("l40s", numa_node=None, serial=None)
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -241,7 +241,7 @@ def test_fields_are_answered_one_by_one(nvml, gpu):
     assert [fields[i].value.uiVal for i in (0, 1, 3)] == [1, 700000, 1]
 
 
-def test_waiting_for_an_event_ends_with_its_time(nvml, gpu):
+def test_waiting_for_an_event_ends_at_its_timeout(nvml, gpu):
     events = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, events)
     with pytest.raises(nvml.NVMLError_Timeout):
@@ -249,7 +249,7 @@ def test_waiting_for_an_event_ends_with_its_time(nvml, gpu):
     nvml.nvmlEventSetFree(events)
 
 
-def test_every_error_has_words(nvml, simulator):
+def test_every_error_has_a_text(nvml, simulator):
     simulator.library.nvmlErrorString.restype = ctypes.c_char_p
     words = [simulator.library.nvmlErrorString(code).decode() for code in (*range(31), 999)]
     assert len(set(words)) == 32

@@ -41,8 +41,8 @@ def result_of(nvml, call, *arguments):
         return error.value
 
 
-def test_graphics_and_sms_have_a_boost_clock_of_the_customer(nvml, gpu):
-    """So answers an H200 with driver 580."""
+def test_customer_boost_clocks_of_graphics_and_sms(nvml, gpu):
+    """Recorded on an H200 with driver 580."""
     kinds = (nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_CLOCK_VIDEO)
     said = [MAXIMUM, MAXIMUM, NOT_SUPPORTED, NOT_SUPPORTED]
     assert [result_of(nvml, nvml.nvmlDeviceGetMaxCustomerBoostClock, gpu, kind) for kind in kinds] == said
@@ -50,7 +50,7 @@ def test_graphics_and_sms_have_a_boost_clock_of_the_customer(nvml, gpu):
     assert [result_of(nvml, nvml.nvmlDeviceGetClock, gpu, kind, which) for kind in kinds] == said
 
 
-def test_an_idle_gpu_rests_in_its_state_and_a_busy_one_is_in_p0(simulator, nvml, gpu):
+def test_idle_gpu_has_its_idle_state_and_busy_gpu_p0(simulator, nvml, gpu):
     assert (nvml.nvmlDeviceGetPerformanceState(gpu), clocks(nvml, gpu)) == (8, [300, 300, 405, 540])
     assert nvml.nvmlDeviceGetPowerState(gpu) == 8
     # The PCIe link rests too.
@@ -88,7 +88,7 @@ def test_memory_clocks_are_locked_from_ampere_on(simulator, nvml):
     assert result_of(nvml, nvml.nvmlDeviceResetMemoryLockedClocks, gpu) == NOT_SUPPORTED
 
 
-def test_application_clocks_hold_a_gpu_back_when_they_were_set(simulator, nvml, gpu):
+def test_set_application_clocks_limit_a_gpu(simulator, nvml, gpu):
     graphics, memory = nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_MEM
     keep_busy(simulator)
     # At their default they do not: an A100 has 1095 MHz and runs at 1410.
@@ -103,7 +103,7 @@ def test_application_clocks_hold_a_gpu_back_when_they_were_set(simulator, nvml, 
     assert (nvml.nvmlDeviceGetApplicationsClock(gpu, graphics), clocks(nvml, gpu)[0]) == (1095, MAXIMUM)
 
 
-def test_a_model_without_application_clocks_says_so(simulator, nvml):
+def test_model_without_application_clocks_is_not_supported(simulator, nvml):
     simulator.create("h100")
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -122,8 +122,8 @@ def lay_out(simulator, nvml, model="l40s", driver="580.105.08", **keys):
     return nvml.nvmlDeviceGetHandleByIndex(0)
 
 
-def test_a_gpu_lists_the_graphics_clocks_of_each_memory_clock(simulator, nvml):
-    """As nvidia-smi -q -x of a T4 has them."""
+def test_graphics_clocks_are_listed_for_each_memory_clock(simulator, nvml):
+    """As nvidia-smi -q -x shows them on a T4."""
     gpu = lay_out(simulator, nvml, architecture=6, supported_clocks=T4_CLOCKS)
     assert nvml.nvmlDeviceGetSupportedMemoryClocks(gpu) == [5001, 405]
     high, low = (nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, memory) for memory in (5001, 405))
@@ -137,8 +137,8 @@ def test_a_gpu_lists_the_graphics_clocks_of_each_memory_clock(simulator, nvml):
 @pytest.mark.parametrize(
     "architecture, highest, first", [(10, 2062, [2062, 2055, 2047, 2040]), (5, 1530, [1530, 1522, 1515])]
 )
-def test_graphics_clocks_of_volta_and_blackwell_lie_closer(simulator, nvml, architecture, highest, first):
-    """As those of a GB200, which end with 127 and 120."""
+def test_graphics_clocks_of_volta_and_blackwell_have_smaller_steps(simulator, nvml, architecture, highest, first):
+    """Like those of a GB200, which end with 127 and 120."""
     gpu = lay_out(simulator, nvml, architecture=architecture, supported_clocks=f"2619:120-{highest}")
     found = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, MEMORY_MAXIMUM)
     assert (found[: len(first)], found[-2:]) == (first, [127, 120])
@@ -188,7 +188,7 @@ def extended_memory(nvml, gpu):
     "model, keys, mode",
     [("l40s", {}, 1), ("h100", {"c2c_links": 10}, 2), ("l40s", {"architecture": 5}, NOT_SUPPORTED)],
 )
-def test_how_a_gpu_reaches_memory_of_the_system(simulator, nvml, model, keys, mode):
+def test_access_to_system_memory(simulator, nvml, model, keys, mode):
     gpu = lay_out(simulator, nvml, model, **keys)
     assert result_of(nvml, nvml.nvmlDeviceGetAddressingMode, gpu) == mode
     assert extended_memory(nvml, gpu) == (0, 0)
@@ -246,7 +246,7 @@ def test_a_fan_turns_faster_with_the_temperature(simulator, nvml, idle, fans, at
 
 
 @pytest.mark.parametrize("end", ["gpusimReset", "gpusimReboot"])
-def test_a_reset_ends_what_was_set(simulator, nvml, gpu, end):
+def test_reset_ends_settings(simulator, nvml, gpu, end):
     nvml.nvmlDeviceSetGpuLockedClocks(gpu, 600, 600)
     nvml.nvmlDeviceSetApplicationsClocks(gpu, MEMORY_MAXIMUM, 1500)
     simulator.do(end, *([0] if end == "gpusimReset" else []))
@@ -276,7 +276,7 @@ print(codes)
     assert child.stdout.readline().strip() == str([NO_PERMISSION] * 6)
 
 
-def test_a_board_tells_its_versions_and_numbers(simulator, nvml):
+def test_board_reports_its_versions_and_numbers(simulator, nvml):
     versions = {"inforom_image": "G520.0200.00.05", "inforom_oem": "2.1", "inforom_ecc": "7.16", "module_id": 3}
     simulator.create("h100", gpu_part_number="2330-885-A1", **versions)
     nvml.nvmlInit()
@@ -294,7 +294,7 @@ def test_a_board_tells_its_versions_and_numbers(simulator, nvml):
     assert nvml.nvmlDeviceGetBusType(gpu) == 2
 
 
-def test_no_gsp_firmware_before_the_driver_had_it(simulator, nvml):
+def test_no_gsp_firmware_in_older_drivers(simulator, nvml):
     simulator.create("h100")
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)

@@ -97,7 +97,7 @@ def test_events_between_two_waits_are_kept(simulator, nvml, gpu):
     assert numbers(nvml, events) == [43, 45]
 
 
-def test_what_was_before_the_registration_is_not_reported(simulator, nvml, gpu):
+def test_events_before_the_registration_are_not_reported(simulator, nvml, gpu):
     xid(simulator, 31)
     events = registered(nvml, gpu)
     xid(simulator, 48)
@@ -118,7 +118,7 @@ def test_only_registered_gpus_and_types_are_reported(simulator, nvml, gpu):
     assert (numbers(nvml, one), numbers(nvml, both), numbers(nvml, none)) == ([48], [61, 48], [])
 
 
-def test_the_oldest_go_where_a_client_does_not_ask(simulator, nvml, gpu):
+def test_oldest_events_are_dropped_for_slow_clients(simulator, nvml, gpu):
     events = registered(nvml, gpu)
     for number in range(1, 201):
         xid(simulator, number)
@@ -126,7 +126,7 @@ def test_the_oldest_go_where_a_client_does_not_ask(simulator, nvml, gpu):
     assert [event["xid"] for event in simulator.dump()["events"]] == list(range(73, 201))
 
 
-def test_a_client_that_is_killed_takes_nothing_with_it(simulator, nvml, gpu):
+def test_killed_client_affects_no_other(simulator, nvml, gpu):
     killed, other = watcher(simulator), watcher(simulator)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -135,7 +135,7 @@ def test_a_client_that_is_killed_takes_nothing_with_it(simulator, nvml, gpu):
     assert [event["xid"] for event in simulator.dump()["events"]] == [79]
 
 
-def test_a_forked_child_reads_on_by_itself(simulator, gpu):
+def test_forked_child_reads_independently(simulator, gpu):
     child = simulator.python("""
 events = nvmlEventSetCreate()
 nvmlDeviceRegisterEvents(gpu, nvmlEventTypeXidCriticalError, events)
@@ -170,7 +170,7 @@ def test_the_first_version_writes_no_more_than_old_programs_have(simulator, nvml
     assert (data.gpuInstanceId, data.computeInstanceId) == (7, 8)
 
 
-def test_what_cannot_be_registered(nvml, gpu):
+def test_unregistrable_events(nvml, gpu):
     events = nvml.nvmlEventSetCreate()
     assert nvml.nvmlDeviceGetSupportedEventTypes(gpu) & nvml.nvmlEventTypeXidCriticalError
     with pytest.raises(nvml.NVMLError_NotSupported):
@@ -216,14 +216,14 @@ def test_events_of_instances_are_for_the_privileged(simulator, nvml, gpu, instan
 
 
 @needs_root
-def test_a_mig_device_has_no_events_of_its_own(nvml, gpu, instance):
+def test_mig_device_has_no_events(nvml, gpu, instance):
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
     assert nvml.nvmlDeviceGetSupportedEventTypes(device) == 0
     with pytest.raises(nvml.NVMLError_NotSupported):
         registered(nvml, device)
 
 
-def test_waiting_costs_next_to_no_time_of_the_cpu(simulator, gpu):
+def test_waiting_uses_almost_no_cpu(simulator, gpu):
     child = simulator.python("""
 events = nvmlEventSetCreate()
 nvmlDeviceRegisterEvents(gpu, nvmlEventTypeXidCriticalError, events)

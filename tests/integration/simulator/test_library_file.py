@@ -21,7 +21,7 @@ def ended(child):
     return child.returncode
 
 
-def test_a_child_that_could_open_no_file_recovers_when_it_can(simulator):
+def test_child_recovers_after_it_could_open_no_file(simulator):
     simulator.create("h100", "h100")
     code = """
 import resource
@@ -37,8 +37,8 @@ print(os.waitpid(pid, 0)[1] >> 8)
 
 
 @pytest.mark.parametrize("before", [None, b"another schema"])
-def test_who_lays_out_a_host_at_once_with_others_has_the_file_that_they_have(simulator, tmp_path, before):
-    """GPUs in a file whose name another one has taken would be seen by nobody but their maker."""
+def test_concurrent_inits_share_one_file(simulator, tmp_path, before):
+    """GPUs in a file that another one replaced would be visible only to its creator."""
     code = f"""
 import ctypes, os, sys, time
 library = ctypes.CDLL({str(simulator.path)!r})
@@ -99,9 +99,8 @@ int main(int count, char **configuration)
 
 
 @pytest.mark.parametrize("watch", ["", pytest.param("-fsanitize=thread -g -O1", marks=pytest.mark.thorough)])
-def test_a_thread_may_call_while_another_finds_the_file_replaced(simulator, tmp_path, watch):
-    """In the thorough run ThreadSanitizer looks on: the window is a few instructions wide, and open or not at the compiler's
-    pleasure."""
+def test_thread_can_call_while_another_handles_a_replaced_file(simulator, tmp_path, watch):
+    """The thorough run uses ThreadSanitizer: the window has a few instructions and depends on the compiler."""
     (tmp_path / "main.c").write_text(REPLACED_UNDER_A_THREAD)
     library = simulator.path
     if watch:

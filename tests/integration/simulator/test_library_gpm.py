@@ -64,17 +64,17 @@ def code_of(nvml, call, *arguments):
     return 0
 
 
-def test_which_gpus_have_it(nvml, gpu):
+def test_gpus_with_gpm(nvml, gpu):
     ampere = nvml.nvmlDeviceGetHandleByIndex(1)
     assert [nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice for handle in (gpu, ampere)] == [1, 0]
     assert code_of(nvml, sample, nvml, ampere) == NOT_SUPPORTED
 
 
-def test_an_idle_gpu_does_nothing(nvml, gpu):
+def test_idle_gpu_has_no_activity(nvml, gpu):
     assert measured(nvml, gpu) == [0, 0, 0, 0, 0]
 
 
-def test_what_follows_from_a_load(simulator, nvml, gpu):
+def test_metrics_of_a_load(simulator, nvml, gpu):
     load(simulator, "pattern constant\nutilization_percent 80\n")
     assert measured(nvml, gpu) == pytest.approx([80, 80, 40, 40, 40])
     assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 80
@@ -82,14 +82,14 @@ def test_what_follows_from_a_load(simulator, nvml, gpu):
     assert measured(nvml, gpu) == [0, 0, 0, 0, 0]
 
 
-def test_a_load_says_what_it_uses(simulator, nvml, gpu):
+def test_load_with_explicit_metrics(simulator, nvml, gpu):
     shares = "sm_percent 90\noccupancy_percent 25\ntensor_percent 0\nbandwidth_percent 100\n"
     load(simulator, "pattern constant\nutilization_percent 60\n" + shares)
     assert measured(nvml, gpu) == pytest.approx([60, 54, 15, 0, 60])
 
 
-def test_full_is_never_more_than_full(simulator, nvml, gpu):
-    """Clients drop what is above 100."""
+def test_values_never_exceed_100_percent(simulator, nvml, gpu):
+    """Clients drop higher values."""
     load(simulator, "pattern constant\nutilization_percent 100\nbandwidth_percent 100\n")
     for _ in range(50):
         values = measured(nvml, gpu)
@@ -111,8 +111,8 @@ def test_a_change_between_two_samples_counts_for_its_time(simulator, nvml, gpu):
     assert whole[3] == pytest.approx(20 + (whole[0] - 20) / 3)
 
 
-def test_a_pattern_is_averaged(simulator, nvml, gpu):
-    """Steps much shorter than any two samples lie apart: the share of the high half is half of the time, but for an edge."""
+def test_pattern_is_averaged(simulator, nvml, gpu):
+    """Its steps are much shorter than the samples' distance: the high half has half of the time, except for an edge."""
     load(simulator, "pattern square\nperiod_seconds 0.0001\nutilization_percent 90\nutilization_low_percent 10\n")
     assert measured(nvml, gpu)[0] == pytest.approx(50, abs=1)
     load(simulator, "pattern samples\ninterval_seconds 0.00005\nsample 30 0 -1\nsample 60 0 -1\n")
@@ -120,7 +120,7 @@ def test_a_pattern_is_averaged(simulator, nvml, gpu):
 
 
 @needs_root
-def test_instances_have_figures_of_their_own(simulator, nvml, gpu):
+def test_instances_have_their_own_figures(simulator, nvml, gpu):
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     made = [nvml.nvmlDeviceCreateGpuInstance(gpu, 9) for _ in range(2)]
     busy, idle = [nvml.nvmlGpuInstanceGetInfo(instance).id for instance in made]
@@ -137,7 +137,7 @@ def test_instances_have_figures_of_their_own(simulator, nvml, gpu):
 
 
 @needs_root
-def test_an_instance_of_the_same_id_is_another_one(simulator, nvml, gpu):
+def test_recreated_instance_with_the_same_id_is_another_one(simulator, nvml, gpu):
     assert code_of(nvml, sample, nvml, gpu, 1) == NOT_SUPPORTED, "MIG mode is off"
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     samples = []
@@ -161,8 +161,8 @@ print(round(nvmlGpmMetricsGet(asked).metrics[0].value))
     assert child.stdout.read() == "40\n"
 
 
-def test_traffic_is_not_known_rather_than_none(simulator, nvml, gpu):
-    """A GPU at work that moves nothing would be a lie; 20 and 21 are PCIe, 60 and 61 NVLink."""
+def test_traffic_is_unknown_not_zero(simulator, nvml, gpu):
+    """A busy GPU without traffic would be wrong. 20 and 21 are PCIe, 60 and 61 NVLink."""
     load(simulator, "pattern constant\nutilization_percent 80\n")
     first = sample(nvml, gpu)
     time.sleep(0.001)
@@ -184,7 +184,7 @@ def test_other_metrics_are_not_supported_one_by_one(nvml, gpu):
     assert answered[0].metricInfo.unit == b"%"
 
 
-def test_no_more_is_written_than_was_asked_for(nvml, gpu):
+def test_only_requested_metrics_are_written(nvml, gpu):
     first = sample(nvml, gpu)
     time.sleep(0.001)
     asked = request(nvml, first, sample(nvml, gpu), 1)
@@ -194,7 +194,7 @@ def test_no_more_is_written_than_was_asked_for(nvml, gpu):
     assert ctypes.sizeof(nvml.c_nvmlGpmMetric_t) == 40 and nvml.c_nvmlGpmMetricsGet_t.metrics.offset == 24
 
 
-def test_requests_that_make_no_sense(simulator, nvml, gpu):
+def test_invalid_requests(simulator, nvml, gpu):
     first = sample(nvml, gpu)
     time.sleep(0.001)
     second, empty = sample(nvml, gpu), nvml.nvmlGpmSampleAlloc()

@@ -61,7 +61,7 @@ def test_clock_event_reasons(simulator, nvml, gpu, named, reasons):
     assert nvml.nvmlDeviceGetCurrentClocksEventReasons(other) == nvml.nvmlClocksEventReasonGpuIdle
 
 
-def test_a_throttled_gpu_is_slower_until_it_is_not(simulator, nvml, gpu):
+def test_throttled_gpu_is_slower_until_released(simulator, nvml, gpu):
     simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 100\n")
     ill(simulator, "throttle", "hw_thermal")
     assert nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) == 1980 // 2
@@ -69,7 +69,7 @@ def test_a_throttled_gpu_is_slower_until_it_is_not(simulator, nvml, gpu):
     assert nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) == 1980
 
 
-def test_a_temperature_that_is_set_stays_under_load(simulator, nvml, gpu):
+def test_set_temperature_stays_under_load(simulator, nvml, gpu):
     idle = nvml.nvmlDeviceGetTemperature(gpu, 0)
     ill(simulator, "temperature_c", 93)
     simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 10\n")
@@ -110,8 +110,8 @@ def test_ecc_errors_are_counted(simulator, nvml, gpu):
 
 
 @pytest.mark.parametrize("model, places", [("h100", {2, 7}), ("a100", set(range(8)))])
-def test_from_hopper_on_the_sram_is_counted_as_one(simulator, nvml, model, places):
-    """So answers an H200 with driver 580."""
+def test_since_hopper_sram_errors_have_one_counter(simulator, nvml, model, places):
+    """Recorded on an H200 with driver 580."""
     simulator.create(model)
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -120,7 +120,7 @@ def test_from_hopper_on_the_sram_is_counted_as_one(simulator, nvml, model, place
 
 
 @pytest.mark.parametrize("again", [("gpusimReset", 0), ("gpusimReboot",)])
-def test_volatile_counts_begin_anew_and_aggregate_ones_do_not(simulator, nvml, gpu, again):
+def test_only_volatile_counts_restart(simulator, nvml, gpu, again):
     ill(simulator, "ecc_uncorrected", 2)
     simulator.do(*again)
     assert ecc(nvml, gpu) == [0, 0, 0, 2]
@@ -171,7 +171,7 @@ def test_rows_are_remapped(simulator, nvml, gpu):
     assert rows(nvml, gpu) == (3, 2, 0, 1), "a reset does what is pending; that one failed stays known"
 
 
-def test_banks_have_spare_rows_less_those_that_are_remapped(simulator, nvml):
+def test_banks_have_spare_rows_minus_remapped_ones(simulator, nvml):
     simulator.create("h100", "l40s", row_remapper_banks=2560)
     nvml.nvmlInit()
     h100, other = (nvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
@@ -183,7 +183,7 @@ def test_banks_have_spare_rows_less_those_that_are_remapped(simulator, nvml):
     assert (banks.max, banks.high) == (2560, 0)
 
 
-def test_a_number_of_banks_that_is_not_known_is_not_supported(nvml, gpu):
+def test_unknown_number_of_banks_is_not_supported(nvml, gpu):
     assert is_unsupported(nvml, nvml.nvmlDeviceGetRowRemapperHistogram, gpu)
 
 
@@ -220,7 +220,7 @@ def test_in_mig_mode(simulator, nvml, gpu):
         assert is_unsupported(nvml, call, device)
 
 
-def test_what_a_reboot_ends(simulator, nvml, gpu):
+def test_values_that_a_reboot_resets(simulator, nvml, gpu):
     for key, value in (("throttle", "thermal"), ("temperature_c", 93), ("remap_failed", 1), ("remap_pending", 1)):
         ill(simulator, key, value)
     simulator.do("gpusimReboot")
@@ -242,7 +242,7 @@ def test_what_a_reboot_ends(simulator, nvml, gpu):
         ("temperature", "90"),
     ],
 )
-def test_values_that_make_no_sense_change_nothing(simulator, gpu, key, value):
+def test_invalid_values_change_nothing(simulator, gpu, key, value):
     assert simulator.call("gpusimSet", 0, key, value) == INVALID_ARGUMENT and simulator.message()
     health = simulator.dump()["gpus"][0]["health"]
     assert not any(health.values())
@@ -251,7 +251,7 @@ def test_values_that_make_no_sense_change_nothing(simulator, gpu, key, value):
 # --- what a healthy GPU has none of
 
 
-def test_sram_has_no_errors_and_none_are_told_in_mig_mode(simulator, nvml, gpu):
+def test_sram_has_no_errors_and_mig_mode_reports_none(simulator, nvml, gpu):
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     nvml.nvmlDeviceGetSramEccErrorStatus(gpu, byref(status))
     assert (status.aggregateCor, status.volatileUncParity, status.aggregateUncBucketL2, status.bThresholdExceeded) == (

@@ -32,7 +32,7 @@ def code_of(nvml, call, *arguments):
     return 0
 
 
-def test_a_lasting_fault_of_a_gpu_strikes_each_call_on_it_until_cleared(simulator, nvml, gpus):
+def test_lasting_fault_of_a_gpu_affects_each_call_until_cleared(simulator, nvml, gpus):
     simulator.do("gpusimFailOn", "nvmlDeviceGetMemoryInfo", 0, 1, 1, "UNKNOWN")
     for _ in range(3):
         assert code_of(nvml, nvml.nvmlDeviceGetMemoryInfo, gpus[0]) == UNKNOWN
@@ -119,18 +119,18 @@ def test_a_gpu_that_fails_from_the_nth_call_on(simulator, nvml, gpus):
     assert code_of(nvml, nvml.nvmlDeviceGetName, gpus[1]) == 0
 
 
-def test_a_lasting_fault_of_a_call_on_no_gpu(simulator, nvml, gpus):
+def test_lasting_fault_of_a_call_without_gpu(simulator, nvml, gpus):
     simulator.do("gpusimFailOn", "nvmlDeviceGetCount", NO_GPU, 1, 1, "UNKNOWN")
     assert [code_of(nvml, nvml.nvmlDeviceGetCount) for _ in range(2)] == [UNKNOWN, UNKNOWN]
 
 
-def test_lasting_faults_are_refused_where_they_mean_nothing(simulator, nvml, gpus):
+def test_meaningless_lasting_faults_are_refused(simulator, nvml, gpus):
     assert simulator.call("gpusimFailOn", "any", NO_GPU, 1, 1, "UNKNOWN") == 2 and "name the GPU" in simulator.message()
     assert simulator.call("gpusimFailOn", "nvmlDeviceGetName", 2, 1, 1, "UNKNOWN") == 6
     assert simulator.call("gpusimFailOn", "nvmlNoSuchThing", 0, 1, 1, "UNKNOWN") == 6
 
 
-def test_a_lasting_fault_strikes_clients_that_may_only_read(simulator, nvml, gpus):
+def test_lasting_fault_affects_read_only_clients(simulator, nvml, gpus):
     simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 1, 1, "UNKNOWN")
     simulator.state.chmod(0o444)
     child = simulator.python(
@@ -140,7 +140,7 @@ def test_a_lasting_fault_strikes_clients_that_may_only_read(simulator, nvml, gpu
 
 
 @pytest.mark.parametrize("action", ["stop", "kill"])
-def test_a_client_that_stops_or_dies_in_a_call_on_a_gpu_holds_no_lock(simulator, nvml, gpus, action):
+def test_client_that_stops_or_dies_in_a_call_holds_no_lock(simulator, nvml, gpus, action):
     simulator.do("gpusimFailOn", "nvmlDeviceGetName", 0, 1, 1, action)
     child = simulator.python("nvmlDeviceGetName(gpu)")
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
@@ -159,7 +159,7 @@ def test_a_client_that_stops_or_dies_in_a_call_on_a_gpu_holds_no_lock(simulator,
 
 
 @needs_root
-def test_switches_for_what_a_gpu_lacks(simulator, nvml, gpus):
+def test_switches_for_missing_features(simulator, nvml, gpus):
     for key, value in (("memory_info", "0"), ("compute_mode_fixed", "1")):
         simulator.do("gpusimSet", 0, key, value)
     memory, mode = nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceSetComputeMode

@@ -35,7 +35,7 @@ def attach(simulator, pid, gpu=0, gi=-1, ci=-1, kind="compute", memory=0):
 # --- loads
 
 
-def test_an_idle_gpu_is_idle(nvml, gpu):
+def test_idle_gpu_is_idle(nvml, gpu):
     assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 0
     assert nvml.nvmlDeviceGetPowerUsage(gpu) == 70000
     assert nvml.nvmlDeviceGetTemperature(gpu, 0) == 32
@@ -94,7 +94,7 @@ def test_a_sine_load_swings_between_low_and_high(simulator, nvml, gpu):
         assert value == pytest.approx(50 - 50 * math.cos(2 * math.pi * age / 0.5), abs=1)
 
 
-def test_recorded_samples_come_in_order_and_again(simulator, nvml, gpu):
+def test_recorded_samples_are_played_in_order_and_repeated(simulator, nvml, gpu):
     samples = "sample 10 100 -1\nsample 20 200 -1\nsample 30 300 200000\n"
     simulator.do("gpusimLoad", 0, -1, "pattern samples\ninterval_seconds 0.05\n" + samples)
     pairs = watch(simulator, nvml, gpu, {10, 20, 30})
@@ -128,7 +128,7 @@ def test_samples_of_several_loads_do_not_mix(simulator, nvml, gpu):
         ("pattern constant\nmemory_mib 81300\n", INSUFFICIENT_RESOURCES),
     ],
 )
-def test_loads_that_make_no_sense_are_refused(simulator, gpu, load, code):
+def test_invalid_loads_are_refused(simulator, gpu, load, code):
     assert simulator.call("gpusimLoad", 0, -1, load) == code and simulator.message()
     assert simulator.call("gpusimLoad", 2, -1, "pattern constant\n") == NOT_FOUND
     assert simulator.call("gpusimLoad", 0, 3, "pattern constant\n") == NOT_FOUND
@@ -190,7 +190,7 @@ def test_a_process_counts_while_it_lives(simulator, nvml, gpu):
     assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == 551 * MIB and simulator.dump()["processes"] == []
 
 
-def test_a_killed_process_is_gone_before_its_parent_has_noticed(simulator, nvml, gpu):
+def test_killed_process_is_gone_before_its_parent_waits(simulator, nvml, gpu):
     worker = simulator.idle_process()
     attach(simulator, worker.pid)
     worker.kill()
@@ -199,7 +199,7 @@ def test_a_killed_process_is_gone_before_its_parent_has_noticed(simulator, nvml,
     assert stat.split(")")[1].split()[0] == "Z", "the test is about a zombie"
 
 
-def test_kinds_of_processes_have_lists_of_their_own(simulator, nvml, gpu):
+def test_kinds_of_processes_have_separate_lists(simulator, nvml, gpu):
     worker = simulator.idle_process()
     lists = {
         "compute": nvml.nvmlDeviceGetComputeRunningProcesses,
@@ -214,7 +214,7 @@ def test_kinds_of_processes_have_lists_of_their_own(simulator, nvml, gpu):
     assert simulator.call("gpusimDetach", worker.pid) == NOT_FOUND
 
 
-def test_memory_that_is_not_free_is_refused(simulator, nvml, gpu):
+def test_allocation_of_used_memory_is_refused(simulator, nvml, gpu):
     first, second = simulator.idle_process(), simulator.idle_process()
     assert attach(simulator, first.pid, memory=70 * GIB) == 0
     assert attach(simulator, second.pid, memory=10 * GIB) == INSUFFICIENT_RESOURCES
@@ -224,7 +224,7 @@ def test_memory_that_is_not_free_is_refused(simulator, nvml, gpu):
 
 
 @needs_root
-def test_compute_modes_admit_one_or_none(simulator, nvml, gpu):
+def test_compute_modes_allow_one_process_or_none(simulator, nvml, gpu):
     first, second = simulator.idle_process(), simulator.idle_process()
     nvml.nvmlDeviceSetComputeMode(gpu, nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
     assert attach(simulator, first.pid) == 0
@@ -263,12 +263,12 @@ def test_processes_share_the_gpu_s_utilisation(simulator, nvml, gpu):
     assert [sample.smUtil for sample in nvml.nvmlDeviceGetProcessUtilization(gpu, 0)] == [30, 30]
 
 
-def test_a_host_in_use_is_not_laid_out_anew(simulator, gpu):
+def test_busy_host_is_not_reinitialized(simulator, gpu):
     attach(simulator, simulator.idle_process().pid)
     assert simulator.call("gpusimCreate", "host\ndriver_version 1\ncuda_version 1\n") == IN_USE
 
 
-def test_dead_and_strange_processes_are_refused(simulator, gpu):
+def test_dead_and_foreign_processes_are_refused(simulator, gpu):
     worker = simulator.idle_process()
     worker.kill()
     worker.wait()

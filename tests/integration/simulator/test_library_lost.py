@@ -31,7 +31,7 @@ def code_of(nvml, call, *arguments):
     return 0
 
 
-def test_no_question_about_a_lost_gpu_is_answered(simulator, nvml, gpus):
+def test_all_calls_on_a_lost_gpu_fail(simulator, nvml, gpus):
     questions = [
         nvml.nvmlDeviceGetName,
         nvml.nvmlDeviceGetUUID,
@@ -57,7 +57,7 @@ def test_no_question_about_a_lost_gpu_is_answered(simulator, nvml, gpus):
     assert [code_of(nvml, question, gpus[0]) for question in questions] == before
 
 
-def test_a_lost_gpu_counts_and_has_no_handle(simulator, nvml, gpus):
+def test_lost_gpu_is_counted_but_has_no_handle(simulator, nvml, gpus):
     names = [
         (nvml.nvmlDeviceGetHandleByIndex, 0, 1),
         (nvml.nvmlDeviceGetHandleByUUID, *[nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]),
@@ -74,7 +74,7 @@ def test_a_lost_gpu_counts_and_has_no_handle(simulator, nvml, gpus):
     assert code_of(nvml, nvml.nvmlDeviceGetHandleByUUID, unknown) == NOT_FOUND
 
 
-def test_other_processes_lose_it_too_and_can_start(simulator, nvml, gpus):
+def test_other_processes_lose_the_gpu_and_can_start(simulator, nvml, gpus):
     simulator.do("gpusimLose", 1)
     child = simulator.python("""
 print(nvmlDeviceGetCount(), nvmlDeviceGetName(gpu))
@@ -87,7 +87,7 @@ except NVMLError_GpuIsLost:
 
 
 @needs_root
-def test_instances_are_lost_with_their_gpu_and_come_back_with_it(simulator, nvml, gpus):
+def test_instances_are_lost_and_restored_with_their_gpu(simulator, nvml, gpus):
     nvml.nvmlDeviceSetMigMode(gpus[0], 1)
     instance = nvml.nvmlDeviceCreateGpuInstance(gpus[0], 9)
     part = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
@@ -125,7 +125,7 @@ def test_losing_a_gpu_is_xid_79_once_and_then_the_wait_fails(simulator, nvml, gp
         nvml.nvmlEventSetWait_v2(other, 0)
 
 
-def test_a_lost_gpu_takes_no_process_and_no_reset(simulator, gpus):
+def test_lost_gpu_accepts_no_process_and_no_reset(simulator, gpus):
     simulator.do("gpusimLose", 0)
     worker = simulator.idle_process()
     attach = ("gpusimAttach", worker.pid, 0, -1, -1, "compute", ctypes.c_uint64(0))
@@ -136,7 +136,7 @@ def test_a_lost_gpu_takes_no_process_and_no_reset(simulator, gpus):
     assert simulator.call("gpusimLose", 2) == simulator.call("gpusimRestore", 2) == NOT_FOUND
 
 
-def test_a_reboot_brings_it_back(simulator, nvml, gpus):
+def test_reboot_restores_the_gpu(simulator, nvml, gpus):
     simulator.do("gpusimLose", 0)
     simulator.do("gpusimReboot")
     assert nvml.nvmlDeviceGetName(gpus[0]) == "NVIDIA H100 80GB HBM3"

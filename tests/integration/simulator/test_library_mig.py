@@ -92,7 +92,7 @@ def test_a_driver_may_hide_profiles_while_mig_is_off(nvml, gpu_of):
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu.handle, 0).id == 19
 
 
-def test_the_order_trap(nvml, gpu_of):
+def test_placement_by_the_driver_depends_on_order(nvml, gpu_of):
     gpu = gpu_of("a100")
     for profile in (19, 19, 14):
         gpu.create(profile)
@@ -103,7 +103,7 @@ def test_the_order_trap(nvml, gpu_of):
         gpu.create(profile)
 
 
-def test_the_driver_s_own_placements_are_those_of_the_user_guide(gpu_of):
+def test_driver_placements_match_the_user_guide(gpu_of):
     gpu = gpu_of("a100")
     assert [gpu.info(gpu.create(19))[::2] for _ in range(7)] == [
         (13, 6),
@@ -157,7 +157,7 @@ def test_remaining_capacity_counts_what_still_fits(gpu_of):
     assert [gpu.remaining(profile) for profile in profiles] == [4, 1, 2, 2, 1, 1, 0]
 
 
-def test_media_engines_are_a_resource_of_their_own(nvml, gpu_of):
+def test_media_engines_are_a_separate_resource(nvml, gpu_of):
     gpu = gpu_of("a100")
     gpu.create(20)
     for profile in (20, 0):
@@ -166,7 +166,7 @@ def test_media_engines_are_a_resource_of_their_own(nvml, gpu_of):
     assert gpu.remaining(19) == 6
 
 
-def test_all_media_engines_exclude_every_profile_that_has_any(nvml, gpu_of):
+def test_profile_with_all_media_engines_excludes_profiles_with_some(nvml, gpu_of):
     gpu = gpu_of("pro6000")
     gpu.create(65)
     assert {profile: gpu.remaining(profile) for profile in (14, 65, 67, 5, 0)} == {14: 0, 65: 0, 67: 3, 5: 0, 0: 0}
@@ -176,7 +176,7 @@ def test_all_media_engines_exclude_every_profile_that_has_any(nvml, gpu_of):
         gpu.create(65)
 
 
-def test_a_twelve_unit_grid(gpu_of):
+def test_twelve_unit_grid(gpu_of):
     gpu = gpu_of("pro6000")
     assert sorted(gpu.info(gpu.create(14))[2:] for _ in range(4)) == [(0, 3), (3, 3), (6, 3), (9, 3)]
 
@@ -273,7 +273,7 @@ def test_a_mig_device_is_a_compute_instance(nvml, gpu_of):
     assert nvml.nvmlDeviceGetName(device) == "NVIDIA H100 80GB HBM3 MIG 2c.3g.40gb"
 
 
-def test_a_mig_device_s_uuid_lasts_as_long_as_its_instance(nvml, gpu_of):
+def test_mig_device_uuid_lasts_as_long_as_its_instance(nvml, gpu_of):
     gpu = gpu_of("h100")
     instance = gpu.create(19)
     compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
@@ -335,7 +335,7 @@ def test_an_idle_gpu_changes_mode_at_once(gpu_of, model):
 
 
 @pytest.mark.parametrize("model", ["a100", "h100"])
-def test_a_gpu_in_use_keeps_its_mode_and_says_so_apart_from_the_return_code(simulator, nvml, gpu_of, model):
+def test_busy_gpu_keeps_its_mode_with_a_separate_status(simulator, nvml, gpu_of, model):
     gpu = gpu_of(model, mig=False)
     worker = simulator.idle_process()
     simulator.do("gpusimAttach", worker.pid, 0, -1, -1, "compute", ctypes.c_uint64(0))
@@ -348,7 +348,7 @@ def test_a_gpu_in_use_keeps_its_mode_and_says_so_apart_from_the_return_code(simu
     assert gpu.modes == (1, 1)
 
 
-def test_a_pending_change_can_be_taken_back(simulator, gpu_of):
+def test_pending_change_can_be_reverted(simulator, gpu_of):
     gpu = gpu_of("a100", mig=False)
     worker = simulator.idle_process()
     simulator.do("gpusimAttach", worker.pid, 0, -1, -1, "compute", ctypes.c_uint64(0))
@@ -363,7 +363,7 @@ def test_an_ampere_gpu_in_passthrough_needs_a_reset_from_outside(simulator, gpu_
     assert gpu.modes == (1, 1)
 
 
-def test_a_hopper_gpu_in_passthrough_needs_none(gpu_of):
+def test_hopper_gpu_in_passthrough_needs_no_reset(gpu_of):
     gpu = gpu_of("h100", mig=False, passthrough=1)
     assert (gpu.mode(True), gpu.modes) == (0, (1, 1))
 
@@ -379,7 +379,7 @@ def test_instances_hold_mig_mode(gpu_of):
 # --- reset and reboot
 
 
-def test_instances_outlive_clients_and_nothing_outlives_a_reboot_but_ampere_s_mode(simulator, nvml, gpu_of):
+def test_only_amperes_mode_survives_a_reboot(simulator, nvml, gpu_of):
     for model, after in (("a100", (1, 1)), ("h100", (0, 0))):
         gpu = gpu_of(model)
         nvml.nvmlGpuInstanceCreateComputeInstance(gpu.create(9), 2)

@@ -50,7 +50,7 @@ def ended(child):
 # --- several clients
 
 
-def test_who_waits_for_a_change_is_woken_by_another_process(simulator, gpu):
+def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     seen = ctypes.c_uint32(0)
     simulator.call("gpusimWait", ctypes.byref(seen), 0)
     before, codes = seen.value, []
@@ -84,8 +84,11 @@ def test_processes_see_each_other_s_changes(simulator, nvml, gpu):
     assert wait_for_line(other) == "2"
 
 
-def test_many_clients_at_once_never_overbook_and_lose_nothing(simulator, gpu, tmp_path):
-    """Eight clients want seven slices. One whose change another had overwritten could not destroy what it made."""
+def test_concurrent_clients_never_overbook_or_lose_changes(simulator, gpu, tmp_path):
+    """Eight clients want seven slices.
+
+    A client whose change was overwritten could not destroy its instance.
+    """
     code = f"""
 while not os.path.exists("{tmp_path}/go"):
     time.sleep(0.001)
@@ -127,7 +130,7 @@ def test_threads_of_a_client_do_not_disturb_each_other(nvml, gpu):
     assert wrong == []
 
 
-def test_a_forked_child_has_locks_of_its_own(simulator, gpu):
+def test_forked_child_has_its_own_locks(simulator, gpu):
     code = """
 done = []
 for _ in range(4):
@@ -146,7 +149,7 @@ print([os.waitpid(pid, 0)[1] for pid in done])
 # --- clients killed
 
 
-def test_a_client_killed_at_a_random_instant_leaves_a_whole_state(simulator, nvml, gpu):
+def test_client_killed_at_any_time_leaves_a_consistent_state(simulator, nvml, gpu):
     code = """
 print("ready", flush=True)
 while True:
@@ -199,7 +202,7 @@ def test_a_client_can_be_killed_in_a_call_that_changes_nothing(simulator, gpu):
         assert ended(simulator.python("nvmlDeviceGetName(gpu)")) == -signal.SIGKILL
 
 
-def test_a_client_can_be_stopped_ahead_of_a_change_and_blocks_nobody(simulator, nvml, gpu):
+def test_client_stopped_before_a_change_blocks_no_other(simulator, nvml, gpu):
     simulator.do("gpusimFail", "nvmlDeviceCreateGpuInstance", 1, "stop")
     child = simulator.python(CREATE)
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
@@ -232,7 +235,7 @@ def test_calls_of_all_processes_count(simulator, nvml, gpu):
         nvml.nvmlDeviceGetName(gpu)
 
 
-def test_any_function_can_fail_also_those_without_an_implementation(simulator, nvml, gpu):
+def test_any_function_can_fail_even_unimplemented_ones(simulator, nvml, gpu):
     simulator.do("gpusimFail", "nvmlVgpuTypeGetName", 1, "GPU_IS_LOST")
     assert [simulator.library.nvmlVgpuTypeGetName() for _ in range(2)] == [15, 3]
     simulator.do("gpusimFail", "nvmlInitWithFlags", 1, "TIMEOUT")
@@ -264,7 +267,7 @@ def test_calls_are_counted(simulator, nvml, gpu):
 # --- boots
 
 
-def test_the_first_client_of_another_boot_performs_the_restart(simulator, nvml, gpu, monkeypatch):
+def test_first_client_after_a_boot_performs_the_restart(simulator, nvml, gpu, monkeypatch):
     nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     monkeypatch.setenv("GPUSIM_BOOT", simulator.dump()["boot"])
     assert len(instances(simulator)) == 1
@@ -302,7 +305,7 @@ def codes(calls):
 """
 
 
-def test_nobody_may_look_and_not_touch(simulator, nvml, gpu):
+def test_unprivileged_user_can_read_but_not_change(simulator, nvml, gpu):
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 mig = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
@@ -327,8 +330,8 @@ print(codes(calls), nvmlDeviceGetUUID(mig)[:4])
     assert wait_for_line(child) == f"{[nvml.NVML_ERROR_NO_PERMISSION] * 9} MIG-"
 
 
-def test_placements_capacities_and_instances_are_told_to_root_alone(simulator, nvml, gpu):
-    """Just those of nvml.h's questions that say "Requires privileged user"."""
+def test_placements_capacities_and_instances_need_root(simulator, nvml, gpu):
+    """Exactly the functions that nvml.h marks "Requires privileged user"."""
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
@@ -365,7 +368,7 @@ print(codes(told_to_root), codes(told_to_all))
     assert wait_for_line(child) == f"{[nvml.NVML_ERROR_NO_PERMISSION] * 9} {[0] * 6}"
 
 
-def test_what_all_instances_use_together_is_told_to_root_alone(simulator, nvml, gpu):
+def test_total_use_of_all_instances_needs_root(simulator, nvml, gpu):
     """nvml.h: "In MIG mode, if device handle is provided, the API returns aggregate information, only if the caller has
     appropriate privileges"; a MIG device, and a GPU out of MIG mode, tells everybody."""
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
@@ -403,8 +406,8 @@ def test_power_limits_have_bounds(nvml, gpu):
     assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 650000
 
 
-def test_a_client_that_may_only_read_the_state_sees_everything_and_changes_nothing(simulator, nvml, gpu):
-    """So a service with ProtectSystem=strict, to which /var/lib is read-only."""
+def test_client_with_read_only_state_sees_everything(simulator, nvml, gpu):
+    """Like a service with ProtectSystem=strict, for which /var/lib is read-only."""
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     simulator.state.chmod(0o444)
     code = """
@@ -415,8 +418,8 @@ print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetUUID(mig)[:4], nvmlDeviceGetName(g
     assert wait_for_line(child) == "[1, 1] MIG- NVIDIA H100 80GB HBM3"
 
 
-def test_a_client_from_which_processes_are_hidden_takes_nothing_for_gone(simulator, nvml, gpu):
-    """So a service with ProtectProc=invisible: it sees neither PID 1 nor other users' processes in /proc."""
+def test_client_with_hidden_processes_keeps_them(simulator, nvml, gpu):
+    """Like a service with ProtectProc=invisible, which sees neither PID 1 nor processes of other users in /proc."""
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], capture_output=True).returncode != 0:
         pytest.skip("this machine permits no mount of /proc with hidepid")

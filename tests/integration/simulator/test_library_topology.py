@@ -41,7 +41,7 @@ def private(simulator, number, *arguments):
     return ctypes.CFUNCTYPE(ctypes.c_uint)(table[number])(*arguments)
 
 
-def test_a_link_tells_its_speed_wherever_it_is_asked(simulator, nvml):
+def test_link_speed_is_equal_in_all_functions(simulator, nvml):
     simulator.create("h100", "h100", "l40s", nvlink_speed_mbps=26562)
     nvml.nvmlInit()
     h100, _, l40s = gpus_of(nvml)
@@ -53,14 +53,14 @@ def test_a_link_tells_its_speed_wherever_it_is_asked(simulator, nvml):
         assert isinstance(field(nvml, l40s, number), nvml.NVMLError_NotSupported)
 
 
-def test_a_speed_that_is_not_known_is_not_supported(simulator, nvml):
+def test_unknown_speed_is_not_supported(simulator, nvml):
     simulator.create("h100", "h100")
     nvml.nvmlInit()
     assert isinstance(field(nvml, gpus_of(nvml)[0], 84), nvml.NVMLError_NotSupported)
 
 
-def test_links_that_other_models_have_are_not_supported_and_others_do_not_exist(simulator, nvml):
-    """nvidia-smi gives `topo -m` up on INVALID_ARGUMENT, and asks every GPU for 18 links."""
+def test_links_of_other_models_are_not_supported_and_higher_ones_invalid(simulator, nvml):
+    """nvidia-smi stops `topo -m` at INVALID_ARGUMENT, and queries 18 links of every GPU."""
     simulator.create("h100", "h100", nvlink_links=12)
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
@@ -72,7 +72,7 @@ def test_links_that_other_models_have_are_not_supported_and_others_do_not_exist(
         ]
 
 
-def test_links_do_not_err(simulator, nvml):
+def test_links_have_no_errors(simulator, nvml):
     simulator.create("h100", "h100", "l40s")
     nvml.nvmlInit()
     h100, _, l40s = gpus_of(nvml)
@@ -100,7 +100,7 @@ def test_links_to_switches_are_counted(simulator, nvml):
     assert (value.fieldId, value.nvmlReturn, value.value.uiVal) == (1, 0, 3)
 
 
-def test_links_to_a_grace_cpu_are_on_where_there_is_one(simulator, nvml):
+def test_links_to_a_grace_cpu_are_on_if_present(simulator, nvml):
     simulator.create("h100", "h100", c2c_links=10, c2c_speed_mbps=44712)
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
@@ -109,7 +109,7 @@ def test_links_to_a_grace_cpu_are_on_where_there_is_one(simulator, nvml):
     assert isinstance(field(nvml, gpu, 171, 10), nvml.NVMLError_NotSupported)
 
 
-def test_links_to_a_grace_cpu_are_off_beside_another_and_unknown_to_older_gpus(simulator, nvml):
+def test_links_to_a_grace_cpu_are_off_with_another_cpu_and_unknown_to_older_gpus(simulator, nvml):
     simulator.create("h100", "a100")
     nvml.nvmlInit()
     h100, a100 = gpus_of(nvml)
@@ -163,7 +163,7 @@ def test_no_affinity_without_a_numa_node(simulator, nvml):
     assert result_of(nvml, nvml.nvmlDeviceGetCpuAffinity, gpu, 4) == NOT_SUPPORTED
 
 
-def test_near_gpus_are_those_of_the_level_and_of_the_cpu(simulator, nvml):
+def test_nearest_gpus_by_level_and_cpu(simulator, nvml):
     simulator.create("l40s", "l40s", "l40s")
     nvml.nvmlInit()
     gpus = gpus_of(nvml)
@@ -177,15 +177,15 @@ def test_near_gpus_are_those_of_the_level_and_of_the_cpu(simulator, nvml):
     assert set(indices(nvml.nvmlSystemGetTopologyGpuSet(0))) >= {0, 2}
 
 
-def test_a_gpu_without_others_has_no_near_ones(simulator, nvml):
-    """So answers an H200 with driver 580."""
+def test_single_gpu_has_no_nearest_ones(simulator, nvml):
+    """Recorded on an H200 with driver 580."""
     simulator.create("h100")
     nvml.nvmlInit()
     (gpu,) = gpus_of(nvml)
     assert result_of(nvml, nvml.nvmlDeviceGetTopologyNearestGpus, gpu, nvml.NVML_TOPOLOGY_SYSTEM) == INVALID_ARGUMENT
 
 
-def test_peer_to_peer_is_known_over_nvlink_alone(simulator, nvml):
+def test_peer_to_peer_is_known_only_for_nvlink(simulator, nvml):
     simulator.create("h100", "h100", "l40s")
     nvml.nvmlInit()
     h100, other, l40s = gpus_of(nvml)
@@ -230,7 +230,7 @@ def test_the_private_table_has_the_enforced_power_limit(simulator, nvml):
 
 
 @pytest.mark.parametrize("margins", [0, 1])
-def test_temperatures_are_distances_where_the_model_has_them(simulator, nvml, margins):
+def test_temperature_limits_are_distances_if_the_model_has_them(simulator, nvml, margins):
     limits = {
         "temperature_idle_c": 29,
         "temperature_max_c": 87,
@@ -267,7 +267,7 @@ def one_number(simulator, entry, gpu):
         ("l40s", {"architecture": 5}, ("value", 5), NOT_SUPPORTED, NOT_SUPPORTED),
     ],
 )
-def test_the_private_table_has_what_no_function_of_old_drivers_tells(
+def test_private_table_has_values_without_function_in_old_drivers(
     simulator, nvml, model, keys, host_link, addressing, sparse
 ):
     simulator.create(model, **keys)

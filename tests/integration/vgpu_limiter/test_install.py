@@ -46,7 +46,7 @@ def built(tmp_path: Path, version: str) -> dict:
 
 
 @pytest.mark.host_python
-def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
+def test_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
     assert host.installed(host.bundle())["changed"]
     name = host.library().name
     assert (
@@ -72,7 +72,7 @@ def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
     assert {path: (host.root / path).lstat().st_mtime_ns for path in host.files()} == before
 
 
-def test_everybody_can_read_it_whatever_the_umask_of_the_run(host):
+def test_files_are_world_readable_for_any_umask(host):
     umask = os.umask(0o077)
     try:
         host.installed(host.bundle(services={"a.service": "a"}))
@@ -83,7 +83,7 @@ def test_everybody_can_read_it_whatever_the_umask_of_the_run(host):
         assert not path.is_dir() or path.stat().st_mode & stat.S_IXOTH, path
 
 
-def test_a_dry_run_foretells_and_touches_nothing(host):
+def test_dry_run_predicts_and_changes_nothing(host):
     foretold = host.installed(host.bundle(), check=True)
     assert foretold["changed"] and not host.root.exists()
     host.installed(host.bundle())
@@ -96,7 +96,7 @@ def test_a_dry_run_foretells_and_touches_nothing(host):
     assert {step.partition(" ")[2] for step in away["done"]} == {str(host.root / path) for path in host.files()}
 
 
-def test_nothing_is_left_where_it_is_taken_away(host):
+def test_removal_leaves_nothing(host):
     host.installed(host.bundle(services={"a.service": "a"}))
     assert host.installed(host.bundle(state="absent"))["changed"]
     assert host.files() == set()
@@ -105,7 +105,7 @@ def test_nothing_is_left_where_it_is_taken_away(host):
     assert host.installed(host.bundle(state="absent")) == NOTHING
 
 
-def test_it_stays_as_long_as_there_are_tenants(host):
+def test_library_stays_while_tenants_exist(host):
     host.installed(host.bundle())
     host.tenant("notebook-a", quota="version 1\n")
     there = host.files()
@@ -124,7 +124,7 @@ def test_it_stays_as_long_as_there_are_tenants(host):
         f"{DIRECTORY}/front/libcuda.so.1",
     ],
 )
-def test_what_was_damaged_or_taken_is_mended(host, damaged):
+def test_damaged_or_missing_files_are_repaired(host, damaged):
     host.installed(host.bundle())
     path = {
         "library": host.library(),
@@ -141,7 +141,7 @@ def test_what_was_damaged_or_taken_is_mended(host, damaged):
 # --- versions -----------------------------------------------------------------------------------
 
 
-def test_an_old_version_goes_when_nobody_has_it_mapped(host):
+def test_old_version_is_removed_when_no_process_maps_it(host):
     host.installed(host.bundle("one"))
     first = host.library()
     # A tenant: a process that has the library.
@@ -162,8 +162,8 @@ def test_an_old_version_goes_when_nobody_has_it_mapped(host):
     assert host.installed(host.bundle("two")) == NOTHING
 
 
-def test_at_no_moment_there_is_no_library(host, tmp_path):
-    """Whoever starts a tenant while the host is upgraded finds a whole library: the old one or the new one."""
+def test_library_exists_at_any_time(host, tmp_path):
+    """A tenant that starts during an upgrade gets a complete library, old or new."""
     host.installed(host.bundle("one"))
     link = host.root / DIRECTORY / "libopenfleet-vgpu.so"
     stop = tmp_path / "stop"
@@ -186,7 +186,7 @@ def test_at_no_moment_there_is_no_library(host, tmp_path):
     assert int(told) > 0
 
 
-def test_a_library_that_does_not_load_is_not_installed(host):
+def test_unloadable_library_is_not_installed(host):
     host.installed(host.bundle("one"))
     there = host.files()
     # The dynamic loader looks for the name only when the library is loaded.
@@ -197,7 +197,7 @@ def test_a_library_that_does_not_load_is_not_installed(host):
     assert version_in(host.library()) == f"{host.root} one"
 
 
-def test_a_source_that_does_not_compile_leaves_what_is_there(host):
+def test_failed_build_keeps_the_current_library(host):
     host.installed(host.bundle("one"))
     there = host.files()
     assert "error" in host.refused(host.bundle(source=source_of("x", {"parts/library.c": "this is no C\n"})))
@@ -207,7 +207,7 @@ def test_a_source_that_does_not_compile_leaves_what_is_there(host):
 # --- built elsewhere ----------------------------------------------------------------------------
 
 
-def test_files_that_somebody_has_built_need_no_compiler(host, tmp_path):
+def test_prebuilt_files_need_no_compiler(host, tmp_path):
     given = built(tmp_path, "theirs")
     bundle = host.bundle(source={}, built=given)
     programs = tmp_path / "programs"
@@ -219,7 +219,7 @@ def test_files_that_somebody_has_built_need_no_compiler(host, tmp_path):
     assert host.installed(bundle) == NOTHING
 
 
-def test_files_are_read_on_the_controller_and_compared_with_their_checksums(tmp_path):
+def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
     given = built(tmp_path, "theirs")
     folder = tmp_path / "built/build"
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in given}
@@ -235,8 +235,8 @@ def test_files_are_read_on_the_controller_and_compared_with_their_checksums(tmp_
         limiter_sources.built([{"path": str(folder / "gone")}])
 
 
-def test_without_files_the_source_of_the_role_is_what_is_built():
-    """All of it, and nothing else: what a build there has left, or documentation, would make hosts build anew."""
+def test_without_prebuilt_files_the_roles_source_is_built():
+    """Exactly the source: results of a build or documentation must not cause rebuilds on hosts."""
     source = FILES / "src"
     made_of = [path for path in source.rglob("*") if path.name == "Makefile" or path.suffix in (".c", ".h")]
     read = limiter_sources.sources({})
@@ -249,7 +249,7 @@ def test_without_files_the_source_of_the_role_is_what_is_built():
 
 
 @pytest.mark.host_python
-def test_a_file_for_another_machine_is_refused(host, tmp_path):
+def test_file_for_another_architecture_is_refused(host, tmp_path):
     given = built(tmp_path, "theirs")
     content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]))
     content[18:20] = (8).to_bytes(2, "little")  # MIPS, which elf.h calls EM_MIPS
@@ -258,14 +258,14 @@ def test_a_file_for_another_machine_is_refused(host, tmp_path):
     assert not host.root.exists()
 
 
-def test_without_a_compiler_nothing_is_done_but_to_say_so(host, tmp_path):
+def test_missing_compiler_changes_nothing(host, tmp_path):
     host.environment["PATH"] = str(tmp_path)
     done = host.run(host.bundle())
     assert result(done) == {"changed": False, "done": [], "missing": ["cc", "make"]}
     assert not host.root.exists()
 
 
-def test_a_host_that_has_it_needs_the_compiler_no_more(host, tmp_path):
+def test_installed_library_needs_no_compiler(host, tmp_path):
     host.installed(host.bundle())
     host.environment["PATH"] = str(tmp_path)
     assert host.installed(host.bundle()) == NOTHING
@@ -274,7 +274,7 @@ def test_a_host_that_has_it_needs_the_compiler_no_more(host, tmp_path):
 # --- services -----------------------------------------------------------------------------------
 
 
-def test_units_become_tenants_and_are_let_go(host):
+def test_units_become_tenants_and_stop_being_ones(host):
     folder = host.root / "etc/systemd/system"
     host.installed(host.bundle(services={"a.service": "tenant-a", "job@.service": "b"}))
     text = (folder / "a.service.d/50-openfleet-vgpu.conf").read_text()
@@ -292,7 +292,7 @@ def test_units_become_tenants_and_are_let_go(host):
 
 
 @pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
-def test_names_of_units_and_tenants_are_names(host, services):
+def test_invalid_names_of_units_and_tenants_are_refused(host, services):
     assert "vgpu_limiter_services" in host.refused(host.bundle(services=dict(services, **{"0.service": "a"})))
     # What comes first in the alphabet was not written either, nor was the library.
     assert not host.root.exists()
@@ -312,7 +312,7 @@ def booted(host: Host, tmp_path) -> Path:
     return calls
 
 
-def test_systemd_reads_drop_ins_when_they_change_and_only_then(host, booted):
+def test_systemd_reloads_only_after_changed_drop_ins(host, booted):
     host.installed(host.bundle())
     assert booted.read_text() == ""
     named = host.bundle(services={"a.service": "a"})
@@ -326,8 +326,8 @@ def test_systemd_reads_drop_ins_when_they_change_and_only_then(host, booted):
 
 
 @pytest.mark.parametrize("then", ["present", "absent"])
-def test_a_reload_that_failed_is_done_by_the_next_run(host, booted, tmp_path, then):
-    """The drop-ins are as they should be by then, and the service would start without a quota."""
+def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
+    """The drop-ins are correct by then, and the service would start without a quota."""
     host.installed(host.bundle(services={"a.service": "a"}))
     wanted = host.bundle(services={"a.service": "b"} if then == "present" else {}, state=then)
     (tmp_path / "broken").touch()
@@ -340,7 +340,7 @@ def test_a_reload_that_failed_is_done_by_the_next_run(host, booted, tmp_path, th
     assert host.installed(wanted) == NOTHING
 
 
-def test_a_run_that_is_cut_off_between_drop_ins_is_completed(host, booted):
+def test_run_interrupted_between_drop_ins_is_completed(host, booted):
     services = {"a.service": "a", "b.service": "b"}
     # The second one cannot be written: a file is where its directory should be.
     units = host.root / "etc/systemd/system"
@@ -377,7 +377,7 @@ def labelled(host: Host, tmp_path) -> Path:
     return calls
 
 
-def test_labels_come_once_and_go(host, labelled):
+def test_labels_are_set_once_and_removed(host, labelled):
     host.tenant("a", quota="version 1\n")
     assert host.installed(host.bundle(), check=True)["changed"] and not labelled.exists()
     host.installed(host.bundle())
@@ -392,21 +392,21 @@ def test_labels_come_once_and_go(host, labelled):
     assert labelled.read_text().splitlines() == ["semodule -l", "semodule --remove openfleet-vgpu"]
 
 
-def test_a_module_that_somebody_took_away_is_no_hindrance(host, labelled, tmp_path):
+def test_removed_selinux_module_does_not_block(host, labelled, tmp_path):
     host.installed(host.bundle())
     (tmp_path / "modules").write_text("")
     host.installed(host.bundle(state="absent"))
     assert "--remove" not in labelled.read_text()
 
 
-def test_selinux_without_its_tool_is_told(host, labelled, tmp_path):
+def test_selinux_without_its_tool_is_reported(host, labelled, tmp_path):
     host.environment["PATH"] = "/nowhere"
     before = host.files()
     assert "Install policycoreutils" in host.refused(host.bundle(source={}, built=built(tmp_path, "theirs")))
     assert host.files() == before
 
 
-def test_labels_that_could_not_be_given_are_given_by_the_next_run(host, labelled, tmp_path):
+def test_next_run_sets_labels_that_failed(host, labelled, tmp_path):
     restorecon = tmp_path / "programs" / "restorecon"
     works = restorecon.read_text()
     restorecon.write_text("#!/bin/sh\nexit 1\n")
@@ -422,7 +422,7 @@ def test_a_host_without_selinux_gets_no_module(host):
     assert not list(host.root.rglob("*.cil"))
 
 
-def test_profiles_of_apparmor_can_include_what_a_tenant_needs(host):
+def test_apparmor_profiles_can_include_the_tenants_rules(host):
     folder = host.root / "etc/apparmor.d/abstractions"
     folder.mkdir(parents=True)
     host.installed(host.bundle())

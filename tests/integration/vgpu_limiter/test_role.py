@@ -46,8 +46,11 @@ def play(
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
-    """At first the packages are installed; where they bring no compiler, the host has no library."""
+def test_still_missing_compiler_fails(tmp_path, again):
+    """The packages are installed first.
+
+    If they contain no compiler, the host gets no library.
+    """
     root = tmp_path / "root"
     role = {"name": "openfleet.gpu.vgpu_limiter", "tasks_from": "install"}
     variables = {"vgpu_limiter__again": True} if again else {}
@@ -62,7 +65,7 @@ def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
     assert ("cc and make not found in PATH" in told and "vgpu_limiter_packages" in told) == again
 
 
-def test_a_dry_run_on_a_bare_host_foretells_and_installs_nothing(tmp_path):
+def test_dry_run_on_a_bare_host_predicts_and_installs_nothing(tmp_path):
     role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}]
     done = play(tmp_path, role, {"vgpu_limiter__root": str(tmp_path / "root")}, options=["--check"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,8 +73,8 @@ def test_a_dry_run_on_a_bare_host_foretells_and_installs_nothing(tmp_path):
     assert not (tmp_path / "root").exists()
 
 
-def test_the_sources_are_sent_once_and_a_second_run_sends_little(tmp_path):
-    """Counted in what Ansible sends: the files of the module, less what it sends for any module."""
+def test_sources_are_sent_once(tmp_path):
+    """Counted in the bytes that Ansible sends, minus those for any module."""
     role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}, {"ansible.builtin.ping": None}]
     keep = {"ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
 
@@ -98,7 +101,7 @@ STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]
 
 
 @pytest.mark.parametrize(("service", "unknown"), [("a", ""), ("old", ""), ("c", "c")])
-def test_a_service_may_name_an_earlier_name_of_a_tenant(printed, service, unknown):
+def test_service_can_use_an_earlier_name_of_a_tenant(printed, service, unknown):
     assert f"{service}: <{unknown}>" in printed
 
 
@@ -154,5 +157,5 @@ def brought(tmp_path_factory):
 @pytest.mark.core
 @pytest.mark.host_python
 @pytest.mark.parametrize("number", range(len(WANTED)))
-def test_site_brings_the_limiter_where_it_is_wanted_or_was(brought, number):
+def test_site_installs_the_limiter_where_it_is_needed_or_installed(brought, number):
     assert ("host-%d" % number in brought) == WANTED[number][1], WANTED[number]

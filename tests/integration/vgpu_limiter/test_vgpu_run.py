@@ -84,7 +84,7 @@ def tenants(request, host, libraries):
     return found
 
 
-def test_a_command_runs_as_the_tenant(tenants):
+def test_command_runs_as_the_tenant(tenants):
     seen = tenants.variables("notebook-a")
     assert seen["OPENFLEET_VGPU"] == "notebook-a"
     assert seen["LD_PRELOAD"] == tenants.library
@@ -99,8 +99,8 @@ CAN_MOUNT = (
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a namespace of its own")
-def test_a_mounted_quota_decides(tenants):
-    """As in a container: the library would take the mounted folder's tenant, not the one that is named."""
+def test_mounted_quota_is_used(tenants):
+    """In a container the library would use the tenant of the mounted folder, not the named one."""
     tenants.add("notebook-b")
     folder = tenants.host.root / "etc/openfleet-gpu/vgpu/notebook-b"
     mount = [*UNSHARE, "sh", "-c", 'mount --bind "$1" "$1" && shift && exec "$@"', "sh", str(folder)]
@@ -109,13 +109,13 @@ def test_a_mounted_quota_decides(tenants):
     assert tenants.variables("notebook-b")["OPENFLEET_VGPU"] == "notebook-b"
 
 
-def test_words_and_status_of_the_command_are_its_own(tenants):
+def test_arguments_and_exit_status_of_the_command_are_unchanged(tenants):
     done = tenants.run("notebook-a", "sh", "-c", 'printf "[%s]" "$@"; exit 42', "sh", "a b", "", "*", "$HOME", "--list")
     assert (done.returncode, done.stdout, done.stderr) == (42, "[a b][][*][$HOME][--list]", "")
     assert tenants.run("notebook-a", "sh", "-c", "kill -9 $$").returncode == -9
 
 
-def test_what_was_preloaded_stays(tenants, libraries):
+def test_existing_preloads_stay(tenants, libraries):
     library, other = libraries
     assert tenants.variables("notebook-a", LD_PRELOAD=other)["LD_PRELOAD"] == f"{library}:{other}"
 
@@ -126,7 +126,7 @@ def test_the_library_is_not_preloaded_twice(tenants, libraries, separator):
     assert tenants.variables("notebook-a", LD_PRELOAD=both)["LD_PRELOAD"] == both
 
 
-def test_nothing_of_a_tenants_file_is_run(tenants):
+def test_tenant_file_is_not_executed(tenants):
     # As systemd and engines read such a file: everything behind the first = is the value.
     tenants.add("odd", "# a comment\n\nOPENFLEET_VGPU=odd\nX=$(touch x) `id` 'q\" = $HOME\nLAST=no newline")
     seen = tenants.variables("odd")
@@ -135,7 +135,7 @@ def test_nothing_of_a_tenants_file_is_run(tenants):
     assert "LD_PRELOAD" not in seen, "a tenant that another provider holds"
 
 
-def test_a_slice_is_asked_of_systemd(tenants, tmp_path):
+def test_slice_is_requested_from_systemd(tenants, tmp_path):
     tenants.add("a-b")
     # As systemd escapes a dash.
     tenants.host.tenant("a-b", slice="openfleet-vgpu-a\\x2db.slice\n")
@@ -151,20 +151,20 @@ def test_a_slice_is_asked_of_systemd(tenants, tmp_path):
 # --- what would run without a quota is refused --------------------------------------------------
 
 
-def test_an_unknown_tenant_is_named_with_those_that_are_there(tenants):
+def test_unknown_tenant_is_refused_with_the_known_ones(tenants):
     tenants.add("b")
     told = tenants.refused("nobody", "true")
     assert '"nobody"' in told and "b, notebook-a" in told
 
 
-def test_a_host_without_tenants_says_so(tenants):
+def test_host_without_tenants_is_an_error(tenants):
     shutil.rmtree(tenants.host.root / "etc")
     assert "none, add tenants to gpu_layout" in tenants.refused("notebook-a", "true")
     assert tenants.run("--list").stdout.splitlines()[1:] == []
 
 
 @pytest.mark.parametrize("name", ["../notebook-a", "a/b", "..", ".", "a b", "*"])
-def test_a_name_is_no_path(tenants, name):
+def test_name_with_a_path_is_refused(tenants, name):
     assert "not a valid tenant name" in tenants.refused(name, "true")
 
 
@@ -182,8 +182,8 @@ def test_without_its_region_no_command_runs(tenants):
     assert "systemd-tmpfiles --create" in tenants.refused("notebook-a", "true")
 
 
-def test_a_renamed_tenant_has_its_region_under_the_name_that_it_had(tenants):
-    """The last line of a file may lack its end."""
+def test_renamed_tenant_keeps_its_region(tenants):
+    """The last line of a file may lack its newline."""
     quota = QUOTA.replace("tenant notebook-a", "tenant notebook-b") + "counted_as notebook-a"
     for text in (quota, quota + "\n"):
         tenants.host.tenant("notebook-b", env=f"OPENFLEET_VGPU=notebook-b\nLD_PRELOAD={tenants.library}\n", quota=text)
@@ -193,7 +193,7 @@ def test_a_renamed_tenant_has_its_region_under_the_name_that_it_had(tenants):
 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755])
-def test_a_program_that_preloads_nothing_is_refused(tenants, tmp_path, mode):
+def test_program_without_preload_is_refused(tenants, tmp_path, mode):
     program = tmp_path / "become"
     shutil.copy(shutil.which("true"), program)
     program.chmod(mode)
@@ -203,12 +203,12 @@ def test_a_program_that_preloads_nothing_is_refused(tenants, tmp_path, mode):
 
 
 @pytest.mark.parametrize("line", ["no variable", "1=x", "a-b=c", "=x"])
-def test_a_file_that_was_spoilt_is_told(tenants, line):
+def test_damaged_file_is_reported(tenants, line):
     tenants.add("spoilt", f"OPENFLEET_VGPU=spoilt\n{line}\n")
     assert f'"{line}" is not a variable' in tenants.refused("spoilt", "true")
 
 
-def test_a_command_that_is_not_there(tenants):
+def test_missing_command_is_an_error(tenants):
     done = tenants.run("notebook-a", "no-such-command")
     assert done.returncode == 127 and "no-such-command" in done.stderr
 
@@ -223,12 +223,12 @@ def test_help(tenants, word):
 
 
 @pytest.mark.parametrize("words", [[], ["--nonsense"], [""]])
-def test_a_wrong_call_is_answered_with_the_usage(tenants, words):
+def test_wrong_usage_prints_the_usage(tenants, words):
     done = tenants.run(*words)
     assert (done.returncode, done.stdout) == (125, "") and done.stderr.startswith("usage: vgpu-run")
 
 
-def test_the_list_shows_tenants_with_their_quotas(tenants):
+def test_list_shows_tenants_with_quotas(tenants):
     other = QUOTA.replace("burst", "fixed").split("gpu ")
     tenants.add("z", quota=f"{other[0]}unknown key of a later version\ngpu {other[2]}")
     head, *rows = [line.split() for line in tenants.run("--list").stdout.splitlines()]

@@ -51,7 +51,7 @@ def listed(host) -> list[str]:
     return names(host.check_output(f"cat {SPECIFICATION}"))
 
 
-def test_the_specification_lists_what_nvml_lists(boxes):
+def test_specification_lists_the_gpus_of_nvml(boxes):
     uuids = gpus(boxes.check_output("nvidia-smi -L"))
     assert len(uuids) == 2
     assert sorted(listed(boxes)) == sorted(["0", "1", *uuids, "all"])
@@ -77,20 +77,18 @@ def test_a_container_has_its_device_and_nvml(boxes, image, device, nodes):
     assert gpus(said) == gpus(boxes.check_output("nvidia-smi -L"))
 
 
-def test_without_a_device_a_container_has_neither(boxes, image):
-    """The control: neither the program nor the nodes are in the image."""
+def test_container_without_device_has_no_gpu(boxes, image):
+    """The control: the image has neither the program nor the nodes."""
     assert boxes.run(f"podman run --rm --network=none {image} nvidia-smi -L").rc != 0
 
 
-def test_a_user_who_is_not_root_gives_containers_devices_too(boxes, image, alice):
+def test_rootless_user_gives_devices_to_containers(boxes, image, alice):
     done = alice(f"podman run --rm --network=none --device nvidia.com/gpu=0 {image} nvidia-smi -L")
     assert done.rc == 0, done.stderr
     assert gpus(done.stdout) == gpus(boxes.check_output("nvidia-smi -L"))
 
 
-def test_rootless_podman_gets_to_read_what_only_root_could_and_the_smoke_test_says_what_a_container_saw(
-    boxes, alice, image
-):
+def test_rootless_podman_reads_the_specification_and_smoke_test_reports_the_container(boxes, alice, image):
     boxes.check_output(f"chmod 600 {SPECIFICATION}")
     command = f"podman run --rm --network=none --device nvidia.com/gpu=0 {image} nvidia-smi -L"
     assert alice(command).rc != 0
@@ -108,7 +106,7 @@ def test_rootless_podman_gets_to_read_what_only_root_could_and_the_smoke_test_sa
     assert "/dev/nvidia1" in hidden.failed
 
 
-def test_mig_devices_that_came_are_listed_and_given(boxes, image):
+def test_new_mig_devices_are_listed_and_usable(boxes, image):
     boxes.check_output("nvidia-smi -i 1 -mig 1 && nvidia-smi mig -i 1 -cgi 19,19 -C")
     try:
         assert "1:0" not in listed(boxes), "the control: nobody notices by itself"
@@ -125,8 +123,11 @@ def test_mig_devices_that_came_are_listed_and_given(boxes, image):
         boxes.run("nvidia-smi mig -i 1 -dci; nvidia-smi mig -i 1 -dgi; nvidia-smi -i 1 -mig 0")
 
 
-def test_a_driver_that_changes_makes_the_specification_anew_each_time(boxes):
-    """By the path unit, without a run: the second time is what a service that stays active would miss."""
+def test_each_driver_change_regenerates_the_specification(boxes):
+    """The path unit does it without a run.
+
+    The second change would be missed by a service that stays active.
+    """
     for _time in range(2):
         # What changes before systemd has seen the service end, it does not watch for.
         watching = "systemctl show --property=SubState --value nvidia-cdi-refresh.path"
@@ -140,7 +141,7 @@ def test_a_driver_that_changes_makes_the_specification_anew_each_time(boxes):
     assert sorted(listed(boxes)) == sorted(["0", "1", *gpus(boxes.check_output("nvidia-smi -L")), "all"])
 
 
-def test_without_a_driver_there_is_nothing_to_list_and_that_is_said(boxes):
+def test_specification_without_driver_is_an_error(boxes):
     index = boxes.check_output("ls /lib/modules/$(uname -r)/modules.dep")
     without, with_driver = run_roles(
         "boxes",

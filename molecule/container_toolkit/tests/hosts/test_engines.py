@@ -78,7 +78,7 @@ def running(host, container: str) -> str:
     return host.check_output(f"docker inspect --format '{{{{.State.Running}}}} {{{{.State.Pid}}}}' {container}")
 
 
-def test_engines_have_the_runtime_and_all_that_was_there(engines):
+def test_engines_have_the_runtime_and_keep_their_settings(engines):
     info = docker(engines)
     assert {"nvidia", "other", "runc"} <= set(info["Runtimes"]) and info["Labels"] == ["site=lab"]
     config = json.loads(engines.check_output(f"cat {DAEMON}"))
@@ -89,7 +89,7 @@ def test_engines_have_the_runtime_and_all_that_was_there(engines):
     assert '"/etc/containerd/site.d/*.toml"' in engines.check_output(f"cat {TOML}")
 
 
-def test_containers_go_on_while_engines_forget_the_toolkit_and_learn_of_it_again(engines, container):
+def test_containers_continue_while_toolkit_is_removed_and_added(engines, container):
     before, there = starts(engines), running(engines, container)
     right, forgets, forgot, learns, learned = run_roles(
         "engines",
@@ -114,13 +114,16 @@ def test_containers_go_on_while_engines_forget_the_toolkit_and_learn_of_it_again
     assert look.containerd_start != before[1]
 
 
-def test_docker_tells_its_containers_names_as_holders_are_told(engines, container):
+def test_holders_show_dockers_container_names(engines, container):
     engines.check_output(f"docker rename {container} billing-api")
     assert parse_docker(engines.check_output(shlex.join(LIST_DOCKER))) == {container[:12]: "billing-api"}
 
 
-def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, container):
-    """Docker takes CDI when it starts; a restart of it ends what runs, for it has no live-restore."""
+def test_restart_that_ends_containers_waits_for_permission(engines, container):
+    """Docker reads CDI settings when it starts.
+
+    Without live-restore a restart ends its containers.
+    """
     asked = {"container_toolkit_runtime_cdi": True}
     never = {"container_toolkit_restart": "never"}
     before, there = starts(engines), running(engines, container)
@@ -156,8 +159,8 @@ def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, conta
 BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]'}
 
 
-def test_a_configuration_that_would_suffer_stays_as_it_is_and_an_engine_that_does_not_come_back_gets_its_own(engines):
-    """The second by a unit that refuses the new configuration (the site's own check), and that may start once in ten minutes."""
+def test_unsafe_configuration_is_kept_and_failed_engine_gets_its_old_one(engines):
+    """The engine's unit refuses the new configuration (a check of the site), and may start once in ten minutes."""
     check = "/etc/systemd/system/containerd.service.d/check.conf"
     refuse = (
         f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && "

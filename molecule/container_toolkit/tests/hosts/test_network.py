@@ -16,7 +16,7 @@ TRY = (
 
 
 @HOSTS
-def test_a_host_has_no_route_but_to_itself(lab_host, name):
+def test_host_has_no_route_to_the_network(lab_host, name):
     host = lab_host(name)
     routes = [
         line
@@ -31,15 +31,15 @@ def test_a_host_has_no_route_but_to_itself(lab_host, name):
 
 
 @HOSTS
-def test_no_proxy_is_a_way_out_either(lab_host, name):
+def test_no_proxy_reaches_the_network(lab_host, name):
     host = lab_host(name)
     assert host.run("env | grep -i _proxy").stdout == ""
     assert host.run("grep -rniE '^[^#/]*proxy' /etc/apt /etc/environment").stdout == ""
 
 
 @HOSTS
-def test_the_mirror_answers(lab_host, name):
-    """The control: what is there to be reached is reached."""
+def test_mirror_answers(lab_host, name):
+    """The control: the mirror is reachable."""
     said = lab_host(name).check_output(
         "python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1:8080/toolkit/lab.pub\").read())'"
     )

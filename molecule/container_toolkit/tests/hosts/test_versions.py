@@ -68,7 +68,7 @@ def first_runs(boxes) -> tuple[str, list[Run]]:
     return before, run_roles("boxes", Ask(then=STATE), *refused)
 
 
-def test_a_host_that_is_right_costs_one_execution(boxes, first_runs):
+def test_converged_host_costs_one_execution(boxes, first_runs):
     before, (run, *_refused) = first_runs
     assert (run.changed, run.executions, run.seen) == (False, 1, before)
     assert versions(boxes) == {"hi 1.18.2-1"}
@@ -76,14 +76,17 @@ def test_a_host_that_is_right_costs_one_execution(boxes, first_runs):
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_what_is_not_to_be_trusted_or_not_to_be_had_changes_nothing(first_runs, number):
+def test_untrusted_or_missing_packages_change_nothing(first_runs, number):
     before, (_right, *refused) = first_runs
     assert re.search(REFUSED[number][1], refused[number].failed), refused[number].failed
     assert refused[number].seen == before
 
 
-def test_a_dry_run_foretells_a_change_of_version_and_touches_nothing(boxes):
-    """To a release that has no units of its own, and back; between the two, upgrades leave the held packages alone."""
+def test_dry_run_predicts_a_version_change(boxes):
+    """To a release without its own units, and back.
+
+    In between, upgrades do not touch the held packages.
+    """
     before = boxes.check_output(STATE)
     older = {"container_toolkit_version": "1.17.8"}
     (foretold,) = run_roles("boxes", Ask(older), check=True)
@@ -116,8 +119,11 @@ def files(version: str) -> list[dict]:
 
 
 @pytest.mark.thorough
-def test_a_mirror_that_dies_half_way_leaves_the_old_toolkit_and_without_any_it_comes_from_files(boxes):
-    """The run after the former cures it; for the latter nothing but the files is there to install from."""
+def test_failing_mirror_keeps_the_old_toolkit_and_files_replace_a_mirror(boxes):
+    """The next run completes the first change.
+
+    For the second one, only the files are available.
+    """
     asked = {"container_toolkit_source": "files", "container_toolkit_version": "1.18.0"}
     right = {**asked, "container_toolkit_files": files("1.18.0")}
     wrong = {**asked, "container_toolkit_files": [{**files("1.18.0")[0], "sha256": "0" * 64}]}
@@ -146,8 +152,8 @@ def test_a_mirror_that_dies_half_way_leaves_the_old_toolkit_and_without_any_it_c
     assert back.steps and (last.steps, last.seen) == ([], "hi 1.18.2-1")
 
 
-def test_reset_takes_it_away_and_a_dry_run_of_either_way_is_right(boxes):
-    """But not while a package of others needs it."""
+def test_reset_removes_the_toolkit_as_predicted(boxes):
+    """Not while another package depends on it."""
     boxes.check_output(
         "mkdir -p /tmp/other/DEBIAN && printf 'Package: nvidia-docker2\nVersion: 2.14.0-1\nArchitecture: all\n"
         "Maintainer: lab\nDepends: nvidia-container-toolkit\nDescription: a package of others\n' >/tmp/other/DEBIAN/control "

@@ -50,7 +50,7 @@ def before(whole) -> dict[str, set[str]]:
     }
 
 
-def test_one_run_brings_driver_toolkit_and_layout(whole, before):
+def test_one_run_installs_driver_toolkit_and_layout(whole, before):
     assert "libnvidia-container1" not in before["packages"]
     play("site.yml")
     assert whole.check_output("cat /sys/module/nvidia/version") == FIRST
@@ -62,8 +62,11 @@ def test_one_run_brings_driver_toolkit_and_layout(whole, before):
     assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]
 
 
-def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_changes_nothing(whole):
-    """Over a reboot, for the old module is loaded; the layout is back after it, and is listed."""
+def test_new_driver_gets_a_new_specification_and_second_run_changes_nothing(whole):
+    """This needs a reboot, because the old module is loaded.
+
+    Afterwards the layout is restored and listed.
+    """
     run = play("site.yml", nvidia_driver_version=SECOND)
     assert any(change.task.endswith("Reboot the host") for change in run.changes)
     assert whole.check_output("cat /sys/module/nvidia/version") == SECOND
@@ -76,7 +79,7 @@ def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_c
     assert whole.check_output(f"stat -c %Y.%i {SPECIFICATION}") == specification
 
 
-def test_reset_takes_all_of_it_away(whole, before):
+def test_reset_removes_everything(whole, before):
     play("playbooks/reset.yml", nvidia_driver_state="absent")
     now = set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split())
     # What Debian's own packages need of each other (dkms and its like) is Debian's, and stays.

@@ -25,7 +25,7 @@ def is_bare(host) -> bool:
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_host_begins_bare(lab_host, name):
+def test_host_starts_without_gpu_software(lab_host, name):
     assert is_bare(lab_host(name))
 
 
@@ -36,12 +36,12 @@ def foretold(play_site):
 
 
 @pytest.mark.thorough
-def test_the_dry_run_foretells_changes_of_every_host(foretold):
+def test_dry_run_predicts_changes_of_every_host(foretold):
     assert sorted(foretold.hosts) == HOSTS
     assert {change.host for change in foretold.changes} == set(HOSTS)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_dry_run_left_the_bare_host_alone(foretold, lab_host, name):
+def test_dry_run_does_not_change_the_bare_host(foretold, lab_host, name):
     assert is_bare(lab_host(name))

@@ -10,20 +10,20 @@ from verify_layout import differences, differences_of_daemons, differences_of_te
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_every_gpu_is_as_asked(gpus_of, daemons_of, tenants_of, host_vars, name):
+def test_every_gpu_matches_its_entry(gpus_of, daemons_of, tenants_of, host_vars, name):
     gpus = gpus_of(name)
     assert differences(host_vars(name), gpus) == []
     assert differences_of_daemons(host_vars(name), gpus, daemons_of(name)) == []
     assert differences_of_tenants(host_vars(name), gpus, tenants_of(name)) == []
 
 
-def test_a_pinned_instance_stands_where_it_was_pinned(gpus_of):
+def test_pinned_instance_has_its_placement(gpus_of):
     pinned = [instance for instance in gpus_of("h100")[3].instances.values() if instance.profile == "1g.10gb+me"]
     assert [instance.start for instance in pinned] == [6]
 
 
 @pytest.mark.skipif("a100" not in HOSTS, reason="OPENFLEET_LIMIT leaves a100 out")
-def test_the_combination_that_fails_in_written_order_stands(gpus_of):
+def test_layout_that_fails_in_written_order_is_created(gpus_of):
     # MIG User Guide, "Creating GPU Instances": 19,19,14,9 without placements ends in insufficient resources.
     profiles = sorted(instance.profile for instance in gpus_of("a100")[0].instances.values())
     assert profiles == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]

@@ -23,13 +23,13 @@ def foretold(play_site):
     return play_site("check-drifted.json", "--check", *([] if THOROUGH else ["--limit", ",".join(LOOKED_AT)]))
 
 
-def test_a_dry_run_foretells_what_it_would_mend_and_nothing_else(foretold):
+def test_dry_run_predicts_only_repairs_of_drift(foretold):
     assert set(foretold.hosts) == {*LOOKED_AT, *(["monitor"] if THOROUGH else [])}
     assert set(foretold.changes) == {change for change in DRIFT_CHANGES if change.host in LOOKED_AT}
 
 
 @pytest.mark.parametrize("name", LOOKED_AT)
-def test_a_dry_run_left_the_drift_alone(foretold, gpus_of, daemons_of, host_vars, name):
+def test_dry_run_does_not_repair_drift(foretold, gpus_of, daemons_of, host_vars, name):
     gpus = gpus_of(name)
     found = differences(host_vars(name), gpus)
     daemons = differences_of_daemons(host_vars(name), gpus, daemons_of(name))

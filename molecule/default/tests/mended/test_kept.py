@@ -34,13 +34,13 @@ def mended(play_site):
     return play_site("converge-drifted.json")
 
 
-def test_the_run_changed_what_had_drifted_and_nothing_else(mended):
+def test_run_repairs_only_drift(mended):
     assert sorted(mended.hosts) == sorted([*HOSTS, "monitor"])
     assert set(mended.changes) == DRIFT_CHANGES
 
 
 @pytest.mark.parametrize("name", PYNVML_DRIFTED)
-def test_pynvml_is_the_controllers_again_and_of_root_alone(lab_host, name):
+def test_pynvml_is_restored_and_owned_by_root(lab_host, name):
     file = lab_host(name).file("/usr/local/lib/openfleet-gpu/python/pynvml.py")
     assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
     known = REPOSITORY / "roles" / "gpu_layout" / "files" / "pynvml.sha256"
@@ -48,11 +48,11 @@ def test_pynvml_is_the_controllers_again_and_of_root_alone(lab_host, name):
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_second_time_there_is_nothing_to_change(lab_host, name):
+def test_second_plan_is_empty(lab_host, name):
     assert "nothing changed" in lab_host(name).check_output("gpu-layout apply --unlisted remove")
 
 
-def test_the_report_tells_of_every_host():
+def test_report_has_every_host():
     report = json.loads((LAB / f"report-{os.environ['OPENFLEET_LAB']}" / "report.json").read_text())
     assert sorted(host["name"] for host in report["hosts"]) == HOSTS
     # As inventories/simulated has them.
@@ -86,7 +86,7 @@ def test_untouched_instances_were_kept(before_and_now, name):
         assert now[gpu] == before[gpu], f"GPU {gpu}"
 
 
-def test_the_daemon_in_the_instance_that_stayed_was_not_restarted(lab_host, daemons_of):
+def test_daemon_in_kept_instance_is_not_restarted(lab_host, daemons_of):
     assert set(daemons_of("h100")) == {"inference", "small"}
     restarts = lab_host("h100").check_output("systemctl show --property=NRestarts,InvocationID openfleet-mps@small")
     assert restarts in lab_host("h100").file("/var/tmp/before-the-drift").content_string
@@ -105,7 +105,7 @@ def test_only_the_lost_compute_instance_was_replaced(before_and_now):
 
 
 @pytest.mark.skipif("pro6000" not in HOSTS, reason="OPENFLEET_LIMIT leaves pro6000 out")
-def test_instances_made_by_hand_that_fit_the_layout_were_kept(gpus_of):
+def test_matching_manual_instances_are_kept(gpus_of):
     # By hand: 2g.48gb at 6 and one 1g.24gb at 0. A plan that starts afresh would put the large one first.
     instances = sorted((i.start, i.profile) for i in gpus_of("pro6000")[1].instances.values())
     assert instances == [(0, "1g.24gb"), (3, "1g.24gb"), (6, "2g.48gb")]

@@ -11,7 +11,7 @@ OFF = {"slurm": True, "services": ["lab-a", "lab-slow", "lab-b"]}
 DRAINED = ALL - {"lab-a.service", "lab-slow.service", "lab-b.service", "lab-exporter.service"}
 
 
-def test_another_drain_goes_on_where_one_was_cut_off(host):
+def test_second_drain_completes_an_interrupted_one(host):
     job = host.submit(600)
     assert not host.drain(**OFF)["drained"]
     assert host.active() == ALL
@@ -23,7 +23,7 @@ def test_another_drain_goes_on_where_one_was_cut_off(host):
     assert host.is_whole()
 
 
-def test_after_a_restart_of_the_host_the_rest_is_brought_back(host):
+def test_rest_is_restored_after_a_host_restart(host):
     assert host.drain(commands_after=["touch /run/lab-after"], **OFF)["changed"]
     host.ask("systemctl disable --quiet lab-b")
     host.reboot()
@@ -39,7 +39,7 @@ def test_after_a_restart_of_the_host_the_rest_is_brought_back(host):
         host.ask("systemctl enable --quiet lab-b")
 
 
-def test_a_drain_after_a_restart_takes_what_came_up_again(host):
+def test_drain_after_restart_stops_restarted_services(host):
     assert host.drain(**OFF)["changed"]
     host.reboot()
     host.wait_until("scontrol ping >/dev/null && scontrol show slurmd >/dev/null")
@@ -49,7 +49,7 @@ def test_a_drain_after_a_restart_takes_what_came_up_again(host):
     assert host.is_whole()
 
 
-def test_a_command_that_fails_stops_the_drain_before_anything_goes(host):
+def test_failing_command_ends_the_drain_before_any_change(host):
     commands = {"commands_before": ["echo no >&2; exit 3"], "commands_after": ["touch /run/lab-after"]}
     assert "it exited with status 3: no" in host.refused("drained", **commands, **OFF)
     assert host.host.file("/run/lab-after").exists

@@ -30,7 +30,7 @@ def drained(cluster):
 
 
 @pytest.mark.thorough
-def test_a_lost_controller_leaves_what_the_next_resume_brings_back(host, run, cluster, drained):
+def test_next_resume_restores_after_a_lost_controller(host, run, cluster, drained):
     cluster.add_pod("training", seconds=600)
     dry = run("drain", "--check", "--diff", **drained)
     assert dry.changed() >= 1
@@ -49,9 +49,7 @@ def test_a_lost_controller_leaves_what_the_next_resume_brings_back(host, run, cl
     assert not host.host.file(RECORD).exists
 
 
-def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned_once_the_cluster_answers(
-    host, run, cluster, drained
-):
+def test_node_is_cordoned_then_pods_evicted_then_uncordoned(host, run, cluster, drained):
     cluster.add_pod("training", seconds=600)
     cluster.add_pod("budgeted", protected=1)
     cluster.add_pod("device-plugin", owner="DaemonSet")
@@ -80,9 +78,7 @@ def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned_once_the_cl
 
 
 @pytest.mark.thorough
-def test_pods_that_do_not_go_in_time_are_named_and_a_node_that_was_cordoned_before_stays_cordoned(
-    host, run, cluster, drained
-):
+def test_slow_pods_are_named_and_cordoned_node_stays_cordoned(host, run, cluster, drained):
     cluster.unschedulable = True
     cluster.add_pod("training", seconds=600)
     said = run("drain", gpu_drain_timeout=2, **drained).failed()
@@ -94,7 +90,7 @@ def test_pods_that_do_not_go_in_time_are_named_and_a_node_that_was_cordoned_befo
     assert not host.host.file(RECORD).exists
 
 
-def test_a_pod_that_nobody_owns_fails_the_drain_before_any_goes(host, run, cluster, drained):
+def test_pod_without_owner_fails_the_drain_before_evictions(host, run, cluster, drained):
     cluster.add_pod("training")
     cluster.add_pod("bare", owner=None)
     said = run("drain", **drained).failed()
@@ -104,7 +100,7 @@ def test_a_pod_that_nobody_owns_fails_the_drain_before_any_goes(host, run, clust
     assert not host.host.file(RECORD).exists
 
 
-def test_a_node_that_the_cluster_does_not_have_is_an_error_with_its_cure(host, run, cluster, drained):
+def test_unknown_node_is_an_error_with_a_fix(host, run, cluster, drained):
     said = run("drain", **{**drained, "gpu_drain_kubernetes_node": "n2"}).failed()
     assert "The cluster has no node n2. Set gpu_drain_kubernetes_node" in said
     assert host.active() == ALL

@@ -15,7 +15,7 @@ OFF = {"gpu_drain_slurm": True, "gpu_drain_services": ["lab-a", "lab-slow", "lab
 STOPPING = "pgrep -f 'systemctl.*[s]top.*lab-slow'"
 
 
-def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
+def test_drain_waits_for_a_job_and_node_accepts_jobs_again(host, run):
     off = {
         "gpu_drain_slurm": True,
         "gpu_drain_slurm_reason": "new layout",
@@ -61,7 +61,7 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
 
 
 @pytest.mark.thorough
-def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
+def test_timeout_restores_everything_and_names_jobs(host, run):
     # Where a job asks for no limit, the backfill scheduler gives it a year; only the main one leaves it without.
     first = host.submit(600, options="--gres=gpu:1 --time=UNLIMITED")
     second = host.submit(600, "a|b c", options="--time=30-00:00:00")
@@ -78,14 +78,14 @@ def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
 
 
 @pytest.mark.thorough
-def test_what_the_module_refuses_fails_the_role_with_its_cure(host, run):
+def test_refusal_of_the_module_fails_the_role_with_its_fix(host, run):
     said = run("drain", gpu_drain_slurm=True, gpu_drain_slurm_node="gpu-b", gpu_drain_services=["lab-a"]).failed()
     assert "Slurm node gpu-b: Slurm has no node of this name. Set gpu_drain_slurm_node to Slurm's name" in said
     assert f"{host.name}: " in said
     assert host.is_whole()
 
 
-def test_a_change_that_fails_in_between_leaves_everything_back(host, run):
+def test_failed_change_restores_everything(host, run):
     commands = {
         "gpu_drain_commands_before": ["echo before >> /run/lab-log", ["touch", "/run/lab a file"]],
         "gpu_drain_commands_after": ["systemctl is-active lab-a >> /run/lab-log", "echo after >> /run/lab-log"],
@@ -97,14 +97,14 @@ def test_a_change_that_fails_in_between_leaves_everything_back(host, run):
 
 
 @pytest.mark.thorough
-def test_the_change_itself_has_no_clients(host, run):
+def test_no_clients_run_during_the_change(host, run):
     look = "sh -c 'systemctl is-active lab-a lab-b > /run/lab-seen; sinfo -h -o %T >> /run/lab-seen'"
     assert run("around", change=look, **OFF).changed() == 3
     assert host.ask("cat /run/lab-seen").split() == ["inactive", "inactive", "drained"]
     assert host.is_whole()
 
 
-def test_what_a_killed_execution_took_is_brought_back_by_the_same_run(host, run):
+def test_same_run_restores_after_a_killed_execution(host, run):
     host.ask("touch /run/lab-hold")
     drain = run("drain", **OFF)
     stopping = host.wait_until(STOPPING).split()[0]
@@ -116,7 +116,7 @@ def test_what_a_killed_execution_took_is_brought_back_by_the_same_run(host, run)
     assert host.is_whole()
 
 
-def test_what_a_lost_controller_left_is_brought_back_by_the_next_resume(host, run):
+def test_resume_restores_after_a_lost_controller(host, run):
     job = host.submit(600)
     drain = run("drain", **OFF)
     drain.wait_for("FAILED - RETRYING")

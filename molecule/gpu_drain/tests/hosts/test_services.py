@@ -10,7 +10,7 @@ from drained_host import RECORD, RUNNING
 ALL = set(RUNNING)
 
 
-def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(host):
+def test_running_services_stop_in_order_and_start_in_reverse(host):
     services = ["lab-a", "lab-off.service", "lab-tick.service", "lab-nowhere", "lab-lame"]
     off = {"lab-a.service", "lab-tick.timer", "lab-lame.service"}
     since = host.ask("journalctl --sync; date +%s.%N")
@@ -30,7 +30,7 @@ def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(ho
     assert not host.host.file(RECORD).exists
 
 
-def test_what_systemd_stops_along_is_started_again(host):
+def test_dependent_units_are_started_again(host):
     assert host.drain(services=["lab-b"])["changed"]
     assert host.active() == ALL - {"lab-b.service", "lab-exporter.service"}
     assert not host.drain(services=["lab-b"])["changed"]
@@ -40,7 +40,7 @@ def test_what_systemd_stops_along_is_started_again(host):
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
-def test_a_socket_does_not_bring_its_service_back_before_it_is_time(host, ran_before):
+def test_socket_does_not_start_its_service_early(host, ran_before):
     before = ALL | ({"lab-inetd.service"} if ran_before else set())
     if ran_before:
         host.ask("systemctl start lab-inetd.service")
@@ -50,7 +50,7 @@ def test_a_socket_does_not_bring_its_service_back_before_it_is_time(host, ran_be
     assert host.active() == before
 
 
-def test_a_dry_run_says_what_would_go_and_leaves_it(host):
+def test_dry_run_lists_services_without_stopping(host):
     dry = host.drain(check=True, services=["lab-b", "lab-off"])
     assert dry["changed"]
     assert dry["diff"] == {
@@ -69,14 +69,14 @@ def test_a_dry_run_says_what_would_go_and_leaves_it(host):
     assert "lab-b.service" not in host.active()
 
 
-def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host):
+def test_slowly_stopping_unit_is_stopped(host):
     assert host.drain(services=["lab-slow", "lab-a"])["changed"]
     assert host.active() == ALL - {"lab-slow.service", "lab-a.service"}
     assert host.resume()["changed"]
     assert host.active() == ALL
 
 
-def test_when_one_cannot_be_stopped_those_before_it_are_back(host):
+def test_failed_stop_restores_earlier_services(host):
     said = host.refused("drained", services=["lab-a", "lab-firm"])
     assert "unit lab-firm.service: it cannot be stopped:" in said
     assert "The drain was rolled back." in said
@@ -84,7 +84,7 @@ def test_when_one_cannot_be_stopped_those_before_it_are_back(host):
     assert not host.host.file(RECORD).exists
 
 
-def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(host):
+def test_service_that_fails_to_start_is_named_and_stays_recorded(host):
     assert host.drain(services=["lab-a", "lab-lame"], commands_after=["touch /run/lab-after"])["changed"]
     host.ask("touch /run/lab-lame")
     said = host.refused("resumed")
@@ -100,7 +100,7 @@ def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(
     assert not host.resume()["changed"]
 
 
-def test_a_failed_drain_that_cannot_be_taken_back_says_both(host):
+def test_failed_drain_with_failed_rollback_reports_both(host):
     host.ask("touch /run/lab-lame")
     said = host.refused("drained", services=["lab-lame", "lab-firm"])
     assert "lab-firm.service: it cannot be stopped" in said
@@ -112,7 +112,7 @@ def test_a_failed_drain_that_cannot_be_taken_back_says_both(host):
     assert host.active() == ALL
 
 
-def test_a_unit_that_somebody_removed_meanwhile_is_left(host):
+def test_removed_unit_is_not_restored(host):
     assert host.drain(services=["lab-a", "lab-b"])["changed"]
     host.ask("mv /etc/systemd/system/lab-a.service /run/lab-a.kept; systemctl daemon-reload")
     try:
@@ -123,7 +123,7 @@ def test_a_unit_that_somebody_removed_meanwhile_is_left(host):
         host.ask("mv /run/lab-a.kept /etc/systemd/system/lab-a.service; systemctl daemon-reload")
 
 
-def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host):
+def test_invalid_unit_is_refused_before_any_change(host):
     said = host.refused("drained", services=["lab-a", "multi-user.target"])
     assert "unit multi-user.target: it is a target: starting it again would start more than was stopped" in said
     assert host.active() == ALL

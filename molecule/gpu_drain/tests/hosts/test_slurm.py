@@ -16,7 +16,7 @@ def waited_for(result) -> list[str]:
     return [one["who"] for one in result["waiting"]]
 
 
-def test_a_suspended_job_is_waited_for_too(host):
+def test_drain_waits_for_suspended_jobs(host):
     job = host.submit(600)
     host.ask(f"scontrol suspend {job}")
     (who,) = waited_for(host.drain(slurm=True, services=["lab-a"]))
@@ -24,8 +24,8 @@ def test_a_suspended_job_is_waited_for_too(host):
     assert host.active() == ALL
 
 
-def test_a_job_s_name_is_taken_for_nothing_else(host):
-    """Its user writes another job into it, another user, and what the job was given."""
+def test_job_name_cannot_pose_as_other_fields(host):
+    """Its user writes another job, another user and other allocations into the name."""
     given = f"Nodes={NODE} CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
     name = f"x UserId=root(0) JOB_GRES=gpu:h100:4 {given}\n99 RUNNING 1:00 root\u2028{{{{ x }}}}"
     job = host.submit(600, name)
@@ -38,7 +38,7 @@ def test_a_job_s_name_is_taken_for_nothing_else(host):
     assert (kind, count) == ("gpu", 1)
 
 
-def test_a_node_that_somebody_else_drained_stays_drained_with_its_reason(host):
+def test_node_drained_by_others_keeps_state_and_reason(host):
     host.ask(f"scontrol update NodeName={NODE} State=DRAIN Reason='bad fan'")
     drain = host.drain(slurm=True, services=["lab-a"])
     assert drain["changed"]
@@ -52,7 +52,7 @@ def test_a_node_that_somebody_else_drained_stays_drained_with_its_reason(host):
     assert host.active() == ALL
 
 
-def test_jobs_of_a_node_that_somebody_else_drains_are_waited_for(host):
+def test_drain_by_others_still_waits_for_jobs(host):
     job = host.submit(600)
     host.ask(f"scontrol update NodeName={NODE} State=DRAIN Reason='bad fan'")
     (who,) = waited_for(host.drain(slurm=True))
@@ -61,7 +61,7 @@ def test_jobs_of_a_node_that_somebody_else_drains_are_waited_for(host):
     assert host.node() == "draining: bad fan"
 
 
-def test_a_reason_that_was_changed_during_the_drain_is_not_overwritten(host):
+def test_changed_reason_is_not_overwritten(host):
     assert host.drain(slurm=True)["changed"]
     host.ask(f"scontrol update NodeName={NODE} State=DRAIN Reason='and now the fan'")
     assert not host.drain(slurm=True)["changed"]
@@ -72,14 +72,14 @@ def test_a_reason_that_was_changed_during_the_drain_is_not_overwritten(host):
     assert host.node() == "drained: and now the fan"
 
 
-def test_a_node_that_somebody_resumed_meanwhile_is_left(host):
+def test_node_resumed_by_others_is_not_touched(host):
     assert host.drain(slurm=True)["changed"]
     host.ask(f"scontrol update NodeName={NODE} State=RESUME")
     assert not host.resume()["changed"]
     assert not host.host.file(RECORD).exists
 
 
-def test_a_node_that_is_down_is_an_error_with_its_reason(host):
+def test_down_node_is_an_error_with_its_reason(host):
     host.ask(f"scontrol update NodeName={NODE} State=DOWN Reason='no power'")
     said = host.refused("drained", slurm=True, services=["lab-a"])
     assert "Slurm node gpu-a: it is DOWN, by root with the reason: no power, so its jobs are unknown" in said
@@ -88,18 +88,18 @@ def test_a_node_that_is_down_is_an_error_with_its_reason(host):
     assert host.active() == ALL
 
 
-def test_a_reason_that_slurm_would_change_is_refused(host):
+def test_reason_that_slurm_would_change_is_refused(host):
     assert "gpu_drain_slurm_reason:" in host.refused("drained", slurm=True, slurm_reason='the "fan"')
     assert host.node() == "idle: none"
 
 
-def test_a_controller_that_does_not_answer_is_named_and_what_went_is_back(host):
+def test_unresponsive_controller_is_named_and_services_are_restored(host):
     host.ask("systemctl stop slurmctld")
     assert "scontrol ping" in host.refused("drained", slurm=True, services=["lab-a"])
     assert host.active() == ALL
 
 
-def test_a_controller_that_is_gone_at_the_end_leaves_the_node_recorded(host):
+def test_node_stays_recorded_if_controller_is_gone_at_the_end(host):
     assert host.drain(slurm=True, services=["lab-a"])["changed"]
     host.ask("systemctl stop slurmctld")
     said = host.refused("resumed")
@@ -112,7 +112,7 @@ def test_a_controller_that_is_gone_at_the_end_leaves_the_node_recorded(host):
     assert host.node() == "idle: none"
 
 
-def test_slurmd_itself_may_be_among_the_services(host):
+def test_slurmd_can_be_a_drained_service(host):
     assert host.drain(slurm=True, services=["slurmd"])["changed"]
     assert host.ask("systemctl is-active slurmd || true") == "inactive"
     assert not host.drain(slurm=True, services=["slurmd"])["changed"]

@@ -40,14 +40,14 @@ def host(request, gpu_host):
     host.host.run(f"systemctl daemon-reload; systemctl enable --quiet {UNIT}; systemctl start {UNIT}")
 
 
-def test_nothing_but_the_listed_clients_waits_for_the_layout(host):
-    """A driver that hangs must not keep anyone from logging in."""
+def test_only_listed_clients_wait_for_the_layout(host):
+    """An unresponsive driver must not block logins."""
     for unit in ("sysinit.target", "basic.target", "ssh.service", "dbus.service", "systemd-logind.service"):
         assert UNIT not in host.ask(f"systemctl list-dependencies --after --plain --all {unit}"), unit
     assert UNIT in host.ask(f"systemctl list-dependencies --after --plain --all {CLIENT}.service")
 
 
-def test_the_layout_is_back_before_a_client_starts_and_by_that_unit_alone(host):
+def test_boot_unit_restores_the_layout_before_clients_start(host):
     before = seen(host.ask(LOOK))
     reboot(host.host)
     assert host.ask(f"systemctl is-active {UNIT}") == "active"

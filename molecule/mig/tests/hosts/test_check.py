@@ -17,7 +17,7 @@ def play(folder, playbook: str, directory: str, **variables) -> Run:
     return Run(folder, [*command, "-e", json.dumps({directory: str(folder / "reports"), **variables})]).end()
 
 
-def test_what_is_read_agrees_with_nvidia_smi_and_the_files(canary, tmp_path):
+def test_readings_match_nvidia_smi_and_kernel_files(canary, tmp_path):
     play(tmp_path, "check_gpu.yml", "gpu_check_dir").succeeded()
     report = json.loads((tmp_path / "reports" / "canary" / "gpu-check.json").read_text())
     outcomes = {}
@@ -27,7 +27,7 @@ def test_what_is_read_agrees_with_nvidia_smi_and_the_files(canary, tmp_path):
     assert (tmp_path / "reports" / "canary" / "gpu-check.html").exists()
 
 
-def test_a_host_is_accepted_and_one_with_a_fault_is_kept_out(canary, tmp_path):
+def test_healthy_host_is_accepted_and_faulty_host_rejected(canary, tmp_path):
     play(tmp_path, "accept.yml", "gpu_accept_dir", gpu_accept_gpus=1).succeeded()
     accepted = tmp_path / "reports" / "accepted"
     assert accepted.read_text() == "canary\n"

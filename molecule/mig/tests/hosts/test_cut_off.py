@@ -23,7 +23,7 @@ def has_its_old_layout(apply, canary):
     return check
 
 
-def test_a_change_whose_driver_refuses_a_step_brings_the_old_layout_back_at_once(apply, canary):
+def test_refused_step_rolls_back_at_once(apply, canary):
     canary.fail_at(*HALF_WAY)
     said = apply(canary, "second").failed()
     assert "Insufficient Resources" in said and "the layout of before is back" in said, said
@@ -32,7 +32,7 @@ def test_a_change_whose_driver_refuses_a_step_brings_the_old_layout_back_at_once
 
 
 @pytest.mark.parametrize("name", ["KILL", pytest.param("TERM", marks=pytest.mark.thorough)])
-def test_the_run_after_one_that_was_killed_brings_the_old_layout_back(site, canary, has_its_old_layout, name):
+def test_run_after_a_kill_restores_the_old_layout(site, canary, has_its_old_layout, name):
     canary.stop_at(*HALF_WAY)
     run = site("canary", layout_stage="second")
     pid = canary.until_stopped(run)
@@ -42,7 +42,7 @@ def test_the_run_after_one_that_was_killed_brings_the_old_layout_back(site, cana
     has_its_old_layout()
 
 
-def test_the_run_after_a_command_that_was_told_to_stop_brings_the_old_layout_back(apply, canary, has_its_old_layout):
+def test_run_after_sigterm_restores_the_old_layout(apply, canary, has_its_old_layout):
     canary.stop_at(*HALF_WAY)
     run = apply(canary, "second")
     pid = canary.until_stopped(run)
@@ -52,7 +52,7 @@ def test_the_run_after_a_command_that_was_told_to_stop_brings_the_old_layout_bac
     has_its_old_layout()
 
 
-def test_a_run_that_loses_its_controller_leaves_no_third_layout(site, canary, has_its_old_layout):
+def test_lost_controller_leaves_the_old_or_the_new_layout(site, canary, has_its_old_layout):
     canary.stop_at(*HALF_WAY)
     run = site("canary", layout_stage="second")
     pid = canary.until_stopped(run)

@@ -45,7 +45,7 @@ def at_work(host) -> bool:
     return device in host.gpus()[7].mig_device_uuids
 
 
-def test_the_service_makes_room_and_is_back_in_the_new_layout(site, served):
+def test_service_stops_for_the_change_and_runs_in_the_new_layout(site, served):
     site("hopper", gpu_layout=WHOLE, **DRAIN).succeeded()
     assert [i.profile for i in served.gpus()[7].instances.values()] == ["7g.80gb"]
     assert active(served) and at_work(served)
@@ -53,7 +53,7 @@ def test_the_service_makes_room_and_is_back_in_the_new_layout(site, served):
 
 # tests/integration/modules/test_site_on_busy.py has it with commands, molecule/gpu_drain with services and another change.
 @pytest.mark.thorough
-def test_after_a_failed_change_it_is_back_in_the_old_layout(site, served):
+def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     served.fail_at(HALF_WAY[0], 1)
     said = site("hopper", gpu_layout=WHOLE, **DRAIN).failed("hopper")
     assert "the layout of before is back" in said
@@ -63,7 +63,7 @@ def test_after_a_failed_change_it_is_back_in_the_old_layout(site, served):
 
 # molecule/gpu_drain has it.
 @pytest.mark.thorough
-def test_after_a_run_that_was_cut_off_it_is_back_with_the_next_one(site, served):
+def test_next_run_restarts_service_after_interruption(site, served):
     served.stop_at(HALF_WAY[0], 1)
     run = site("hopper", gpu_layout=WHOLE, **DRAIN)
     pid = served.until_stopped(run)

@@ -36,7 +36,7 @@ def refused(apply, hopper):
 
 # tests/integration/modules/test_site_on_busy.py has it.
 @pytest.mark.thorough
-def test_a_run_is_refused_whole_or_waits_and_goes_on_by_itself(site, hopper):
+def test_busy_host_refuses_the_run_or_waits_and_continues(site, hopper):
     before = hopper.gpus()
     with hopper.gpu_job(7, start=4) as job:
         said = site("hopper", gpu_layout=WHOLE).failed("hopper")
@@ -52,7 +52,7 @@ def test_a_run_is_refused_whole_or_waits_and_goes_on_by_itself(site, hopper):
     assert profiles(hopper, 7) == ["7g.80gb"] and profiles(hopper, 0) == ["1g.10gb"] * 7
 
 
-def test_a_busy_instance_that_would_have_to_go_refuses_the_change(refused, apply, hopper):
+def test_busy_instance_blocks_its_removal(refused, apply, hopper):
     with hopper.gpu_job(7, start=4) as job:
         refused("gpu 7 (GPU-", "): 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service")
         assert hopper.runs(job)
@@ -61,18 +61,21 @@ def test_a_busy_instance_that_would_have_to_go_refuses_the_change(refused, apply
     assert profiles(hopper, 7) == ["7g.80gb"] and profiles(hopper, 0) == ["1g.10gb"] * 7
 
 
-def test_an_open_device_node_holds_without_a_process_in_nvml(refused, hopper):
+def test_open_device_node_counts_as_holder_without_nvml_process(refused, hopper):
     with hopper.handle("/dev/nvidia7") as job:
         refused("gpu 7 (GPU-", "): 3g.40gb@0", "): 3g.40gb@4", f"pid {job.pid} ", f"user {USER}", "node open")
 
 
-def test_a_container_that_was_given_a_gpu_holds_it_unopened(refused, hopper):
+def test_container_with_gpu_holds_it_unopened(refused, hopper):
     with hopper.container("nvidia7") as job:
         refused("gpu 7 (GPU-", "): 3g.40gb@0", f"{job.unit}.service", f"pid {job.pid}: sleep 600", "given the device")
 
 
-def test_holders_that_can_stay_stay(apply, hopper):
-    """Either half of a GPU can be the one that stays; a plan that did not look would keep the same one everywhere."""
+def test_holders_that_can_stay_are_kept(apply, hopper):
+    """Either half of a GPU can be busy.
+
+    A plan that ignores holders would always keep the same half.
+    """
     (zero, left), (one, right), (seven, handled) = (hopper.instance(*at) for at in ((0, 0), (1, 4), (7, 4)))
     # The capability nodes of instances: see the chapter on device nodes of NVIDIA's MIG user guide.
     capability = f"/dev/nvidia-caps/nvidia-cap{3 + 135 * 7 + 9 * seven}"
@@ -93,7 +96,7 @@ def test_holders_that_can_stay_stay(apply, hopper):
         assert all(hopper.runs(holder) for holder in holders)
 
 
-def test_a_change_that_waited_in_vain_names_the_job(apply, hopper):
+def test_timeout_of_waiting_names_the_job(apply, hopper):
     before = hopper.gpus()
     with hopper.gpu_job(7, start=4) as job:
         said = apply(hopper, WHOLE, on_busy="wait", busy_timeout=2).failed()
@@ -102,7 +105,7 @@ def test_a_change_that_waited_in_vain_names_the_job(apply, hopper):
     assert hopper.gpus() == before
 
 
-def test_force_ends_what_is_in_the_way_and_nothing_else(apply, hopper):
+def test_force_ends_only_blocking_processes(apply, hopper):
     kept = hopper.instance(0, 0)
     with hopper.gpu_job(7, start=4) as doomed, hopper.gpu_job(0, start=0) as spared, hopper.gpu_job(
         1, start=0

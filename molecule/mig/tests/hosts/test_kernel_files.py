@@ -50,7 +50,7 @@ def wait_for_files(host) -> None:
         time.sleep(0.2)
 
 
-def test_the_files_follow_the_command_and_nvidia_smi(apply, canary):
+def test_kernel_files_follow_the_command_and_nvidia_smi(apply, canary):
     wait_for_files(canary)
     assert len(wanted(canary)) == 4
     apply(canary, "second").succeeded()
@@ -73,7 +73,7 @@ def describe_the_gpu(host) -> None:
     assert major and host.ask("stat -c %t:%T /dev/nvidia-caps/nvidia-cap1") == f"{int(major.group(1)):x}:1"
 
 
-def test_the_files_are_back_after_a_reboot(canary):
+def test_kernel_files_are_restored_after_a_reboot(canary):
     describe_the_gpu(canary)
     reboot(canary.host)
     wait_for_files(canary)

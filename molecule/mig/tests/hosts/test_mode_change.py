@@ -17,7 +17,7 @@ def modes(host) -> list[tuple[str, str]]:
     return [(gpu.mig_mode, gpu.mig_mode_pending) for gpu in host.gpus()]
 
 
-def test_idle_gpus_change_both_ways_and_no_other_gpu_is_touched(apply, ampere):
+def test_idle_gpus_change_mode_and_others_stay(apply, ampere):
     beside = ampere.instance(1, 0)
     with ampere.gpu_job(1, start=0) as job, ampere.gpu_job(3) as whole:
         for layout, mode in ((MIG, "Enabled"), (SHARED, "Disabled")):
@@ -30,7 +30,7 @@ def test_idle_gpus_change_both_ways_and_no_other_gpu_is_touched(apply, ampere):
 
 
 @pytest.mark.parametrize("by", ["job", "handle", "watcher"])
-def test_a_gpu_in_use_refuses_the_change(apply, ampere, by):
+def test_busy_gpu_blocks_the_change(apply, ampere, by):
     holders = {
         "job": lambda: ampere.gpu_job(3),
         "handle": lambda: ampere.handle("/dev/nvidia3"),
@@ -51,7 +51,7 @@ def test_a_gpu_in_use_refuses_the_change(apply, ampere, by):
     assert ampere.gpus() == before
 
 
-def test_a_job_that_begins_during_the_change_is_not_ended_by_the_reset(apply, ampere):
+def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
     before = ampere.gpus()
     ampere.stop_at("nvmlDeviceSetMigMode", 4)
     run = apply(ampere, "second")
@@ -76,7 +76,7 @@ def stuck(ampere):
     ampere.ask("gpusim set 2 passthrough off && gpusim set 2 reset_refused off")
 
 
-def test_a_reset_that_is_refused_changes_nothing_without_leave_to_reboot(apply, stuck):
+def test_refused_reset_without_permission_to_reboot_changes_nothing(apply, stuck):
     started = boot_time(stuck.host)
     said = apply(stuck, "second").failed()
     assert "reboot needed" in said and "gpu_layout_reboot: true" in said
@@ -85,7 +85,7 @@ def test_a_reset_that_is_refused_changes_nothing_without_leave_to_reboot(apply, 
     assert boot_time(stuck.host) == started
 
 
-def test_with_leave_the_host_reboots_and_has_its_whole_layout(site, apply, stuck):
+def test_host_reboots_with_permission_and_gets_its_layout(site, apply, stuck):
     started = boot_time(stuck.host)
     site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
     assert boot_time(stuck.host) != started
@@ -96,7 +96,7 @@ def test_with_leave_the_host_reboots_and_has_its_whole_layout(site, apply, stuck
     assert stuck.gpus() == before
 
 
-def test_a_reboot_that_is_refused_leaves_the_boot_the_layout_that_stands(site, stuck):
+def test_refused_reboot_keeps_the_current_layout_for_boot(site, stuck):
     restored, started = stuck.ask(f"cat {LAYOUT}"), boot_time(stuck.host)
     with stuck.gpu_job(1, start=0) as job:
         said = site("ampere", gpu_layout=MIG, gpu_layout_reboot=True).failed("ampere")

@@ -16,7 +16,7 @@ def report(folder) -> dict:
 
 # tests/integration/modules/test_transactions.py has it with the module alone.
 @pytest.mark.thorough
-def test_the_second_names_the_first_or_waits_and_finds_done_what_the_first_did(site, apply, canary, tmp_path):
+def test_second_run_names_the_first_or_waits_for_its_result(site, apply, canary, tmp_path):
     canary.stop_at(*HALF_WAY)
     first = site("canary", layout_stage="second", gpu_report_dir=str(tmp_path / "first"))
     pid = canary.until_stopped(first)

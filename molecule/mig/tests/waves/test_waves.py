@@ -17,7 +17,7 @@ def later(fleet):
     return lambda: "as before" if [host.gpus() for host in fleet[2:]] == before else "changed"
 
 
-def test_a_host_that_fails_has_its_old_layout_back_and_is_the_last_one(site, fleet, later):
+def test_failed_host_is_rolled_back_and_ends_the_waves(site, fleet, later):
     canary, hopper, *_ = fleet
     hopper.fail_at(*HALF_WAY)
     said = site(layout_stage="second").failed("hopper")
@@ -32,7 +32,7 @@ def test_a_host_that_fails_has_its_old_layout_back_and_is_the_last_one(site, fle
         assert later() == "changed"
 
 
-def test_a_host_that_loses_power_in_its_wave_is_the_last_one_and_mends_itself(site, fleet, later):
+def test_host_that_loses_power_ends_the_waves_and_recovers(site, fleet, later):
     canary, hopper, *_ = fleet
     hopper.stop_at(*HALF_WAY)
     run = site(layout_stage="second")
@@ -53,7 +53,7 @@ def test_a_host_that_loses_power_in_its_wave_is_the_last_one_and_mends_itself(si
 
 # The one that loses power is not reached either when the next wave would begin.
 @pytest.mark.thorough
-def test_a_host_that_cannot_be_reached_when_its_wave_begins_is_the_last_one(site, fleet, later):
+def test_unreachable_host_in_a_wave_ends_the_waves(site, fleet, later):
     canary, hopper, ampere, _ = fleet
     # Every plan stands by the time that the canary changes.
     canary.stop_at(*HALF_WAY)
@@ -74,7 +74,7 @@ def test_a_host_that_cannot_be_reached_when_its_wave_begins_is_the_last_one(site
     assert later() == "as before"
 
 
-def test_a_host_that_cannot_be_reached_from_the_start_lets_no_wave_begin(site, fleet):
+def test_unreachable_host_at_the_start_prevents_all_waves(site, fleet):
     *reached, ada = fleet
     before = [host.gpus() for host in reached]
     ada.podman("pause")

@@ -43,17 +43,17 @@ def taken_away(monitor):
     reset()
 
 
-def test_nothing_is_left_of_the_exporter(taken_away, hopper, ada):
+def test_exporter_is_removed_completely(taken_away, hopper, ada):
     for host in (hopper, ada):
         left = host.check_output("find /etc /usr/local /var/lib -xdev -iname '*dcgm*' -o -xdev -iname '*exporter*'")
         assert left == ""
         assert host.run("systemctl cat dcgm-exporter").rc != 0
 
 
-def test_nothing_is_left_of_the_monitoring(taken_away, monitor):
+def test_monitoring_is_removed_completely(taken_away, monitor):
     assert monitor.host.check_output("find /etc /var/lib/prometheus -xdev -iname '*openfleet*'") == ""
 
 
-def test_nothing_listens(taken_away, monitor):
+def test_no_port_is_open(taken_away, monitor):
     # Debian's own services may go on with Debian's own configuration: their packages were there before the role.
     assert "9400" not in listening(monitor)

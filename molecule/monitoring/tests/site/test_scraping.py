@@ -66,12 +66,12 @@ def test_every_exporter_is_scraped(monitor):
     eventually(of_exporters, lambda seen: seen == dict.fromkeys(EXPORTERS, "up"), "every exporter up")
 
 
-def test_nothing_else_is_a_target_but_prometheus_itself(monitor):
+def test_only_exporters_and_prometheus_are_targets(monitor):
     assert set(monitor.prometheus.targets()) - set(EXPORTERS) <= {"127.0.0.1:9090"}
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-def test_a_scrape_without_or_with_a_wrong_password_is_refused(fetch, exporter):
+def test_scrape_with_missing_or_wrong_password_is_refused(fetch, exporter):
     url = f"https://{exporter}/metrics"
     wrong = [basic("prometheus", "another"), basic("prometheus", ""), basic("", PASSWORD), basic("root", PASSWORD)]
     for authorization in ["", *wrong, f"Bearer {PASSWORD}"]:
@@ -96,7 +96,7 @@ def test_nothing_listens_on_all_addresses(monitor):
     assert {address for address, port in listening if port != "9400"} == {"127.0.0.1"}
 
 
-def test_a_gpu_host_knows_the_password_by_its_hash_alone(hopper):
+def test_gpu_host_has_only_the_hash_of_the_password(hopper):
     assert hopper.run("grep -rl --exclude-dir=proc %s /etc /usr/lib/openfleet-gpu /opt /var/lib", PASSWORD).stdout == ""
 
 

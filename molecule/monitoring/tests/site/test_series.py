@@ -38,7 +38,7 @@ def values(monitor, expression):
     return lambda: sorted(sample.value for sample in monitor.prometheus.query(expression))
 
 
-def test_every_gpu_and_every_instance_is_there_with_its_name(monitor, gpus):
+def test_every_gpu_and_instance_has_named_series(monitor, gpus):
     wanted = set()
     for name, there in gpus.items():
         for gpu in there:
@@ -53,13 +53,13 @@ def test_every_gpu_and_every_instance_is_there_with_its_name(monitor, gpus):
     eventually(seen, lambda found: found == wanted, "gpu:info of every GPU and instance")
 
 
-def test_no_series_has_a_label_that_says_nothing(monitor):
+def test_no_series_has_an_empty_label(monitor):
     samples = monitor.prometheus.query('{__name__=~"gpu:.+",host!=""}')
     assert samples
     assert [sample.labels for sample in samples if "" in sample.labels.values()] == []
 
 
-def test_the_load_of_a_gpu(monitor, ada, gpus):
+def test_load_of_a_gpu(monitor, ada, gpus):
     uuid = gpus["ada"][0].uuid
     loaded(ada, 0)
     try:
@@ -75,7 +75,7 @@ def test_the_load_of_a_gpu(monitor, ada, gpus):
     eventually(values(monitor, f"gpu:busy_ratio{of}"), lambda v: v == [0], "idle")
 
 
-def test_the_load_of_an_instance_is_its_own(monitor, hopper, gpus):
+def test_load_of_an_instance_is_its_own(monitor, hopper, gpus):
     gpu = gpus["hopper"][0]
     instance = next(number for number, one in gpu.instances.items() if one.profile == "3g.40gb")
     loaded(hopper, f"0/{instance}")
@@ -89,7 +89,7 @@ def test_the_load_of_an_instance_is_its_own(monitor, hopper, gpus):
         hopper.run(f"gpusim load 0/{instance} --clear")
 
 
-def test_a_process_is_counted_where_it_runs(monitor, hopper, gpus):
+def test_process_counts_on_its_gpu_or_instance(monitor, hopper, gpus):
     of = f'gpu:processes{{gpu_uuid="{gpus["hopper"][1].uuid}"}}'
     eventually(values(monitor, of), lambda v: v == [0], "nobody")
     hopper.check_output("systemd-run --quiet --unit=somebody gpusim run --gpu 1 --memory 1GiB -- sleep infinity")
@@ -100,8 +100,8 @@ def test_a_process_is_counted_where_it_runs(monitor, hopper, gpus):
     eventually(values(monitor, of), lambda v: v == [0], "nobody again")
 
 
-def test_the_state_of_the_hosts_is_there(monitor, gpus):
-    """Through the textfiles of gpu-layout, which the exporter serves too."""
+def test_state_of_the_hosts_is_exported(monitor, gpus):
+    """gpu-layout writes textfiles, which the exporter serves too."""
     count = sum(len(there) for there in gpus.values())
     eventually(values(monitor, "gpu:layout_drift"), lambda v: v == [0] * count, "no drift")
     eventually(values(monitor, 'gpu:mps_daemon_up{host="hopper",daemon="inference"}'), lambda v: v == [1], "daemon")
@@ -109,6 +109,6 @@ def test_the_state_of_the_hosts_is_there(monitor, gpus):
     eventually(limit, lambda v: v == [16 * GIB], "quota")
 
 
-def test_all_is_quiet(monitor):
+def test_no_alert_fires(monitor):
     monitor.quiet()
     assert monitor.received() == []

@@ -104,7 +104,7 @@ def hurried(monitor, hopper, ada):
 
 # Which alert each trouble raises is known to promtool (tests/monitoring); here the way from a host to Alertmanager is tried.
 @pytest.mark.parametrize("name", list(ROUNDS) if THOROUGH else ["errors"])
-def test_each_raises_its_alert_and_no_other_and_clears_it(hurried, hopper, ada, name):
+def test_each_fault_fires_only_its_alert_and_clears(hurried, hopper, ada, name):
     hosts, troubles = {"hopper": hopper, "ada": ada}, ROUNDS[name]
     wanted = {trouble.labels["alertname"] for trouble in troubles}
     lasting = {trouble.labels["alertname"] for trouble in troubles if trouble.cure}

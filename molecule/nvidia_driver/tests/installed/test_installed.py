@@ -19,7 +19,7 @@ PARTS = [
 ]
 
 
-def test_all_parts_are_of_the_version_that_was_asked_for(lab_host):
+def test_all_parts_have_the_requested_version(lab_host):
     host = lab_host("hgx")
     for name in PARTS:
         assert host.package(name).version == VERSION + "-1", name
@@ -34,7 +34,7 @@ def test_nvml_answers_for_every_gpu(lab_host):
     assert len([line for line in said if line.endswith("NVIDIA H100 80GB HBM3")]) == 8
 
 
-def test_the_open_modules_were_built_for_the_running_kernel_by_dkms(lab_host):
+def test_dkms_built_open_modules_for_the_running_kernel(lab_host):
     host = lab_host("hgx")
     assert host.check_output("modinfo -F license nvidia") == "Dual MIT/GPL"
     kernel = host.check_output("uname -r")
@@ -42,13 +42,13 @@ def test_the_open_modules_were_built_for_the_running_kernel_by_dkms(lab_host):
 
 
 @pytest.mark.parametrize("name", ["nvidia-persistenced", "nvidia-fabricmanager"])
-def test_services_run_and_will_after_the_next_boot(lab_host, name):
+def test_services_run_and_are_enabled(lab_host, name):
     service = lab_host("hgx").service(name)
     assert service.is_running
     assert service.is_enabled
 
 
-def test_nouveau_stayed_away_from_the_boot(lab_host):
+def test_nouveau_is_not_loaded_at_boot(lab_host):
     host = lab_host("hgx")
     assert not host.file("/sys/module/nouveau").exists
     assert host.file("/etc/modprobe.d/openfleet-nvidia-driver.conf").contains("^blacklist nouveau$")
@@ -61,7 +61,7 @@ def test_no_held_package_is_missing(lab_host):
     assert set(PARTS) <= set(lab_host("hgx").check_output("apt-mark showhold").split())
 
 
-def test_apt_gets_the_driver_from_a_repository_that_it_verifies(lab_host):
+def test_apt_verifies_the_repository_of_the_driver(lab_host):
     host = lab_host("hgx")
     text = host.file("/etc/apt/sources.list.d/openfleet-nvidia-driver.sources").content_string
     assert "Signed-By: /etc/apt/keyrings/openfleet-nvidia-driver.gpg" in text
@@ -72,7 +72,7 @@ def test_apt_gets_the_driver_from_a_repository_that_it_verifies(lab_host):
 
 
 @pytest.mark.parametrize("name", ["libcuda1", "libnvidia-ml1", "nvidia-smi"])
-def test_debians_own_userspace_is_there_for_real(lab_host, name):
+def test_debians_userspace_is_really_installed(lab_host, name):
     host = lab_host("pcie")
     branch = {"bookworm": "535", "trixie": "550"}[os.environ.get("LAB_RELEASE") or "bookworm"]
     assert host.package(name).version.startswith(branch + ".")
@@ -80,14 +80,14 @@ def test_debians_own_userspace_is_there_for_real(lab_host, name):
     assert "Debian NVIDIA Maintainers" in host.check_output("dpkg-query -W -f '${Maintainer}' " + name)
 
 
-def test_libraries_alone_bring_no_kernel_modules(lab_host):
+def test_libraries_install_no_kernel_modules(lab_host):
     host = lab_host("pcie")
     assert not host.package("dkms").is_installed
     assert not host.file("/etc/modprobe.d/openfleet-nvidia-driver.conf").exists
     host.check_output("python3 -c 'import ctypes; ctypes.CDLL(\"libcuda.so.1\")'")
 
 
-def test_a_host_for_which_nothing_is_asked_was_left_alone(lab_host):
+def test_host_without_a_version_is_not_changed(lab_host):
     host = lab_host("blackwell")
     assert not host.file("/var/lib/openfleet-gpu").exists
     assert host.check_output("apt-mark showhold") == ""

@@ -48,7 +48,7 @@ def dry(bare):
     return played
 
 
-def test_a_dry_run_left_the_bare_host_alone(bare, dry, lab_host):
+def test_dry_run_does_not_change_the_bare_host(bare, dry, lab_host):
     host = lab_host(BOARD)
     for path in WRITTEN:
         assert not host.file(path).exists, path
@@ -61,7 +61,7 @@ def test_a_dry_run_left_the_bare_host_alone(bare, dry, lab_host):
     assert set(host.check_output(TRACES).splitlines()) == bare
 
 
-def test_a_bare_board_gets_what_was_foretold(dry, state_of):
+def test_bare_board_gets_the_predicted_packages(dry, state_of):
     before = state_of(BOARD)
     assert State.read(dry.seen) == before
     (wet,) = play(BOARD, Ask(ASKED, then=LOOK))
@@ -69,7 +69,7 @@ def test_a_bare_board_gets_what_was_foretold(dry, state_of):
     assert foretold(dry.planned) == differences(before, State.read(wet.seen))
 
 
-def test_fabric_manager_finds_its_subnet_manager_also_after_a_boot(lab_host, state_of):
+def test_fabric_manager_finds_its_subnet_manager_after_a_boot(lab_host, state_of):
     host = lab_host(BOARD)
     for booted in (False, True):
         if booted:
@@ -84,14 +84,14 @@ def test_fabric_manager_finds_its_subnet_manager_also_after_a_boot(lab_host, sta
     assert "infiniband-diags" not in state_of(BOARD).held
 
 
-def test_dracuts_initramfs_keeps_nouveau_away(lab_host):
+def test_dracuts_initramfs_excludes_nouveau(lab_host):
     host = lab_host(BOARD)
     assert "etc/modprobe.d/openfleet-nvidia-driver.conf" in host.check_output("lsinitrd " + IMAGE)
     assert "blacklist nouveau" in host.check_output("lsinitrd -f etc/modprobe.d/openfleet-nvidia-driver.conf " + IMAGE)
 
 
 @pytest.mark.thorough
-def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(lab_host, state_of):
+def test_imex_is_installed_on_request_and_follows_its_nodes(lab_host, state_of):
     host = lab_host(BOARD)
     assert "nvidia-imex" not in state_of(BOARD).packages
     process = "systemctl show --property MainPID nvidia-imex"
@@ -117,7 +117,7 @@ def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(lab_host, state_o
 
 
 @pytest.mark.thorough
-def test_reset_leaves_nothing_but_what_debian_brought(bare, lab_host, state_of):
+def test_reset_leaves_only_debians_packages(bare, lab_host, state_of):
     host, before = lab_host(BOARD), state_of(BOARD)
     variables = {"nvidia_driver_state": "absent", "gpu_layout": [{"gpus": "all", "sharing": "exclusive"}]}
     options = ["--inventory", str(INVENTORY), "--limit", BOARD, "--extra-vars", json.dumps(variables)]

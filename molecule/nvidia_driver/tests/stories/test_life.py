@@ -56,7 +56,7 @@ def runs(host):
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-def test_other_peoples_upgrades_leave_the_driver_alone(lab_host, state_of):
+def test_upgrades_by_others_do_not_change_the_driver(lab_host, state_of):
     host, before = lab_host(HGX), state_of(HGX)
     assert host.run("apt-get update").rc == 0
     assert "590.48.01-1" in host.check_output("apt-cache madison nvidia-driver-cuda")
@@ -88,8 +88,11 @@ def refusals(cases) -> list[Ask]:
     ]
 
 
-def test_what_must_not_be_is_refused_and_a_mirror_that_dies_half_way_costs_nobody_anything(lab_host):
-    """Nor does the entry point plan. Ahead of them a run that changes nothing, which is one execution."""
+def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_host):
+    """The entry point plan refuses them too.
+
+    First, a run without changes takes one execution.
+    """
     before = see(lab_host(HGX).check_output(SEE))
     cases = [REFUSED[number] for number in sample(range(len(REFUSED)), 2)]
     right, *refused, died, planned, not_planned = play(
@@ -112,8 +115,11 @@ def test_what_must_not_be_is_refused_and_a_mirror_that_dies_half_way_costs_nobod
         assert see(played.seen) == before, played.failed
 
 
-def test_an_upgrade_within_the_branch_does_what_the_dry_run_said(lab_host, state_of):
-    """The dry run refuses what a run does. Afterwards the branch keeps what is there until an upgrade is asked for."""
+def test_upgrade_within_the_branch_follows_the_dry_run(lab_host, state_of):
+    """The dry run refuses the same requests.
+
+    Afterwards the branch stays until an upgrade is requested.
+    """
     before = see(lab_host(HGX).check_output(SEE))
     cases = [REFUSED[number] for number in sample(range(len(REFUSED)), len(REFUSED) - 1)]
     *refused, dry = play(HGX, *refusals(cases), Ask(NEWER, then=SEE), check=True)
@@ -156,10 +162,11 @@ for line in sys.stdin:
 """
 
 
-def test_an_upgrade_that_fails_leaves_the_old_driver_and_one_that_was_killed_is_finished_by_the_next(
-    lab_host, state_of
-):
-    """The old driver also where no source has it any more. Then a downgrade across branches, the reboot left to the operator."""
+def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_host, state_of):
+    """The old driver is kept even if no source has it any more.
+
+    Then a downgrade across branches, with a reboot by the operator.
+    """
     host, before = lab_host(HGX), state_of(HGX)
     program, hook = "/usr/local/sbin/kill-at", "/etc/dpkg/dpkg.cfg.d/kill"
     encoded = base64.b64encode(KILL.encode()).decode()
@@ -216,7 +223,7 @@ RESUMED_BEFORE_REMOVAL = dataclasses.replace(RESUMED, first="") if THOROUGH else
 
 
 @pytest.mark.thorough
-def test_after_the_operators_reboot_parts_that_differ_are_cured_by_another():
+def test_another_reboot_fixes_differing_parts_after_the_operators_reboot():
     resumed, differ, cured = play(
         HGX,
         RESUMED,
@@ -235,7 +242,7 @@ def test_after_the_operators_reboot_parts_that_differ_are_cured_by_another():
         assert active == RUNNING
 
 
-def test_after_the_operators_reboot_clients_are_back_and_removal_leaves_no_trace(lab_host):
+def test_clients_run_after_the_operators_reboot_and_removal_is_complete(lab_host):
     host = lab_host(HGX)
     absent = {"nvidia_driver_state": "absent"}
     resumed, foretold_removal, removal, again = play(

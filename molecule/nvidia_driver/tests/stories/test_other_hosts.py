@@ -15,8 +15,8 @@ from package_changes import differences, foretold
 
 # What it refuses and plans is in tests/unit/test_driver_*.py.
 @pytest.mark.thorough
-def test_secure_boot_takes_a_trusted_key_and_is_then_a_boot_as_any_other(lab_host, state_of):
-    """Without one it installs nothing, and tells the steps."""
+def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
+    """Without one nothing is installed, and the steps are printed."""
     host, before = lab_host("secure"), state_of("secure")
     hardware = json.loads(host.file("/etc/simulated-hardware.json").content_string)
     text = json.dumps(dict(hardware, mok="/var/lib/dkms/mok.pub"))
@@ -47,8 +47,8 @@ def test_secure_boot_takes_a_trusted_key_and_is_then_a_boot_as_any_other(lab_hos
     assert not host.exists("dracut")
 
 
-def test_from_the_distributions_packages_to_the_runfile(lab_host):
-    """The runfile is a file on the controller, and nothing without its checksum."""
+def test_change_from_distribution_packages_to_the_runfile(lab_host):
+    """The runfile is a file on the controller and needs its checksum."""
     runfile = Path(__file__).with_name("stand-in.run")
     request = {
         "nvidia_driver_source": "runfile",

@@ -28,7 +28,7 @@ def look(lab_host) -> State:
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-def test_the_driver_is_whole_locked_and_verified(lab_host):
+def test_driver_is_complete_locked_and_verified(lab_host):
     host = lab_host(HOST)
     is_whole(look(lab_host), "580.95.05")
     assert host.check_output("modinfo -F license nvidia") == "Dual MIT/GPL"
@@ -40,7 +40,7 @@ def test_the_driver_is_whole_locked_and_verified(lab_host):
     assert host.package("kernel-devel-matched-" + host.check_output("uname -r")).is_installed
 
 
-def test_upgrades_by_others_leave_the_driver_alone(lab_host):
+def test_upgrades_by_others_do_not_change_the_driver(lab_host):
     before = look(lab_host)
     assert "590.48.01" in lab_host(HOST).check_output(
         "dnf -q -y --disableplugin=versionlock repoquery nvidia-driver-cuda"
@@ -59,7 +59,7 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_repository_a_dying_mirror_and_others_packages_stop_a_change_before_it_begins(lab_host):
+def test_wrong_repository_failing_mirror_or_foreign_packages_stop_a_change_early(lab_host):
     before = look(lab_host)
     cases = REFUSED if THOROUGH else [REFUSED[1]]
     asks = [
@@ -94,7 +94,7 @@ def test_a_wrong_repository_a_dying_mirror_and_others_packages_stop_a_change_bef
     assert State.read(locked.seen).packages == before.packages
 
 
-def test_an_upgrade_does_what_the_dry_run_said_and_waits_for_another_dnf(lab_host):
+def test_upgrade_follows_the_dry_run_and_waits_for_another_dnf(lab_host):
     before = look(lab_host)
     encoded = base64.b64encode(HOLD_THE_LOCK.encode()).decode()
     hold = f"echo {encoded} | base64 -d >/run/hold.py; systemd-run --quiet --unit=hold python3 /run/hold.py; "
@@ -117,7 +117,7 @@ def test_an_upgrade_does_what_the_dry_run_said_and_waits_for_another_dnf(lab_hos
 # -- From 580.105.08 ---------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_transaction_is_undone_and_an_enabled_stream_hides_no_version(lab_host):
+def test_failed_transaction_is_undone_and_enabled_stream_hides_no_version(lab_host):
     before = look(lab_host)
     gone = "! ls /var/lib/openfleet-gpu/driver.json; "
     stream = "dnf -q -y module enable nvidia-driver:580-dkms"
@@ -148,7 +148,7 @@ def test_a_failed_transaction_is_undone_and_an_enabled_stream_hides_no_version(l
 # -- From 590.48.01 ----------------------------------------------------------------------------------------------------
 
 
-def test_removal_takes_the_driver_and_leaves_what_others_need(lab_host):
+def test_removal_keeps_packages_that_others_need(lab_host):
     absent = {"nvidia_driver_state": "absent"}
     before = look(lab_host)
     planned, removed, again = play(
@@ -182,7 +182,7 @@ LEFT = [
 ]  # fmt: skip
 
 
-def test_a_driver_from_elsewhere_is_named_and_replaced_only_if_allowed(lab_host):
+def test_driver_from_another_source_is_replaced_only_if_allowed(lab_host):
     asks = [Ask(first=first, then=then, fails=True) for first, _said, then in LEFT]
     allowed = {"nvidia_driver_allow_removal": ["xorg-x11-drv-nvidia-cuda"]}
     *refused, absent, replaced = play(

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 600
 
 @pytest.mark.parametrize("role", ["driver", "toolkit"])
 @pytest.mark.parametrize("place", ["any", "libnvidia-container-tools-1.18.2"], ids=["first", "later"])
-def test_the_next_run_repairs_a_killed_transaction(role, place):
+def test_next_run_repairs_a_killed_transaction(role, place):
     """The image of the lab hosts has rpm, rpmbuild and DNF. systemd is not needed, so the container runs one script."""
     image = (REPOSITORY / ".lab/images/bookworm-rpm").read_text(encoding="utf-8").strip()
     script = "bash /stories/kill_dnf.sh %s && PYTHONPATH=/collections python3 /stories/repair_dnf.py %s" % (place, role)

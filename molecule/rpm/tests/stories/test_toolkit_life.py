@@ -27,7 +27,7 @@ def expected(version: str) -> list[str]:
     return sorted("%s=%s" % (name, version) for name in NAMES) + locks
 
 
-def test_the_toolkit_is_installed_upgraded_and_removed_by_dnf(lab_host):
+def test_dnf_installs_upgrades_and_removes_the_toolkit(lab_host):
     newer = {"container_toolkit_version": "1.18.2"}
     gone = "! rpm -q nvidia-container-toolkit-base; ! grep container /etc/dnf/plugins/versionlock.list; ls /etc/yum.repos.d"
     first, right, foreign, upgraded, back, removed = role_plays.run_role(

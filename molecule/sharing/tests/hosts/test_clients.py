@@ -42,7 +42,7 @@ def test_a_container_with_the_device_reaches_the_daemon(mps, image, user):
     assert without.rc != 0 and "Cannot find MPS control daemon" in without.stdout + without.stderr
 
 
-def test_a_container_that_runs_finds_the_daemon_again_after_a_restart(mps, image):
+def test_running_container_reaches_the_daemon_after_a_restart(mps, image):
     mps.do("start", percentage=35)
     run = f"podman run --detach --rm --name {CONTAINER} --network=none --device openfleet.io/mps={NAME}"
     mps.ask(f"{run} {image} sleep 600")
@@ -63,7 +63,7 @@ def test_a_service_with_the_environment_file_reaches_the_daemon(mps):
     assert mps.ask(f"{service}.client.env sh -c '{ASK}'") == "35.0"
 
 
-def test_a_device_that_is_forgotten_is_gone(mps, image):
+def test_removed_device_is_unavailable(mps, image):
     mps.do("start")
     mps.do("stop")
     mps.do("forget")

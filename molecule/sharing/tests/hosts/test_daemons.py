@@ -29,7 +29,7 @@ def test_a_daemon_serves_its_devices_with_its_limits(mps):
     assert seen["daemon"]["places"] == [{"gpu_uuid": d, "profile": None, "start": None} for d in DEVICES]
 
 
-def test_several_daemons_have_nothing_to_do_with_each_other(mps):
+def test_several_daemons_are_independent(mps):
     mps.do("start", "one", DEVICES[:1], 30, 1024 * MIB)
     mps.do("start", "two", DEVICES[1:], 70)
     one, two = mps.do("observe")
@@ -42,14 +42,14 @@ def test_several_daemons_have_nothing_to_do_with_each_other(mps):
 
 
 @pytest.mark.parametrize(("limit", "said"), [(700 * MIB, "700M"), (1500 * MIB, "1G")])
-def test_a_limit_that_the_daemon_tells_in_part_is_the_one_that_was_asked_for(mps, limit, said):
+def test_partly_reported_limit_counts_as_the_requested_one(mps, limit, said):
     mps.do("start", limit=limit)
     assert mps.limits()[1:] == (said, said)
     assert mps.seen()["pinned_memory_limits_bytes"] == [limit, limit]
 
 
-def test_servers_that_die_are_counted_while_the_daemon_answers(mps):
-    """Without a driver, no server of the real daemon lives."""
+def test_dead_servers_are_counted_while_the_daemon_answers(mps):
+    """Without a driver, every server of the real daemon dies."""
     mps.do("start")
     mps.ask("mkdir -p /run/openfleet-gpu-metrics")
     start = f"echo start_server -uid 65534 | CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
@@ -80,7 +80,7 @@ def test_servers_that_die_are_counted_while_the_daemon_answers(mps):
         mps.ask("rm -rf /run/openfleet-gpu-metrics")
 
 
-def test_limits_change_while_it_runs_and_hold_over_a_restart(mps):
+def test_limits_change_at_runtime_and_survive_a_restart(mps):
     mps.do("start", percentage=25, limit=LIMIT)
     pid = mps.pid()
     assert mps.do("adjustable", percentage=40, limit=3 * LIMIT) is True
@@ -92,7 +92,7 @@ def test_limits_change_while_it_runs_and_hold_over_a_restart(mps):
     assert mps.pid() != pid
 
 
-def test_what_takes_a_restart(mps):
+def test_settings_that_need_a_restart(mps):
     mps.do("start", percentage=25, limit=LIMIT)
     assert mps.do("adjustable", devices=DEVICES[:1], percentage=25, limit=LIMIT) is False
     assert mps.do("adjustable", percentage=25, limit=None) is False
@@ -103,7 +103,7 @@ def test_what_takes_a_restart(mps):
     assert mps.do("adjustable", devices=DEVICES[:1], percentage=25) is False
 
 
-def test_what_others_have_set_is_seen_and_put_back(mps):
+def test_limits_changed_by_others_are_detected_and_restored(mps):
     mps.do("start", percentage=25, limit=LIMIT)
     mps.tell("set_default_active_thread_percentage 90")
     mps.tell("set_default_device_pinned_mem_limit 1 30G")
@@ -116,7 +116,7 @@ def test_what_others_have_set_is_seen_and_put_back(mps):
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
-def test_a_killed_daemon_comes_back_with_its_limits_in_the_same_directory(mps):
+def test_killed_daemon_restarts_with_its_limits_in_the_same_directory(mps):
     mps.do("start", percentage=25, limit=LIMIT)
     mps.do("adjust", percentage=35, limit=LIMIT)
     pid, directory = mps.pid(), mps.ask(f"stat -c %i {PIPES}")
@@ -128,7 +128,7 @@ def test_a_killed_daemon_comes_back_with_its_limits_in_the_same_directory(mps):
     assert mps.ask(f"stat -c %i {PIPES}") == directory
 
 
-def test_one_that_root_has_told_to_quit_stays_down_and_is_named(mps):
+def test_daemon_that_root_quit_stays_down_and_is_named(mps):
     mps.do("start")
     mps.tell("quit")
     mps.wait_until(f"systemctl show -p ActiveState {UNIT} | grep -q inactive")
@@ -138,7 +138,7 @@ def test_one_that_root_has_told_to_quit_stays_down_and_is_named(mps):
     assert mps.seen()["problem"] is None
 
 
-def test_what_a_dead_daemon_left_in_its_directory_is_no_hindrance(mps):
+def test_leftovers_of_a_dead_daemon_do_not_block(mps):
     mps.do("start", limit=LIMIT)
     mps.do("stop")
     # A pid of something else, a socket that nobody listens to, and one name that is a directory now.
@@ -154,7 +154,7 @@ def test_what_a_dead_daemon_left_in_its_directory_is_no_hindrance(mps):
     assert mps.host.run(f"cat {PIPES}/nvidia-cuda-mps-control.pid").stdout.strip() in ("", str(mps.pid()))
 
 
-def test_one_that_does_not_start_is_told_with_its_last_words(mps):
+def test_daemon_that_fails_to_start_is_reported_with_its_log(mps):
     mps.do("start")
     mps.do("stop")
     mps.ask(f"rm -rf {LOGS} && echo in the way >{LOGS}")
@@ -165,8 +165,8 @@ def test_one_that_does_not_start_is_told_with_its_last_words(mps):
     mps.do("start")
 
 
-def test_a_daemon_whose_package_is_upgraded_goes_on_and_is_named(mps):
-    """The package is made of the installed files, under a higher version: unpacked by dpkg as an upgrade is."""
+def test_daemon_continues_after_its_package_is_upgraded(mps):
+    """The package is made of the installed files with a higher version, and unpacked by dpkg like an upgrade."""
     mps.do("start", limit=LIMIT)
     pid = mps.pid()
     version = mps.ask("dpkg-query -W -f '${Version}' nvidia-cuda-mps")
@@ -185,7 +185,7 @@ def test_a_daemon_whose_package_is_upgraded_goes_on_and_is_named(mps):
     assert mps.pid() != pid and mps.limits() == ("25.0", "2G", "2G")
 
 
-def test_what_a_client_writes_to_the_pipe_directory_does_not_fill_the_hosts_run(mps):
+def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
     mps.do("start", percentage=25)
     used = int(mps.ask("df --output=used /run | tail -1"))
     # The directory is writable in a container that is a client, and root of most containers is root of the host.
@@ -205,8 +205,8 @@ def test_what_a_client_writes_to_the_pipe_directory_does_not_fill_the_hosts_run(
     assert mps.seen()["pipe_directory_limited"] is True
 
 
-def test_a_running_daemon_keeps_the_pipe_directory_that_has_no_limit_yet(mps):
-    """Its sockets are in it. It gets another one when it is started anew, or at the next boot."""
+def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
+    """Its sockets are in it. It gets a limited one at its next start."""
     mount = "/etc/systemd/system/" + MOUNT
     mps.do("start", percentage=25)
     mps.ask(f"systemctl stop {UNIT} && systemctl disable --now '{MOUNT}' && rm '{mount}' && systemctl daemon-reload")
@@ -231,7 +231,7 @@ def test_a_running_daemon_keeps_the_pipe_directory_that_has_no_limit_yet(mps):
 # --- what it may, and what is left --------------------------------------------------------------
 
 
-def test_the_unit_is_hardened_and_systemd_enforces_it(mps):
+def test_systemd_enforces_the_units_sandbox(mps):
     mps.do("start")
     told = mps.ask(f"systemd-analyze security --no-pager {UNIT} | tail -1")
     (exposure,) = re.findall(r"exposure level for \S+: ([0-9.]+)", told)
@@ -245,7 +245,7 @@ def test_the_unit_is_hardened_and_systemd_enforces_it(mps):
     assert int(re.search(r"^CapEff:\s+(\w+)$", status, re.MULTILINE)[1], 16) == 1 << 1 | 1 << 5 | 1 << 7 | 1 << 19
 
 
-def test_users_reach_the_daemon_and_cannot_end_it(mps):
+def test_users_reach_the_daemon_but_cannot_end_it(mps):
     mps.do("start", percentage=25)
     nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
     assert mps.tell("get_default_active_thread_percentage", prefix=nobody) == "25.0"
@@ -256,8 +256,8 @@ def test_users_reach_the_daemon_and_cannot_end_it(mps):
     assert mps.host.run(f"{nobody} ls {PIPES}").rc != 0
 
 
-def test_a_server_is_its_users_and_ends_with_the_daemon(mps):
-    """The server itself needs a GPU: a stand-in shows what systemd and the daemon make of it."""
+def test_server_runs_as_its_user_and_ends_with_the_daemon(mps):
+    """A real server needs a GPU, so a stand-in shows the behaviour of systemd and the daemon."""
     server = "/usr/local/sbin/nvidia-cuda-mps-server"
     mps.ask(f"printf '#!/bin/sh\\nexec sleep 1000\\n' >{server} && chmod 755 {server}")
     try:
@@ -288,7 +288,7 @@ def test_logs_are_rotated(mps):
     assert mps.host.file(f"{LOGS}/control.log").size == 0
 
 
-def test_nothing_is_left(mps):
+def test_removal_is_complete(mps):
     everything = (
         "{ find /etc /run/openfleet-mps /var/log /usr/local -not -path '/var/log/journal*' 2>/dev/null; "
         "systemctl list-units --all --plain --no-legend 'openfleet-mps*'; "

@@ -25,7 +25,7 @@ def hopper(lab_host):
 
 
 @pytest.mark.thorough
-def test_a_dry_run_takes_nothing_away(hopper):
+def test_dry_run_removes_nothing(hopper):
     before = hopper.daemons()
     assert set(before) == {"small", "inference"}
     done = hopper.play("playbooks/reset.yml", "--check", "--diff")
@@ -34,7 +34,7 @@ def test_a_dry_run_takes_nothing_away(hopper):
     assert hopper.daemons() == before
 
 
-def test_nothing_is_left(hopper):
+def test_removal_is_complete(hopper):
     for path in TRACES:
         assert hopper.host.file(path).exists, path
     done = hopper.play("playbooks/reset.yml")

@@ -12,7 +12,7 @@ def shared(gpu):
     return {"gpus": [gpu], "sharing": "shared"}
 
 
-def test_a_daemon_that_does_not_start_brings_the_old_one_back(hopper):
+def test_failed_start_restores_the_old_daemon(hopper):
     before = {name: (d.devices, d.percentage, d.limits) for name, d in hopper.daemons().items()}
     gpu = hopper.gpu(1)
     hopper.ask(f"mkdir -p {BROKEN} && printf '[Service]\\nExecStartPre=/bin/false\\n' >{BROKEN}/broken.conf")
@@ -30,7 +30,7 @@ def test_a_daemon_that_does_not_start_brings_the_old_one_back(hopper):
     assert hopper.host.run("ls /etc/openfleet-gpu/mps/broken* /etc/cdi/openfleet-mps-broken*").rc != 0
 
 
-def test_a_run_that_is_killed_after_it_stopped_a_daemon_is_made_up_for(hopper, inventory_layout):
+def test_next_run_recovers_from_a_kill_after_stopping_a_daemon(hopper, inventory_layout):
     hopper.ask("gpusim fail nvmlDeviceSetComputeMode --nth 1 --code kill")
     killed = hopper.host.run('echo \'[{"gpus": [1], "sharing": "shared"}]\' | gpu-layout apply --layout -')
     assert killed.rc != 0
@@ -42,14 +42,14 @@ def test_a_run_that_is_killed_after_it_stopped_a_daemon_is_made_up_for(hopper, i
     assert hopper.nothing_to_do(*inventory_layout("hopper"))
 
 
-def test_a_daemon_that_somebody_stopped_is_started(hopper, inventory_layout):
+def test_stopped_daemon_is_started(hopper, inventory_layout):
     hopper.ask("systemctl stop openfleet-mps@inference")
     done = hopper.apply(*inventory_layout("hopper"))
     assert "mps inference: start (4 clients of 25 % and 18GiB) on gpu 1" in done["plan"]
     assert set(hopper.daemons()) == {"small", "inference"}
 
 
-def test_more_memory_than_there_is_is_refused_before_anything(hopper):
+def test_too_much_memory_is_refused_before_any_change(hopper):
     gpu = hopper.gpu(1)
     failed = hopper.apply(
         {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="big", pinned_memory_limit="40GiB")}
@@ -59,7 +59,7 @@ def test_more_memory_than_there_is_is_refused_before_anything(hopper):
     assert set(hopper.daemons()) == {"small", "inference"}
 
 
-def test_a_gpu_without_time_slices_says_so_before_anything(ada, inventory_layout):
+def test_gpu_without_time_slices_is_refused_before_any_change(ada, inventory_layout):
     ada.ask("gpusim set 0 timeslicing off")
     planned = ada.plan(*inventory_layout("ada"))
     problem = planned["error"]["problem"]

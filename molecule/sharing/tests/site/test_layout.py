@@ -39,18 +39,18 @@ def test_time_slicing_and_shared(ada):
     assert ada.daemons() == {}
 
 
-def test_all_of_it_comes_back_with_the_host(hopper):
+def test_everything_is_restored_after_a_reboot(hopper):
     reboot(hopper.host)
     assert hopper.host.service("gpu-layout.service").is_running
     check_hopper(hopper)
 
 
-def test_time_slices_come_back_with_the_host(ada):
+def test_time_slices_are_restored_after_a_reboot(ada):
     reboot(ada.host)
     assert ada.time_slices() == ["Long", "Default"]
 
 
-def test_the_command_shows_what_serves(hopper, ada):
+def test_command_shows_the_daemons(hopper, ada):
     shown = hopper.ask("gpu-layout show")
     assert "mps inference  gpu 1  4 clients of 25 % and 18GiB  no clients" in shown
     assert "mps small  3g.40gb@" in shown
@@ -64,7 +64,7 @@ def test_the_command_shows_what_serves(hopper, ada):
 
 
 @pytest.mark.parametrize("name", ["hopper", "ada"])
-def test_what_export_prints_changes_nothing(sharing, name):
+def test_applying_the_export_changes_nothing(sharing, name):
     host = sharing(name)
     exported = json.loads(host.ask("gpu-layout export --json"))
     assert exported["left_out"] == []

@@ -101,7 +101,7 @@ def test_every_switch_takes_one_run(hopper):
     assert hopper.daemons()["small"].pid == small
 
 
-def test_a_daemon_for_each_gpu_or_one_for_all(ada):
+def test_one_daemon_per_gpu_or_one_for_all(ada):
     both = {"gpus": "all", "sharing": "mps", "mps": dict(QUARTERS, name="pair")}
     ada.apply(both)
     uuids = [ada.device(0), ada.device(1)]
@@ -115,7 +115,7 @@ def test_a_daemon_for_each_gpu_or_one_for_all(ada):
     assert {name: d.devices for name, d in ada.daemons().items()} == {"pair": uuids}
 
 
-def test_new_limits_reach_a_daemon_as_it_runs(hopper):
+def test_new_limits_reach_a_running_daemon(hopper):
     before = hopper.daemons()["inference"]
     more = {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="inference", pinned_memory_limit="16GiB")}
     more["mps"]["active_thread_percentage"] = 20
@@ -129,8 +129,8 @@ def test_new_limits_reach_a_daemon_as_it_runs(hopper):
 # The same change by gpu-layout is above; that a second run of site.yml changes nothing else, the scenario default shows.
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mig", "shared"])
-def test_site_yml_says_what_it_would_do_and_does_that_alone(hopper, ada, inventory_layout, tmp_path, name):
-    """The second run of site.yml: nothing else changes, on this host or the other."""
+def test_site_yml_does_only_what_it_planned(hopper, ada, inventory_layout, tmp_path, name):
+    """In the second run of site.yml nothing else changes, on this host or the other one."""
     layout = [inventory_layout("hopper")[0], entry(name)]
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars" / "hopper.json").write_text(json.dumps({"gpu_layout": layout}))

@@ -21,7 +21,7 @@ TRACES = (
 )
 
 
-def test_a_dry_run_takes_nothing_away(ada):
+def test_dry_run_removes_nothing(ada):
     quotas = ada.ask("cat /etc/openfleet-gpu/vgpu/*/quota")
     told = ada.play("playbooks/reset.yml", "--check", "--diff")
     assert "remove /usr/bin/vgpu-run" in told
@@ -30,7 +30,7 @@ def test_a_dry_run_takes_nothing_away(ada):
         assert ada.host.file(path).exists, path
 
 
-def test_nothing_is_left(ada):
+def test_removal_is_complete(ada):
     ada.play("playbooks/reset.yml")
     for path in TRACES:
         assert not ada.host.file(path).exists, path

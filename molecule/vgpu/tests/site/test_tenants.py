@@ -13,14 +13,14 @@ from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, IMAG
 QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 * GIB_IN_MIB}
 
 
-def test_who_is_no_tenant_is_not_held(ada):
-    """The control of what follows."""
+def test_programs_of_no_tenant_are_not_limited(ada):
+    """The control of the following tests."""
     assert ada.filled(None) == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
     assert ada.smi(None) == [[CARD_MIB, 0], [CARD_MIB, 0]]
 
 
 @pytest.mark.parametrize("tenant", sorted(QUOTA_MIB))
-def test_a_command_gets_its_quota_and_no_more(ada, tenant):
+def test_command_is_limited_to_its_quota(ada, tenant):
     quota = QUOTA_MIB[tenant]
     assert ada.client(tenant, "info") == [quota, quota]
     assert ada.filled(tenant) == [quota, OUT_OF_MEMORY]
@@ -32,7 +32,7 @@ def test_a_tenant_of_two_gpus_has_its_quota_on_each(ada):
     assert [ada.filled("pair", gpu) for gpu in (0, 1)] == [[QUOTA_MIB["pair"], OUT_OF_MEMORY]] * 2
 
 
-def test_processes_of_a_tenant_share_its_quota_and_no_other(ada):
+def test_processes_of_a_tenant_share_only_its_quota(ada):
     with ada.serving("notebook-a") as first:
         assert first("alloc 5000") == [0]
         assert ada.client("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
@@ -59,7 +59,7 @@ def test_tenants_are_listed(ada):
     )
 
 
-def test_a_service_is_a_tenant_where_the_inventory_says_so(ada):
+def test_service_is_a_tenant_by_the_inventory(ada):
     ada.ask("rm -f /run/notebook.in /run/notebook.out && systemctl restart notebook.service")
     try:
         pid = ada.ask("systemctl show -p MainPID --value notebook.service")
@@ -74,7 +74,7 @@ def test_a_service_is_a_tenant_where_the_inventory_says_so(ada):
         ada.host.run("systemctl stop notebook.service")
 
 
-def test_a_sandboxed_service_of_another_user_is_held(ada):
+def test_sandboxed_service_of_another_user_is_limited(ada):
     properties = (
         f"-p DynamicUser=yes -p ProtectSystem=strict -p EnvironmentFile={ENVIRONMENT} "
         "-p EnvironmentFile=/etc/openfleet-gpu/vgpu/notebook-a/env "
@@ -84,8 +84,8 @@ def test_a_sandboxed_service_of_another_user_is_held(ada):
     assert told == f"{QUOTA_MIB['notebook-a']} {OUT_OF_MEMORY}"
 
 
-def test_only_members_of_its_group_are_a_tenant_that_has_one(ada):
-    """Others are refused by vgpu-run, and without it get nothing, rather than a quota of their own."""
+def test_only_members_of_a_tenants_group_can_use_it(ada):
+    """vgpu-run refuses others. Without it they get nothing, not another quota."""
     command = f"{CLIENT} fill 64"
     member, other = ("setpriv --reuid=65534 --regid=65534 --groups=%s " % group for group in ("operator", "nogroup"))
     assert ada.ask(member + ada.shell(command, "batch")).split() == [str(QUOTA_MIB["batch"]), str(OUT_OF_MEMORY)]
@@ -97,7 +97,7 @@ def test_only_members_of_its_group_are_a_tenant_that_has_one(ada):
     assert ada.ask(other + past_it).split() == ["0", str(OUT_OF_MEMORY)]
 
 
-def test_a_tenant_cannot_fill_the_hosts_run(ada):
+def test_tenant_cannot_fill_run(ada):
     region = "/run/openfleet-gpu/vgpu/tenants/notebook-a/region.1"
     size, options = ada.ask("findmnt --noheadings --bytes --output SIZE,OPTIONS /run/openfleet-gpu/vgpu").split()
     assert int(size) == 64 * 2**20
@@ -113,7 +113,7 @@ def test_a_tenant_cannot_fill_the_hosts_run(ada):
         ada.ask(f"truncate -s {before} {region}")
 
 
-def test_the_agent_keeps_neighbours_from_writing_what_a_tenant_goes_by(ada):
+def test_neighbours_cannot_write_a_tenants_files(ada):
     assert ada.ask("systemctl is-active openfleet-vgpu-agent.service") == "active"
     shown = json.loads(ada.ask("gpu-layout show --json"))["vgpu_tenants"]
     assert {one["tenant"]["name"]: one["isolation"] for one in shown} == dict.fromkeys(QUOTA_MIB, "read_only")
@@ -123,12 +123,12 @@ def test_the_agent_keeps_neighbours_from_writing_what_a_tenant_goes_by(ada):
 # --- containers ---------------------------------------------------------------------------------
 
 
-def test_a_container_without_the_device_is_not_held(container):
+def test_container_without_the_device_is_not_limited(container):
     assert container(None, "fill", "64") == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
 
 
 @pytest.mark.parametrize("user", ["0", "65534"])
-def test_a_container_with_the_device_is_held(ada, container, user):
+def test_container_with_the_device_is_limited(ada, container, user):
     quota = QUOTA_MIB["notebook-a"]
     assert container("notebook-a", "info", user=user) == [quota, quota]
     assert container("notebook-a", "fill", "64", user=user) == [quota, OUT_OF_MEMORY]
@@ -140,7 +140,7 @@ def test_containers_and_commands_of_a_tenant_share_its_quota(ada, container):
         assert container("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
 
 
-def test_a_containers_processes_have_the_library_and_nothing_else_is_changed(ada, container):
+def test_container_gets_the_library_and_no_other_change(ada, container):
     told = ada.ask(
         f"podman run --rm --network=none --device openfleet.io/vgpu=pair {IMAGE} sh -c "
         f"'cat /etc/ld.so.preload; cat /proc/self/maps'"

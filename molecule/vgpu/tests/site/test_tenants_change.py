@@ -24,7 +24,7 @@ def tenant_of(layout, name):
     return next(tenant for tenant in layout[0]["vgpu"]["tenants"] if tenant["name"] == name)
 
 
-def test_a_larger_quota_reaches_a_process_that_runs(ada, layout):
+def test_larger_quota_reaches_a_running_process(ada, layout):
     with ada.serving("notebook-a") as process:
         assert process("alloc 8000") == [0]
         assert process("alloc 1000") == [OUT_OF_MEMORY]
@@ -34,7 +34,7 @@ def test_a_larger_quota_reaches_a_process_that_runs(ada, layout):
         assert process("alloc 1000") == [0]
 
 
-def test_a_smaller_quota_ends_nobody_and_lets_nobody_grow(ada, layout):
+def test_smaller_quota_ends_no_process_and_blocks_growth(ada, layout):
     with ada.serving("notebook-a") as process:
         assert process("alloc 5000") == [0]
         tenant_of(layout, "notebook-a")["memory"] = "4GiB"
@@ -43,7 +43,7 @@ def test_a_smaller_quota_ends_nobody_and_lets_nobody_grow(ada, layout):
         assert process("alloc 1") == [OUT_OF_MEMORY]
 
 
-def test_a_tenant_that_is_gone_cannot_be_started(ada, layout):
+def test_removed_tenant_cannot_be_started(ada, layout):
     layout[0]["vgpu"]["tenants"] = [t for t in layout[0]["vgpu"]["tenants"] if t["name"] != "batch"]
     ada.apply(layout)
     refused = ada.host.run("vgpu-run batch true")
@@ -52,7 +52,7 @@ def test_a_tenant_that_is_gone_cannot_be_started(ada, layout):
     assert ada.host.run("systemctl start notebook.service").rc != 0
 
 
-def test_a_renamed_tenant_has_one_quota_under_both_names_in_containers_too(ada, container, layout):
+def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
     tenant = tenant_of(layout, "notebook-a")
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:
@@ -75,8 +75,8 @@ def test_a_renamed_tenant_has_one_quota_under_both_names_in_containers_too(ada, 
     ada.apply(layout)
 
 
-def test_a_new_library_does_not_disturb_who_runs(ada):
-    """Built on the controller, so that it comes under another name."""
+def test_new_library_does_not_disturb_running_programs(ada):
+    """It is built on the controller, so it has another name."""
     old = ada.current()
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:
@@ -98,7 +98,7 @@ def test_a_new_library_does_not_disturb_who_runs(ada):
     assert ada.versions() == [new]
 
 
-def test_all_of_it_comes_back_with_the_host(ada):
+def test_everything_is_restored_after_a_reboot(ada):
     reboot(ada.host)
     quota = 8 * GIB_IN_MIB
     assert ada.filled("notebook-a") == [quota, OUT_OF_MEMORY]

@@ -53,8 +53,11 @@ def holders(ada) -> list[dict]:
     return [one for gpu in told["gpus"] for one in gpu["holders"]]
 
 
-def test_a_user_s_unit_of_a_service_s_name_is_the_user_s(ada, users):
-    """Root would stop the other one. The user's has a cgroup of its own below, with any name."""
+def test_user_unit_with_the_name_of_a_service_belongs_to_the_user(ada, users):
+    """root would stop the wrong one.
+
+    The user's unit has its own cgroup, with any name.
+    """
     name = "postgresql.service"
     hers = unit(ada, name, by_alice("systemd-run --user"), by_alice("systemctl --user"))
     with unit(ada, name, "systemd-run", "systemctl"), hers:
@@ -62,7 +65,7 @@ def test_a_user_s_unit_of_a_service_s_name_is_the_user_s(ada, users):
         assert found == [f"user alice, user@{ALICE}.service", f"user root, {name}"]
 
 
-def test_a_user_keeps_what_is_the_user_s_and_nothing_else(ada, users):
+def test_user_can_keep_only_own_processes(ada, users):
     with unit(ada, "training.service", by_alice("systemd-run --user"), by_alice("systemctl --user")):
         (pid,) = [one["pid"] for one in holders(ada) if "user alice" in one["who"]]
         refused = ada.host.run(f"setpriv --reuid=bob --regid=bob --clear-groups gpu-layout keep {pid} 1h")
@@ -71,8 +74,11 @@ def test_a_user_keeps_what_is_the_user_s_and_nothing_else(ada, users):
         ada.ask(by_alice(f"gpu-layout keep --end {pid}"))
 
 
-def test_a_user_s_own_mps_daemon_is_not_asked(ada, users):
-    """It would answer with any pid. A program of that name is hers, with the GPU open."""
+def test_mps_daemon_of_a_user_is_not_queried(ada, users):
+    """It could answer with any pid.
+
+    It is a user's program with this name that has the GPU open.
+    """
     program = "/home/alice/nvidia-cuda-mps-control"
     ada.ask(f"cp /usr/bin/sleep {program} && chown alice {program}")
     run = f"CUDA_MPS_PIPE_DIRECTORY=/home/alice exec {program} 600 3<{NODE}"
@@ -86,7 +92,7 @@ def test_a_user_s_own_mps_daemon_is_not_asked(ada, users):
         ada.host.run(by_alice("systemctl --user stop mps.service"))
 
 
-def test_users_see_what_the_agent_shows_and_reach_nothing_else_of_it(ada, users):
+def test_users_see_only_what_the_agent_shows(ada, users):
     bob = "setpriv --reuid=bob --regid=bob --clear-groups "
     assert ada.ask(f"stat -c '%U %a' {SHOWN}") == "root 644"
     assert "Permission denied" in ada.host.run(f"{bob} sh -c ': >>{SHOWN}'").stderr
@@ -101,8 +107,8 @@ def test_users_see_what_the_agent_shows_and_reach_nothing_else_of_it(ada, users)
     assert ["PermissionError" in text for text in said] == [True, False, False]
 
 
-def test_who_keeps_the_file_open_and_locked_keeps_no_other_from_seeing(ada, users):
-    """The agent's own sandbox lets it write there."""
+def test_locked_file_does_not_block_other_readers(ada, users):
+    """The agent's own sandbox lets it write the file."""
     hold = f"setpriv --reuid=bob --regid=bob --clear-groups flock --shared {SHOWN} sleep 600"
     ada.ask(f"systemd-run --quiet --collect --unit=hold {hold}")
     try:

@@ -31,7 +31,7 @@ def configured(host, tmp_path, data) -> str:
 
 
 @pytest.mark.host_python
-def test_init_says_whether_it_changed_anything(h100, tmp_path):
+def test_init_reports_changes(h100, tmp_path):
     config = configured(h100, tmp_path, {"host": "h1", "gpus": [{"model": "h100-80gb"}]})
     assert h100.gpusim("init", "--config", config, "--check").startswith("changed: would lay out 1 ")
     assert h100.nvml("result = N.nvmlDeviceGetCount()") == 2
@@ -136,7 +136,7 @@ def test_a_gpu_is_named_by_index_uuid_or_pci_address(h100):
         assert "none of the 2 GPUs" in h100.refused("load", "--clear", "--", name)
 
 
-def test_a_gpu_instance_that_is_not_there(h100):
+def test_missing_gpu_instance_is_an_error(h100):
     assert "GPU 0 has no GPU instance '3'. It has none" in h100.refused("load", "0/3", "--clear")
     assert "no MIG device of this host" in h100.refused("load", "MIG-1", "--clear")
 
@@ -172,7 +172,7 @@ def test_run_gives_the_commands_exit_status_and_output(h100):
     assert (done.returncode, done.stdout) == (7, "out\n")
 
 
-def test_run_refuses_what_cannot_be(h100, as_root):
+def test_run_refuses_invalid_requests(h100, as_root):
     assert "no command" in h100.refused("run", "--gpu", 0)
     assert "cannot be run" in h100.refused("run", "--gpu", 0, "--", "/no/such/program")
     assert h100.nvml(PROCESSES) == []
@@ -185,7 +185,7 @@ def test_run_refuses_what_cannot_be(h100, as_root):
     h100.refused("run", "--gpu", 0, "--", "true")
 
 
-def test_a_process_in_a_compute_instance_keeps_it_from_being_destroyed(h100, as_root):
+def test_process_in_a_compute_instance_blocks_its_destruction(h100, as_root):
     instance = h100.create_instance(14, 0)
     uuid = h100.nvml("result = N.nvmlDeviceGetUUID(N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))")
     child = h100.start("--gpu", uuid, "--memory", "1GiB", "--", "cat")
@@ -226,7 +226,7 @@ def test_passthrough_leaves_the_mode_pending_until_a_reset(a100, as_root):
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
 
 
-def test_a_mode_that_no_reset_brings_about_comes_with_the_reboot(a100, as_root):
+def test_mode_without_reset_changes_at_the_reboot(a100, as_root):
     a100.gpusim("set", 0, "passthrough", "on")
     a100.gpusim("set", 0, "reset_refused", "on")
     a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 1)")
@@ -236,7 +236,7 @@ def test_a_mode_that_no_reset_brings_about_comes_with_the_reboot(a100, as_root):
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
 
 
-def test_a_gpu_that_the_kernel_holds_is_in_use_without_a_process_until_the_reboot(a100, as_root):
+def test_gpu_held_by_the_kernel_is_in_use_until_the_reboot(a100, as_root):
     a100.gpusim("set", 0, "held_by_kernel", "on")
     assert a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 1)") == 19
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [0, 1]
@@ -248,7 +248,7 @@ def test_a_gpu_that_the_kernel_holds_is_in_use_without_a_process_until_the_reboo
     assert "held_by_kernel" in a100.gpusim("set", "--help")
 
 
-def test_reboot_drops_what_a_reboot_drops(h100, as_root):
+def test_reboot_resets_volatile_state(h100, as_root):
     h100.create_instance(9, 0)
     h100.nvml("N.nvmlDeviceSetPersistenceMode(gpu, 1); result = 0")
     h100.gpusim("load", 1, "--pattern", "constant", "--utilization", 50)
@@ -307,7 +307,7 @@ def test_calls_on_one_gpu_fail_until_the_faults_are_cleared(h100):
     assert "name the GPU" in h100.refused("fail", "any", "--code", "UNKNOWN", "--lasting")
 
 
-def test_faults_can_be_forgotten_and_must_make_sense(h100):
+def test_faults_can_be_cleared_and_are_validated(h100):
     h100.gpusim("fail", "nvmlDeviceGetName", "--code", "kill")
     h100.gpusim("fail", "--clear")
     assert h100.nvml("result = N.nvmlDeviceGetName(gpu)") == "NVIDIA H100 80GB HBM3"
@@ -336,7 +336,7 @@ def test_calls_are_counted(h100):
 # --- show ---------------------------------------------------------------------------------------
 
 
-def test_show_tells_everything_there_is(h100, as_root):
+def test_show_prints_everything(h100, as_root):
     instance = h100.create_instance(9, 4)
     h100.gpusim("load", f"0/{instance}", "--pattern", "sine", "--memory", "1GiB..2GiB", "--period", 30)
     uuid = h100.nvml("result = N.nvmlDeviceGetUUID(N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))")
@@ -364,13 +364,13 @@ def test_models_lists_the_catalogue(h100):
 
 
 @pytest.mark.host_python
-def test_without_a_layout_the_cure_is_told(h100):
+def test_missing_configuration_is_an_error_with_a_fix(h100):
     h100.state_file.unlink()
     assert "gpusim init --config" in h100.refused("show")
     assert "gpusim init --config" in h100.refused("run", "--gpu", 0, "--", "true")
 
 
-def test_without_the_library_the_cure_is_told(h100):
+def test_missing_library_is_an_error_with_a_fix(h100):
     h100.environment["GPUSIM_LIBRARY"] = "/no/such/library.so"
     assert "/no/such/library.so" in h100.refused("show")
     h100.environment["GPUSIM_LIBRARY"] = "libc.so.6"

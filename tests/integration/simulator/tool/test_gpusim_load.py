@@ -10,7 +10,7 @@ from patience import PATIENCE_SECONDS
 UTILIZATION = "result = N.nvmlDeviceGetUtilizationRates(gpu).gpu"
 
 
-def test_a_constant_load_is_what_clients_see(h100):
+def test_clients_see_a_constant_load(h100):
     h100.gpusim("load", 0, "--pattern", "constant", "--utilization", 80, "--memory", "4GiB", "--power", 321.5)
     found = h100.nvml("""
         memory = N.nvmlDeviceGetMemoryInfo(gpu)
@@ -86,7 +86,7 @@ def test_a_recorded_load_is_played_and_repeated(h100, tmp_path):
         (["--utilization", "10..20"], "a constant load has no range"),
     ],
 )
-def test_a_load_that_cannot_be_is_refused(h100, arguments, problem):
+def test_invalid_load_is_refused(h100, arguments, problem):
     option, value = arguments
     assert problem in h100.refused("load", 0, "--pattern", "constant", f"{option}={value}")
     assert h100.nvml(UTILIZATION) == 0
@@ -101,7 +101,7 @@ def test_a_load_that_cannot_be_is_refused(h100, arguments, problem):
         ("utilization_percent\n10\nmany\n", "run.csv:3: is not a line of numbers"),
     ],
 )
-def test_a_recording_that_cannot_be_read_names_the_line(h100, tmp_path, text, problem):
+def test_unreadable_recording_names_the_line(h100, tmp_path, text, problem):
     recording = tmp_path / "run.csv"
     recording.write_text(text)
     assert problem in h100.refused("load", 0, "--pattern", recording)

@@ -43,7 +43,7 @@ def test_an_xid_error_of_an_instance(h100, as_root):
 
 
 @pytest.mark.parametrize("number", ["0", "65536", "x"])
-def test_a_number_that_is_none_is_refused(h100, number):
+def test_invalid_number_is_refused(h100, number):
     done = h100.try_gpusim("xid", 0, number)
     assert done.returncode == 2 and "not an Xid number" in done.stderr
     assert h100.state()["events"] == []
@@ -81,7 +81,7 @@ def test_losing_a_gpu_is_an_xid_error(h100):
 # --- set ----------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_reaches_nvml_and_is_shown(h100):
+def test_faults_reach_nvml_and_are_shown(h100):
     for key, value in (
         ("throttle", "thermal"),
         ("temperature_c", 95),
@@ -108,7 +108,7 @@ def test_what_is_wrong_reaches_nvml_and_is_shown(h100):
     assert "wrong" not in h100.gpusim("show")
 
 
-def test_a_model_without_remapped_rows_says_so(make_host):
+def test_model_without_remapped_rows_is_refused(make_host):
     host = make_host({"model": "T4-16GB"})
     assert "Ampere" in host.refused("set", 0, "remap_pending", "on")
     host.gpusim("set", 0, "ecc_corrected", 1)
@@ -129,7 +129,7 @@ result = [round(metric.value) for metric in N.nvmlGpmMetricsGet(asked).metrics[:
 """
 
 
-def test_a_load_says_what_it_uses(h100, tmp_path):
+def test_load_with_explicit_metrics(h100, tmp_path):
     h100.gpusim("load", 0, "--pattern", "constant", "--utilization", 80)
     assert h100.nvml(GPM) == [80, 80, 40, 40, 40]
     shares = ("--sm", 50, "--occupancy", 20, "--tensor", 0, "--bandwidth", 100)

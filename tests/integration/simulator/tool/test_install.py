@@ -22,7 +22,7 @@ def files_of(host):
 
 
 @pytest.mark.host_python
-def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(empty_host, bundle):
+def test_bare_host_gets_everything_and_a_second_run_changes_nothing(empty_host, bundle):
     first = empty_host.installed(bundle(T4))
     assert first["changed"] is True
     assert "laid out 1 simulated GPUs of h1" in first["done"]
@@ -48,7 +48,7 @@ def test_check_mode_on_a_bare_host_predicts_and_touches_nothing(empty_host, bund
     assert not empty_host.root.exists()
 
 
-def test_check_mode_on_an_installed_host_says_what_would_change(installed_host, bundle):
+def test_check_mode_on_an_installed_host_lists_changes(installed_host, bundle):
     host = installed_host
     assert host.installed(bundle(T4), "--check")["changed"] is False
     said = host.installed(bundle({"model": "T4-16GB", "count": 2}), "--check")
@@ -56,7 +56,7 @@ def test_check_mode_on_an_installed_host_says_what_would_change(installed_host, 
     assert host.nvml("result = N.nvmlDeviceGetCount()") == 1
 
 
-def test_changed_gpus_are_laid_out_anew(installed_host, bundle):
+def test_changed_gpus_are_reinitialized(installed_host, bundle):
     host = installed_host
     uuid = host.nvml("result = N.nvmlDeviceGetUUID(gpu)")
     done = host.installed(bundle(T4, {"model": "L40S-48GB"}))["done"]
@@ -65,7 +65,7 @@ def test_changed_gpus_are_laid_out_anew(installed_host, bundle):
     assert host.nvml("result = N.nvmlDeviceGetUUID(gpu)") == uuid
 
 
-def test_gpus_in_use_are_not_laid_out_anew(installed_host, bundle):
+def test_busy_gpus_are_not_reinitialized(installed_host, bundle):
     host = installed_host
     child = host.start("--gpu", "0", "--", "cat")
     child.stdin.write(b"x\n")
@@ -78,7 +78,7 @@ def test_gpus_in_use_are_not_laid_out_anew(installed_host, bundle):
     assert json.loads((host.root / "etc/gpusim/gpus.json").read_text())["gpus"] == [T4]
 
 
-def test_the_library_is_built_only_from_changed_source_and_replaced_by_renaming(installed_host, bundle):
+def test_library_is_built_only_from_changed_source_and_replaced_atomically(installed_host, bundle):
     host = installed_host
     library = host.library
     before = library.stat().st_ino
@@ -92,7 +92,7 @@ def test_the_library_is_built_only_from_changed_source_and_replaced_by_renaming(
     assert host.installed(wanted)["changed"] is False
 
 
-def test_an_interrupted_build_is_done_again(installed_host, bundle):
+def test_interrupted_build_is_repeated(installed_host, bundle):
     host = installed_host
     (host.library.parent / "source.sha256").unlink()
     assert host.installed(bundle(T4))["changed"] is True
@@ -140,7 +140,7 @@ def test_the_loader_forgets_the_library_after_a_removal_that_was_killed(installe
     assert loader_cache(host) == [] and not any((host.root / place).exists() for place in PLACES)
 
 
-def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host, bundle):
+def test_failed_build_changes_nothing(installed_host, bundle):
     host = installed_host
     before = host.library.read_bytes()
     wanted = bundle(T4)
@@ -152,7 +152,7 @@ def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host
 
 
 @pytest.mark.host_python
-def test_a_file_changed_by_hand_is_put_right(installed_host, bundle):
+def test_manually_changed_file_is_restored(installed_host, bundle):
     host = installed_host
     model = host.root / "usr/local/share/gpusim/models/t4-16gb.json"
     model.write_text("{}")
@@ -163,7 +163,7 @@ def test_a_file_changed_by_hand_is_put_right(installed_host, bundle):
 
 
 @pytest.mark.host_python
-def test_a_missing_compiler_is_told_by_name(empty_host, bundle, tmp_path):
+def test_missing_compiler_is_named(empty_host, bundle, tmp_path):
     (tmp_path / "bin").mkdir()
     poor = {**empty_host.environment, "PATH": str(tmp_path / "bin")}
     done = empty_host.install(bundle(T4), env=poor)
@@ -183,14 +183,14 @@ def test_absent_removes_every_trace(installed_host, bundle):
     assert not any((host.root / place).exists() for place in PLACES)
 
 
-def test_an_unknown_model_is_refused_with_those_there_are(installed_host, bundle):
+def test_unknown_model_is_refused_with_the_known_ones(installed_host, bundle):
     host = installed_host
     refused = host.install(bundle({"model": "H9000"}))
     assert refused.returncode == 1
     assert "gpus[0].model: H9000 is not in the catalogue" in refused.stdout and "H100-80GB" in refused.stdout
 
 
-def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_host, bundle):
+def test_host_with_real_gpus_is_refused_unless_they_are_hidden(installed_host, bundle):
     signs = ("proc/driver/nvidia/version", "dev/nvidiactl")
     for sign in signs:
         assert installed_host.installed(bundle(T4))["changed"] is False
@@ -206,7 +206,7 @@ def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_hos
 # --- files of the driver
 
 
-def test_files_of_the_driver_are_written_at_each_boot_where_asked_for(installed_host, bundle):
+def test_driver_files_are_written_at_each_boot_on_request(installed_host, bundle):
     host, unit = installed_host, "etc/systemd/system/gpusim-kernel-files.service"
     at_boot = "etc/systemd/system/multi-user.target.wants/gpusim-kernel-files.service"
     assert host.installed(bundle(T4, kernel_files=True), "--check")["changed"] is True
@@ -219,7 +219,7 @@ def test_files_of_the_driver_are_written_at_each_boot_where_asked_for(installed_
     assert not (host.root / unit).exists() and not (host.root / at_boot).is_symlink()
 
 
-def test_an_absent_simulator_writes_no_files_of_a_driver(installed_host, bundle):
+def test_removed_simulator_writes_no_driver_files(installed_host, bundle):
     host = installed_host
     host.installed(bundle(T4, kernel_files=True))
     host.installed(bundle(T4, state="absent"))

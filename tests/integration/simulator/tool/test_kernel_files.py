@@ -114,7 +114,7 @@ def test_a_lost_gpu_has_no_information(make_host, within):
     assert len(said) == 1
 
 
-def test_the_files_are_taken_away_again(make_host, within):
+def test_files_are_removed(make_host, within):
     script = """
     mounts=$(cut -d' ' -f1,2 /proc/mounts)
     gpusim kernel-files; gpusim kernel-files --remove
@@ -124,7 +124,7 @@ def test_the_files_are_taken_away_again(make_host, within):
     assert within(make_host({"model": "T4-16GB"}), script).stdout.split() == ["null"]
 
 
-def test_the_kernel_lists_the_drivers_numbers_beside_its_own(make_host, within):
+def test_kernel_lists_the_drivers_numbers_with_its_own(make_host, within):
     kernels = Path("/proc/devices").read_text().splitlines()
     script = "gpusim kernel-files; gpusim kernel-files; cat /proc/devices; stat -c %t /dev/nvidia-caps/nvidia-cap1"
     *lines, major = within(make_host({"model": "T4-16GB"}), script).stdout.splitlines()

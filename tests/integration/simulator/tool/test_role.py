@@ -39,7 +39,7 @@ def play(folder, root, *options):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_dry_run_on_a_bare_host_foretells_and_installs_nothing(tmp_path):
+def test_dry_run_on_a_bare_host_predicts_and_installs_nothing(tmp_path):
     root = tmp_path / "root"
     status, said = play(tmp_path, root, "--check")
     assert status == 0, said
