@@ -41,8 +41,8 @@ def account_of(process: str) -> int:
     """
     if is_foreign(process):
         return account_of_id(_owner(process))
-    found = re.search(r"^Uid:\s*(\d+)", read(process + "/status"), re.MULTILINE)
-    return account_of_id(int(found.group(1))) if found else _NO_ACCOUNT
+    match = re.search(r"^Uid:\s*(\d+)", read(process + "/status"), re.MULTILINE)
+    return account_of_id(int(match.group(1))) if match else _NO_ACCOUNT
 
 
 def account_of_id(uid: int) -> int:

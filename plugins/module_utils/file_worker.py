@@ -100,7 +100,7 @@ class Worker:
             child_process.give_up(child)
 
     def _asked(self, question: bytes, deadline: float) -> bytes | None:
-        """The line that the child answers; None if it does not."""
+        """Return the child's answer, or None if there is none."""
         if self._child is None:
             self._known = frozenset(_tasks)
             near, far = socket.socketpair()

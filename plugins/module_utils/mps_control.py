@@ -85,32 +85,32 @@ class Control:
                 break
             time.sleep(pause)
         if text is None:
-            raise MpsError(self.where, printable(problem), "See whether it runs, and as whom.")
+            raise MpsError(self.where, printable(problem), "Check whether it runs, and as which user.")
         if len(text) > _MOST_LETTERS:
             raise self._odd('it answers "%s" with %d characters' % (command, len(text)))
         if _REFUSED.search(text):
-            said = printable(" ".join(text[: 2 * _SHOWN].split()))[:_SHOWN]
-            raise MpsError(self.where, 'it refuses "%s": %s' % (command, said), "Ask it as root.")
+            message = printable(" ".join(text[: 2 * _SHOWN].split()))[:_SHOWN]
+            raise MpsError(self.where, 'it refuses "%s": %s' % (command, message), "Run the command as root.")
         return text.strip()
 
     def check_time(self) -> float:
         """Return the remaining seconds. Raises MpsError if the time is over."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise MpsError(self.where, "it takes too long to answer", "See whether its servers hang.")
+            raise MpsError(self.where, "it takes too long to answer", "Check whether its servers hang.")
         return left
 
     def _odd(self, problem: str) -> MpsError:
-        return MpsError(self.where, problem, "No daemon does so: see which process answers at its pipes.")
+        return MpsError(self.where, problem, "Check which process answers at its pipes, since no MPS daemon does this.")
 
     def servers(self) -> tuple[int, ...]:
         """Return the pids of its servers: one for each active user, none before the first client."""
-        found = self.ask("get_server_list")
-        if not found:
+        answer = self.ask("get_server_list")
+        if not answer:
             # There is no server, or another tool asked at the same time and took the answer.
             self.percentage()
-            found = self.ask("get_server_list")
-        pids = _pids(found)
+            answer = self.ask("get_server_list")
+        pids = _pids(answer)
         if len(pids) > _MOST_SERVERS:
             raise self._odd("it names %d servers" % len(pids))
         return pids
@@ -142,8 +142,8 @@ class Control:
         None if there is no limit or no answer.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
-        found = _SIZE.search(self.ask("%s %d" % (of, index)))
-        return int(found.group(1)) * _MIB * (1024 if found.group(2) == "G" else 1) if found else None
+        match = _SIZE.search(self.ask("%s %d" % (of, index)))
+        return int(match.group(1)) * _MIB * (1024 if match.group(2) == "G" else 1) if match else None
 
     def set_limit(self, index: int, limit_bytes: int, server: int | None = None) -> None:
         self.ask(limit_command(index, limit_bytes, server))
@@ -185,8 +185,8 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 def _pids(text: str) -> tuple[int, ...]:
     # Only whole lines: "Server 5 not found" names no process.
-    found = (_PID.fullmatch(line) for line in text.splitlines())
-    return tuple(dict.fromkeys(int(match.group(1)) for match in found if match))
+    matches = (_PID.fullmatch(line) for line in text.splitlines())
+    return tuple(dict.fromkeys(int(match.group(1)) for match in matches if match))
 
 
 def _number(text: str) -> float | None:

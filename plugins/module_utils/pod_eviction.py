@@ -138,7 +138,7 @@ def _problem(pod: Mapping[str, Any], is_daemonsets: bool, options: Options) -> s
     """Return why the options do not permit to evict a pod, or None."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        return "is a static pod, which ends only when its file on the host is removed"
+        return "cannot be evicted: a static pod ends only when its file on the host is removed"
     if is_daemonsets:
         return "belongs to a DaemonSet that would recreate it (ignore_daemonsets)"
     kinds = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}

@@ -135,8 +135,8 @@ class Service(Protocol):
 
 def merged(all_pids: Iterable[Pids]) -> Pids:
     """Return the process ids of several services as one."""
-    found: dict[str, frozenset[int]] = {}
+    result: dict[str, frozenset[int]] = {}
     for pids in all_pids:
         for uuid, some in pids.items():
-            found[uuid] = found.get(uuid, frozenset()) | some
-    return found
+            result[uuid] = result.get(uuid, frozenset()) | some
+    return result

@@ -59,8 +59,8 @@ def test_who_is_in_the_way_is_named():
     assert plans({"one": busy}) == {
         "one": [
             "gpu 1 (GPU-5c89d3fb): nothing to do",
-            "in the way: gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process) is in use by pid 7 (python3 train.py), pid 8",
-            "in the way: vgpu a is in use by pid 9",
+            "blocking: gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process) is in use by pid 7 (python3 train.py), pid 8",
+            "blocking: vgpu a is in use by pid 9",
         ]
     }
 
@@ -69,12 +69,12 @@ def test_many_in_the_way_make_no_page():
     held = [{"what": "gpu 0 (GPU-5c89d3fa): 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=held)})["one"]
     assert len(found) == 22
-    assert found[-2].startswith("in the way: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "in the way: 3 more"
+    assert found[-2].startswith("blocking: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "blocking: 3 more"
     assert found[1].count("pid 7") == 20 and found[1].endswith(", 5 more")
     # Of a longer list not all is read.
     crowd = [{"what": "gpu 0: 7g.80gb@0", "who": ["pid 7"] * 5000}] * 5000
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=crowd)})["one"]
-    assert found[1].endswith(", at least 180 more") and found[-1] == "in the way: at least 180 more"
+    assert found[1].endswith(", at least 180 more") and found[-1] == "blocking: at least 180 more"
     assert len(str(found)) < 10000
 
 

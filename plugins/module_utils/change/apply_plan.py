@@ -125,7 +125,7 @@ def settled(outcome: str) -> Iterator[None]:
         cure = error.cure if isinstance(error, FleetError) else durable.cure_of(error)
         raise ApplyError(
             where,
-            "the %s layout stands, but that could not be written down: %s" % (outcome, problem),
+            "the %s layout is applied, but this could not be recorded: %s" % (outcome, problem),
             ("%s Then run again." % cure.replace(", and run again.", ".")).lstrip(),
             outcome=outcome,
         ) from error
@@ -203,7 +203,7 @@ def _undo(
         raise ApplyError(
             known.where,
             "%s, in the middle of a change" % known.problem,
-            "%s The journal is kept, and the next run finishes the change or takes it back." % known.ADVICE,
+            "%s The journal is kept, and the next run completes the change or rolls it back." % known.ADVICE,
             outcome="unknown",
             steps_done=done,
         ) from cause
@@ -217,8 +217,8 @@ def _undo(
     except FleetError as error:
         raise ApplyError(
             known.where,
-            "%s; going back failed as well: %s" % (known.problem, error),
-            "Run again: the journal is kept. If that fails too, look at the host with nvidia-smi.",
+            "%s; the rollback failed as well: %s" % (known.problem, error),
+            "Run again: the journal is kept. If that fails too, check the host with nvidia-smi.",
             outcome="unknown",
             steps_done=done,
         ) from cause
@@ -228,7 +228,7 @@ def _undo(
         sick = end_journal(context.journal, host, before, after)
     if known is not cause:
         return
-    problem = "%s; the layout of before is back" % known.problem
+    problem = "%s; the previous layout was restored" % known.problem
     if sick:
         problem += " on the GPUs that work, but not on %s" % " and ".join(map(str, sick))
     if isinstance(known, BusyError):
@@ -264,7 +264,7 @@ def go_back(
             failed[target.gpu_uuid] = error
     disturbs = [disturbance for disturbance in Plan(tuple(plans)).disturbs if any(map(counts, disturbance.who))]
     if disturbs:
-        problem = "the layout of before cannot be brought back without ending what runs there"
+        problem = "the previous layout cannot be restored without ending these workloads"
         raise BusyError(disturbs, problem, "Stop it and run again.")
     for gpu_plan in plans:
         try:

@@ -318,7 +318,7 @@ class _Attempts:
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
         ]
         if disturbs and self.on_busy.policy != FORCE:
-            raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
+            raise BusyError(disturbs, "the required reboot would end these workloads", "Stop them and run again.")
         left = {gpu.gpu.uuid: gpu.left for gpu in decision.plan.gpus}
         lost = [
             "%s: %s" % (gpu.short_label, instance_text(instance))
@@ -329,7 +329,7 @@ class _Attempts:
         if lost and self.request.unlisted != "remove":
             raise ApplyError(
                 "; ".join(lost),
-                "no instance survives the reboot that is needed, and the layout does not put these back",
+                "the required reboot destroys all instances, and the layout does not recreate these",
                 "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
                 outcome="old",
             )

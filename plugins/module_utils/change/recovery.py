@@ -50,12 +50,12 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
         try:
             host, reached = _back_or_on(context, before, after)
         except UnansweredCallError as error:
-            problem = "%s, and its recovery as well: %s" % (entry.cut_off(), error.problem)
+            problem = "%s, and its recovery as well: %s" % (entry.interrupted(), error.problem)
             cure = "%s The journal is kept, and the next run tries again." % error.ADVICE
             raise ApplyError(error.where, problem, cure) from error
         except FleetError as error:
-            problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
-            cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
+            problem = "%s, and the previous layout cannot be restored: %s" % (entry.interrupted(), error.problem)
+            cure = "%s Or remove %s to continue from the current state." % (error.cure, journal.path)
             if isinstance(error, BusyError):
                 raise BusyError(error.disturbs, problem, cure) from error
             raise ApplyError(error.where, problem, cure) from error

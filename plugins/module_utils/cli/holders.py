@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child has no lock of its own, because it is left running if it hangs in the driver and cannot be killed.
+    # The child holds no lock, because it keeps running if it hangs in the driver and cannot be killed.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -122,7 +122,9 @@ def _lock(file: Any) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() >= deadline:
-                raise FleetError(_THIS_HOST, "another look at it does not end", "Run it again later.") from None
+                raise FleetError(
+                    _THIS_HOST, "another query of the holders does not end", "Run it again later."
+                ) from None
         time.sleep(_POLL_SECONDS)
 
 

@@ -209,7 +209,7 @@ class Session(Calls):
         if mode is None:
             return "the driver reports no compute mode for it"
         if self._best_effort("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
-            return "it is a virtual GPU of a guest, which has the default mode alone"
+            return "it is a virtual GPU of a guest, which has only the default mode"
         if not self.simulated and os.path.exists(WSL_DEVICE):  # noqa: PTH110
             return "in the Windows Subsystem for Linux it belongs to Windows"
         return None

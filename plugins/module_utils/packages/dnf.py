@@ -103,7 +103,7 @@ class DnfBase(Manager):
             )
         return rows
 
-    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:

@@ -102,7 +102,7 @@ def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):
     fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
     assert run.returncode != 0
-    assert "the layout of before is back" in said(run)
+    assert "the previous layout was restored" in said(run)
     assert "Applied: 2 created, 0 destroyed, 0 kept; 1 GPU changed on 1 of 3 hosts" in run.stdout
     assert "Failed: three: gpu 0 (GPU-" in run.stdout
     assert run.stdout.count("Failed: ") == 1

@@ -230,7 +230,7 @@ def test_where_both_ways_would_end_a_job_the_run_says_so(host):
     there = host.seen()
     try:
         stopped = host.module("mig", layout=OLD)
-        assert "a run was cut off half way (pid" in stopped["msg"]
+        assert "a run was interrupted (pid" in stopped["msg"]
         assert "pid %d" % job.pid in stopped["msg"]
         assert stopped["busy"]
         assert host.seen() == there

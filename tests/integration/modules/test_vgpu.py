@@ -146,7 +146,7 @@ def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
         ([entry([0], tenant("a", gpu="0000:ff:00.0"))], ["tenants[0].gpu", "not in its entry"]),
         ([entry([0], tenant("a_"))], ["tenants[0].name", "cannot end in _"]),
         ([entry([0], tenant("a")), entry([1], tenant("a"))], ["already named by gpu_layout[0]"]),
-        ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all names every GPU"]),
+        ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all selects every GPU"]),
         ([entry([0], tenant("a"), provider="dmem")], ["vgpu.provider", "Linux 6.14"]),
     ],
 )

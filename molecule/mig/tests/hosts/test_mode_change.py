@@ -62,7 +62,7 @@ def test_a_job_that_begins_during_the_change_is_not_ended_by_the_reset(apply, am
         ampere.go_on(pid)
         said = run.failed()
         assert ampere.runs(job)
-    assert "the layout of before is back" in said
+    assert "the previous layout was restored" in said
     assert ampere.not_as("first") == []
     assert modes(ampere) == [("Enabled",) * 2, ("Enabled",) * 2, ("Disabled",) * 2, ("Disabled",) * 2]
     assert not ampere.cut_off

@@ -21,7 +21,7 @@ def test_a_host_that_fails_has_its_old_layout_back_and_is_the_last_one(site, fle
     canary, hopper, *_ = fleet
     hopper.fail_at(*HALF_WAY)
     said = site(layout_stage="second").failed("hopper")
-    assert "the layout of before is back" in said
+    assert "the previous layout was restored" in said
     assert canary.not_as("second") == []
     assert hopper.not_as("first") == [] and not hopper.cut_off
     assert later() == "as before"

@@ -72,7 +72,7 @@ def test_other_peoples_upgrades_leave_the_driver_alone(lab_host, state_of):
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
-    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "is to be trusted"),
+    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "but the trusted one is"),
     ({"repository_url": "http://127.0.0.1:9/nobody/{directory}"}, "cannot be used"),
     ({"version": "580.1.1"}, "There is: 590.48.01, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),

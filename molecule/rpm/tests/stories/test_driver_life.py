@@ -53,7 +53,7 @@ def test_upgrades_by_others_leave_the_driver_alone(lab_host):
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "cannot be used"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "cannot be used"),
-    ({"repository_fingerprints": ["610C7B14E068A878070DA4E99CD0A493D42D0685"]}, "is to be trusted"),
+    ({"repository_fingerprints": ["610C7B14E068A878070DA4E99CD0A493D42D0685"]}, "but the trusted one is"),
     ({"version": "580.1.1"}, "There is: 590.48.01, 590.44.02, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),
 ]

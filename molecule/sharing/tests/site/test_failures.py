@@ -21,7 +21,7 @@ def test_a_daemon_that_does_not_start_brings_the_old_one_back(hopper):
         failed = hopper.apply({"gpus": [1], "sharing": "mig", "mig": [part]})
         assert failed["error"]["outcome"] == "old", failed
         assert "broken" in failed["error"]["where"]
-        assert "the layout of before is back" in failed["error"]["problem"]
+        assert "the previous layout was restored" in failed["error"]["problem"]
         assert any("enable MIG mode" in step for step in failed["error"]["steps_done"])
     finally:
         hopper.ask(f"rm -r {BROKEN} && systemctl daemon-reload")
