@@ -161,7 +161,7 @@ def test_with_leave_clients_are_ended_first():
 def test_clients_that_come_back_each_time_are_told():
     daemons = Daemons(OLD, KEPT)
     daemons.clients["old"] = [CLIENT]
-    with pytest.raises(BusyError, match="came back"):
+    with pytest.raises(BusyError, match="started again"):
         change(daemons, lambda disturbs: True).stop([])
     assert "old" in daemons.running
 
@@ -187,9 +187,7 @@ def test_where_that_would_end_clients_it_is_told_and_the_others_are_back():
     work.stop([])
     work.start(HOST, [])
     daemons.clients["kept"] = [CLIENT]
-    with pytest.raises(
-        ApplyError, match=r"mps kept: it has clients, and takes its limits of before .* only by a restart"
-    ):
+    with pytest.raises(ApplyError, match=r"mps kept: it has clients, and needs a restart for its previous limits .*"):
         work.bring_back(HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
     assert daemons.running["kept"][0] == limited

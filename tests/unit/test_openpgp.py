@@ -81,14 +81,14 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
 @pytest.mark.parametrize(
     ("behind", "problem"),
     [
-        (bytes([0xC0 | 13, 224, 65]), "tag 13 at byte %d has no length of its own"),
-        (bytes([0xC0 | 2, 254, 65]), "tag 2 at byte %d has no length of its own"),
-        (bytes([0x80 | 13 << 2 | 3, 65]), "tag 13 at byte %d has no length of its own"),
+        (bytes([0xC0 | 13, 224, 65]), "tag 13 at byte %d has no fixed length"),
+        (bytes([0xC0 | 2, 254, 65]), "tag 2 at byte %d has no fixed length"),
+        (bytes([0x80 | 13 << 2 | 3, 65]), "tag 13 at byte %d has no fixed length"),
         (bytes([0xC0 | 13, 2, 65]), "tag 13 at byte %d is truncated"),
         (bytes([0xC0 | 13, 255, 0, 0]), "tag 13 at byte %d is truncated"),
         (bytes([0x80 | 13 << 2 | 2, 0, 0]), "tag 13 at byte %d is truncated"),
         (bytes([0xC0 | 13]), "tag 13 at byte %d is truncated"),
-        (b"\n", "at byte %d it is no OpenPGP data"),
+        (b"\n", "it is not OpenPGP data at byte %d"),
     ],
 )
 def test_a_packet_without_its_length_is_refused(behind, problem):

@@ -28,7 +28,7 @@ _ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE
 
 
 def save(plan: Plan, host: Host) -> dict[str, Any]:
-    """A host's plan as data, with what was observed when it was made."""
+    """Return a host's plan as data, with the observed state."""
     return {
         "schema": SCHEMA,
         "driver_version": host.driver_version,

@@ -33,9 +33,9 @@ _WITHOUT_PART = {DEFAULT: "shared", EXCLUSIVE_PROCESS: "exclusive"}
 
 @frozen
 class Applied:
-    """What the collection last applied: entries that name GPUs by UUID, with every placement and name spelled out.
+    """The last applied state: entries with the GPUs' UUIDs, and with all placements and names.
 
-    None in place of entries: the state directory is of a release without this record.
+    `entries` is None if an earlier release without this record used the state directory.
     """
 
     entries: tuple[Entry, ...] | None = None

@@ -123,7 +123,7 @@ def apply(options: Namespace) -> int:
         print(json.dumps(dict(_told(run), **done), indent=2))
         return 0
     if run.recovered:
-        print("an earlier run was interrupted; this run started from the %s layout" % run.recovered)
+        print("an earlier run was interrupted, and this run started from the %s layout" % run.recovered)
     for who in run.ended:
         print("ended: %s" % who)
     print("\n".join([*run.lines(), *run.followed, _done(run.plan.counts())]))

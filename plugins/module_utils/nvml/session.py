@@ -70,12 +70,12 @@ class Session(Calls):
 
     @property
     def simulated(self) -> bool:
-        """Whether the library is the collection's simulated one, which exports an additional symbol."""
+        """Return whether the library is the collection's simulated one, which exports an additional symbol."""
         return hasattr(self._nvml.nvmlLib, "gpusimVersion")
 
     @property
     def private(self) -> bool:
-        """Whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
+        """Return whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:

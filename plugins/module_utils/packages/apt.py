@@ -104,7 +104,7 @@ class AptBase(Manager):
                 "packages",
                 "apt finds no way to %s %s: %s"
                 % (arguments[0], self.owner.what, complaints(done.stdout + done.stderr)),
-                "Give the host the sources that it lacks, or ask for another version. Nothing was changed.",
+                "Add the missing sources to the host, or request another version. Nothing was changed.",
             )
         return done.stdout
 

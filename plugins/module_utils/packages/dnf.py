@@ -99,7 +99,7 @@ class DnfBase(Manager):
                 "packages",
                 "dnf finds no way to %s %s: %s"
                 % (next(word for word in arguments if word[0] != "-"), self.owner.what, complaints(done.stderr)),
-                "Enable the missing repositories, or ask for another version. Nothing was changed.",
+                "Enable the missing repositories, or request another version. Nothing was changed.",
             )
         return rows
 
@@ -111,7 +111,7 @@ class DnfBase(Manager):
 
     @property
     def _comment(self) -> str:
-        """The option that marks a transaction as the role's own in DNF's history."""
+        """Return the option that marks a transaction as the role's own in DNF's history."""
         return "--comment=%s" % self.owner.name
 
     def repair(self) -> str:

@@ -131,7 +131,7 @@ def test_a_run_after_one_that_was_cut_off_clears_up(host):
     other = host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}], "other.json")
     host("apply", "--layout", other, status=-9)
     assert "an earlier run was interrupted" in host("plan", "--layout", other, "--exit-code", status=2).stderr
-    assert "the old layout stood when this one began" in host("apply", "--layout", other).stdout
+    assert "this run started from the old layout" in host("apply", "--layout", other).stdout
     assert host.seen()[0] == [("1g.10gb", start) for start in range(7)]
 
 

@@ -57,7 +57,7 @@ def test_keep_says_so_where_there_is_no_room_beside_it(shared):
         "mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}], unlisted="keep"
     )
     assert refused["failed"]
-    assert "do not fit beside what stands there and is not the layout's: 3g.40gb@4" in refused["msg"]
+    assert "do not fit beside instances that are not in the layout: 3g.40gb@4" in refused["msg"]
 
 
 def test_what_a_layout_names_is_adopted(shared):

@@ -133,7 +133,7 @@ def test_without_the_library_nothing_is_promised(fleet):
 def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
     host.create(H100)
     refused = run(host, *BASE)
-    assert "simulated GPUs of this process alone" in refused["msg"]
+    assert "simulated for this process only" in refused["msg"]
     assert host.module("gpu_info")["vgpu_tenants"] == []
 
 

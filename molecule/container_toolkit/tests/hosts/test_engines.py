@@ -135,7 +135,7 @@ def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, conta
         Ask(never, first=RESTART),
     )
     assert first.result["restart_pending"] == ["docker"]
-    assert "runs on with its former configuration" in first.result["notes"][0]
+    assert "keeps running with its previous configuration" in first.result["notes"][0]
     assert Look.read(first.seen).daemon["features"]["cdi"] is True
     assert (again.changed, again.result["restart_pending"]) == (False, ["docker"])
     look = Look.read(again.seen)

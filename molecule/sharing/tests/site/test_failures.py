@@ -54,7 +54,7 @@ def test_more_memory_than_there_is_is_refused_before_anything(hopper):
     failed = hopper.apply(
         {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="big", pinned_memory_limit="40GiB")}
     )
-    assert "4 clients of 40GiB each are more than the" in failed["error"]["problem"]
+    assert "4 clients of 40GiB each exceed its memory" in failed["error"]["problem"]
     assert hopper.gpu(1) == gpu
     assert set(hopper.daemons()) == {"small", "inference"}
 
