@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
-    """Return empty GPUs with these catalogue keys, with MIG mode off and the default compute mode.
+    """Return empty GPUs with these catalogue keys, in the default modes.
 
     UUIDs and PCI addresses are placeholders that no selector matches. Names are those of each model's first board. Raises
     CatalogueError for an unknown key.
@@ -25,9 +25,9 @@ def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None 
 
 
 def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
-    """Return GPUs like `assumed_gpus`, from PCI addresses and device ids (four hex digits).
+    """Return GPUs like `assumed_gpus`, from PCI addresses and device ids.
 
-    Empty if the catalogue does not have all ids.
+    Device ids have four hex digits. Empty if the catalogue does not have all ids.
     """
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards

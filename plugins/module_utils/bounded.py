@@ -27,11 +27,11 @@ def bounded(
     account: int | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    """Run `work` in a child process and return its result. Raises its FleetError, or one for an exceeded limit.
+    """Run `work` in a child process and return its result.
 
-    The child and its children are killed at the end. The child inherits only the descriptors `keep`, so if it cannot be killed,
-    it holds no lock. `account` is the uid of the owner of the files that it reads. No child is started while an earlier one of
-    the same account hangs in the kernel.
+    Raises its FleetError, or one for an exceeded limit. The child and its children are killed at the end. The child inherits only
+    the descriptors `keep`, so if it cannot be killed, it holds no lock. `account` is the uid of the owner of the files that it
+    reads. No child is started while an earlier one of the same account hangs in the kernel.
     """
     if account is not None and stuck()[account]:
         cure = "End the processes of uid %d that serve a file system (FUSE), and run again." % account

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Handle GPUs in use that a plan would interrupt: refuse, wait, or end the processes."""
+"""Handle workloads that a plan would interrupt: refuse, wait, or end them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUNDS = 3
 
 @frozen
 class OnBusy:
-    """A policy, the time limit of WAIT, and the time between SIGTERM and SIGKILL of FORCE.
+    """A policy with the timeout of WAIT and the grace period of FORCE.
 
     `tell` is called with the holders that a run waits for, whenever they change.
     """
@@ -40,9 +40,10 @@ REFUSE = OnBusy()
 
 
 def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
-    """Return the result of `attempt`. Under WAIT retry it while it raises BusyError, up to the time limit.
+    """Return the result of `attempt`.
 
-    Between attempts neither the lock nor the driver is held, so waiting blocks no other run.
+    Under WAIT retry it while it raises BusyError, up to the time limit. Between attempts neither the lock nor the driver is held,
+    so waiting blocks no other run.
     """
     deadline = time.monotonic() + on_busy.timeout_seconds
     reported = None
@@ -60,10 +61,10 @@ def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
 
 
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
-    """Check for blocking holders right before a step. End them with `clear`; without it, raise BusyError.
+    """Check for blocking holders right before a step.
 
-    Returns with remaining holders only if none of them can be ended (`can_be_ended`). Raises BusyError if holders could not be
-    ended, or returned.
+    End them with `clear`; without it, raise BusyError. Returns with remaining holders only if none of them can be ended
+    (`can_be_ended`). Raises BusyError if holders could not be ended, or returned.
     """
     returned = False
     for rounds_left in range(_ROUNDS, -1, -1):
@@ -82,5 +83,8 @@ def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequenc
 
 
 def can_be_ended(holder: Holder | Process) -> bool:
-    """Return whether it is a process that uses the GPU, not an allocation, a container with the device, or a guess."""
+    """Return whether it is a process that uses the GPU.
+
+    Allocations, containers with the device, and unknown holders are not.
+    """
     return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)

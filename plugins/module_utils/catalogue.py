@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the catalogue of GPU models: one JSON file per model in models/ (models/README.md).
+"""Read the catalogue of GPU models: a JSON file per model (models/README.md).
 
 It answers questions without hardware, such as whether a layout fits, and describes the GPUs of the simulated NVML. A host with
 GPUs uses NVML instead.
@@ -44,7 +44,7 @@ class CatalogueError(FleetError):
 
 @frozen
 class Placement:
-    """A range of placement units (GPU instances) or of compute slices (compute instances)."""
+    """A range of placement units (GPU instances) or compute slices."""
 
     start: int
     size: int
@@ -52,9 +52,9 @@ class Placement:
 
 @frozen
 class Board:
-    """A product of the model: its name from NVML, and its PCI device id (four hex digits, lower case).
+    """A product of the model, with NVML's name and PCI device id.
 
-    `minimum_driver` is set if it differs from that of the model.
+    The id has four hex digits in lower case. `minimum_driver` is set if it differs from that of the model.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Board:
 
 @frozen
 class MemoryClock:
-    """A memory clock, with the lowest and the highest graphics clock at this memory clock."""
+    """A memory clock with its lowest and highest graphics clock."""
 
     memory: int
     graphics: tuple[int, ...]
@@ -112,7 +112,7 @@ class Profile:
 
     @property
     def attribute(self) -> str:
-        """Return the suffix of the name after the size: "", "+me", "+me.all", "+gfx" or "-me"."""
+        """Return the suffix of the name: "", "+me", "+me.all", "+gfx" or "-me"."""
         match = _PROFILE_NAME.match(self.name)
         return (match.group("attribute") or "") if match else ""
 
@@ -134,7 +134,10 @@ class ComputeInstanceProfile:
 
 @frozen
 class Model:
-    """A GPU model. Units are in the names. None means unknown (models/README.md describes each field)."""
+    """A GPU model. Units are in the names.
+
+    None means unknown (models/README.md describes each field).
+    """
 
     key: str
     boards: tuple[Board, ...]
@@ -188,7 +191,10 @@ class Model:
         return self.boards[0].name
 
     def profile(self, name: str) -> Profile:
-        """Return the GPU instance profile of this name. Raises CatalogueError if the model has none."""
+        """Return the GPU instance profile of this name.
+
+        Raises CatalogueError if the model has none.
+        """
         for profile in self.profiles:
             if profile.name == name:
                 return profile
@@ -200,18 +206,22 @@ class Model:
         )
 
     def reserved_mib(self) -> int:
-        """Return the memory that the driver reserves, in MiB, or ASSUMED_RESERVED_MIB if unknown."""
+        """Return the driver's reserved memory in MiB, or ASSUMED_RESERVED_MIB."""
         return ASSUMED_RESERVED_MIB if self.memory_reserved_mib is None else self.memory_reserved_mib
 
     def bar1_mib(self) -> int:
-        """Return the size of the BAR1 window in MiB. If unknown: the memory, rounded up to a power of two."""
+        """Return the size of the BAR1 window in MiB.
+
+        If unknown: the memory, rounded up to a power of two.
+        """
         return self.bar1_total_mib or 1 << (self.memory_total_mib - 1).bit_length()
 
     def profile_memory_mib(self, profile: Profile) -> int:
-        """Return the profile's memory in MiB. If unknown: an estimate that leads to the right profile name.
+        """Return the profile's memory in MiB, or an estimate if unknown.
 
-        The estimate is the profile's share of the memory that the driver does not reserve, by placement units, rounded down to a
-        multiple of DERIVED_MEMORY_STEP_MIB. It must not exceed its eighths, by which profiles are named.
+        The estimate leads to the right profile name. It is the profile's share of the memory that the driver does not reserve, by
+        placement units, rounded down to a multiple of DERIVED_MEMORY_STEP_MIB. It must not exceed its eighths, by which profiles
+        are named.
         """
         if profile.memory_mib is not None:
             return profile.memory_mib
@@ -221,7 +231,7 @@ class Model:
 
 
 def load_models(directory: str | None = None) -> dict[str, Model]:
-    """Return all models by key, sorted, from `directory` or from models/ next to this file.
+    """Return all models by key, sorted, from `directory` or models/.
 
     Raises CatalogueError naming file and field if a file is malformed, or if two files have the same key or PCI device id.
     """
@@ -250,7 +260,10 @@ def _read_models(directory: str | None) -> dict[str, Model]:
 
 
 def find_model(key: str, directory: str | None = None) -> Model:
-    """Return the model of a key, in any case. Raises CatalogueError with similar keys and all keys."""
+    """Return the model of a key, in any case.
+
+    Raises CatalogueError with similar keys and all keys.
+    """
     models = load_models(directory)
     for candidate, model in models.items():
         if candidate.lower() == key.lower():
@@ -263,7 +276,7 @@ def find_model(key: str, directory: str | None = None) -> Model:
 
 
 def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
-    """Return keys for which an unknown one may be meant: by board name, by prefix, or by similarity."""
+    """Return keys like an unknown one: by board name, prefix or similarity."""
     wanted = _plain(key)
     boards = {_plain(board.name): model.key for model in models.values() for board in model.boards}
     if wanted in boards:
@@ -280,7 +293,10 @@ def _plain(name: str) -> str:
 
 
 def parse_model(text: str | bytes, source: str) -> Model:
-    """Parse a model file. `source` is its path for errors. Raises CatalogueError if it is malformed."""
+    """Parse a model file. `source` is its path for errors.
+
+    Raises CatalogueError if it is malformed.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -407,7 +423,10 @@ class _Reader:
 
 
 def _check(model: Model, source: str) -> None:
-    """Check that the fields of a model are consistent. Raises CatalogueError for the first problem."""
+    """Check that the fields of a model are consistent.
+
+    Raises CatalogueError for the first problem.
+    """
     problems: list[tuple[str, str]] = []
     if not model.boards:
         problems.append(("boards", "is empty"))

@@ -59,14 +59,20 @@ class Spec:
 
     @property
     def command(self) -> list[str]:
-        """Return the command that prints it. If nvidia-ctk wrote the file, that would not be atomic."""
+        """Return the command that prints it.
+
+        If nvidia-ctk wrote the file, that would not be atomic.
+        """
         names = ["--device-name-strategy=%s" % strategy for strategy in self.strategies]
         # The first option also overrides a NVIDIA_CTK_CDI_OUTPUT_FILE_PATH in the environment.
         return [TOOL, "cdi", "generate", "--output=", "--format=%s" % self.format, *names]
 
 
 def find_specs(folder: Path) -> list[Spec]:
-    """Return the specifications in a folder, sorted by name. Empty if the folder does not exist."""
+    """Return the specifications in a folder, sorted by name.
+
+    Empty if the folder does not exist.
+    """
     # Engines read no other files (CDI repository, pkg/cdi/spec-dirs.go).
     files = sorted(path for pattern in ("*.yaml", "*.json") for path in folder.glob(pattern))
     return [spec for spec in map(_read, files) if spec is not None]
@@ -114,7 +120,10 @@ def _read(path: Path) -> Spec | None:
 
 
 def _names(text: str, format: str) -> list[str] | None:
-    """Return the device names in a specification of GPUs, or None for other texts. Needs no YAML parser."""
+    """Return the device names in a specification of GPUs, or None for other texts.
+
+    Needs no YAML parser.
+    """
     if format == "json":
         try:
             data = json.loads(text)

@@ -9,7 +9,7 @@ from typing import Any, Mapping
 
 
 def device(kind: str, name: str, edits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a specification that applies `edits` to containers with the device `kind=name`."""
+    """Return a specification of a device that applies `edits` to containers."""
     # The oldest sufficient version, for old engines. Names that begin with a digit need 0.5.0
     # (https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md, Released versions).
     version = "0.5.0" if name[:1].isdigit() else "0.3.0"

@@ -50,7 +50,10 @@ FAILURES = (OSError, TimeoutExpired)
 
 
 class ToolTimeout(TimeoutExpired):
-    """A tool did not end in time. The text shows the command as typed, not as Python's list."""
+    """A tool did not end in time.
+
+    The text shows the command as typed, not as Python's list.
+    """
 
     def __str__(self) -> str:
         return "%s timed out after %.0f s" % (" ".join(self.cmd), self.timeout)
@@ -72,13 +75,13 @@ def program(name: str) -> str | None:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a command: English, no prompts, and the variables of `more`."""
+    """Return a command's environment: English, no prompts, and `more`."""
     rules = {"LANG": "C", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
 
 
 def seconds_for(command: Sequence[str]) -> float | None:
-    """Return the time limit of a command in seconds, or None if it must not be interrupted."""
+    """Return a command's limit in seconds, or None to never interrupt it."""
     name = os.path.basename(command[0])  # noqa: PTH119
     if name in _TO_END or name.startswith("python"):
         return None if _ASKING.isdisjoint(command[1:]) else CHANGE_SECONDS
@@ -132,10 +135,10 @@ def run_tool(
     env: Mapping[str, str] | None = None,
     timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
 ) -> Any:
-    """Run a tool of the host. Return its status and output. `input` is at most a few lines.
+    """Run a tool of the host. Return its status and output.
 
-    Raises FileNotFoundError if it is not installed. Raises TimeoutExpired if it hangs or prints too much, after killing it and
-    its children.
+    `input` is at most a few lines. Raises FileNotFoundError if it is not installed. Raises TimeoutExpired if it hangs or prints
+    too much, after killing it and its children.
     """
     process = subprocess.Popen(
         list(command),
@@ -187,7 +190,10 @@ def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
 
 
 def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, str]:
-    """Run a tool. Return (output, "") or (None, problem). Raises FileNotFoundError if it is not installed."""
+    """Run a tool. Return (output, "") or (None, problem).
+
+    Raises FileNotFoundError if it is not installed.
+    """
     try:
         done = run(command, **options)
     except TimeoutExpired as error:

@@ -74,7 +74,7 @@ _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return the arguments as a line with secrets hidden and control characters escaped."""
+    """Return the arguments as a line, without secrets and control characters."""
     line = []
     follows = False
     for word in without_passwords(words):
@@ -98,7 +98,7 @@ def _hidden(word: str) -> str:
 
 
 def _without_marked(line: str) -> str:
-    """Hide secrets with a known form in a whole line, since unquoted ones span several arguments."""
+    """Hide secrets of a known form in a line. Unquoted ones span arguments."""
     line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
     for pattern in (_PEM, _JWT, _MARKED):
         line = pattern.sub(HIDDEN, line)

@@ -112,7 +112,10 @@ def _program(words: Sequence[str], start: int) -> int | None:
 
 
 def _run_by(words: Sequence[str], at: int) -> int | None:
-    """Return the index of the program that a wrapper runs, or None. Not all options of wrappers are known."""
+    """Return the index of the program that a wrapper runs, or None.
+
+    Not all options of wrappers are known.
+    """
     for later in range(at + 1, len(words)):
         before, name = words[later - 1], _name(words[later])
         if (
@@ -144,7 +147,10 @@ def _name(word: str) -> str:
 
 
 def _hide(words: list[str], start: int, name: str) -> int:
-    """Hide the secrets in a program's arguments in place. Return the index after its last argument."""
+    """Hide the secrets in a program's arguments in place.
+
+    Return the index after its last argument.
+    """
     option, pairs = _PASSWORD_OPTION.get(name), _PAIR_OPTION.get(name, ())
     if name in _ONLY_AT and _ONLY_AT[name] not in words[start:]:
         return len(words)

@@ -30,7 +30,7 @@ class Disturbance:
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """Return the UIDs of pods that hold it: by allocation of the kubelet, or by a process in their cgroup."""
+        """Return the UIDs of pods that hold it, by allocation or by process."""
         holders = [holder for holder in self.who if isinstance(holder, Holder) and holder.job]
         uids = {holder.job for holder in holders if holder.kind == KUBELET}
         uids.update(holder.job for holder in holders if holder.kind != UNKNOWN and _UID.fullmatch(holder.job))

@@ -15,7 +15,10 @@ OUTCOMES = ("old", "new", "unknown")
 
 @frozen
 class Problem:
-    """One problem. `where` is its place, such as ``gpu_layout[2].mig[0].profile`` or a GPU's UUID."""
+    """One problem.
+
+    `where` is its place, such as ``gpu_layout[2].mig[0].profile`` or a GPU's UUID.
+    """
 
     where: str
     problem: str
@@ -44,7 +47,10 @@ class FleetError(Exception):
 
 
 class LayoutError(FleetError):
-    """`gpu_layout` is malformed. `problems` has all problems; where, problem and cure are those of the first."""
+    """`gpu_layout` is malformed.
+
+    `problems` has all problems; where, problem and cure are those of the first.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -59,7 +65,10 @@ class LayoutError(FleetError):
 
 
 class SelectorError(FleetError):
-    """A valid selector matches no GPU of this host, or one that another matches. `more` has further such problems."""
+    """A valid selector matches no GPU, or one that another selector matches.
+
+    `more` has further such problems.
+    """
 
     def __init__(self, where: str, problem: str, cure: str = "", more: Iterable[Problem] = ()) -> None:
         super().__init__(where, problem, cure)
@@ -74,7 +83,10 @@ class PlanError(FleetError):
 
 
 class NvmlError(FleetError):
-    """An NVML call failed. `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None."""
+    """An NVML call failed.
+
+    `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None.
+    """
 
     host_fault = True
     #: Set by the caller of NVML.
@@ -101,9 +113,9 @@ class DriverAbsentError(NvmlError):
 
 
 class UnansweredCallError(NvmlError):
-    """An NVML call did not return in time, or ended its process. The whole driver may hang.
+    """An NVML call did not return in time, or ended its process.
 
-    `changes`: a GPU may have been changed before.
+    The whole driver may hang. `changes`: a GPU may have been changed before.
     """
 
     #: Xid 119 and 120 are GSP timeouts and errors (docs.nvidia.com/deploy/xid-errors).
@@ -118,7 +130,10 @@ class UnansweredCallError(NvmlError):
 
 
 class ResetRefusedError(NvmlError):
-    """A GPU cannot be reset to activate its pending MIG mode. A reboot of the host resets it too."""
+    """A GPU cannot be reset to activate its pending MIG mode.
+
+    A reboot of the host resets it too.
+    """
 
 
 class CommandTimeoutError(FleetError):
@@ -128,9 +143,10 @@ class CommandTimeoutError(FleetError):
 
 
 class ApplyError(FleetError):
-    """A plan could not be applied. `outcome` is the current layout (one of OUTCOMES), `steps_done` the completed steps.
+    """A plan could not be applied.
 
-    `reboot_needed`: a reset was refused, so only a reboot of the host activates the new layout.
+    `outcome` is the current layout (one of OUTCOMES), `steps_done` the completed steps. `reboot_needed`: a reset was refused, so
+    only a reboot of the host activates the new layout.
     """
 
     host_fault = True
@@ -165,7 +181,10 @@ class BusyError(ApplyError):
 
 
 class FollowError(ApplyError):
-    """The new layout is complete, but a service or file that depends on it was not updated. Has all problems."""
+    """The layout was applied, but a dependent service or file was not updated.
+
+    `problems` has all problems.
+    """
 
     def __init__(self, problems: Iterable[Problem], *, steps_done: Iterable[str] = ()) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -179,7 +198,10 @@ class FollowError(ApplyError):
 
 
 def attempt_all(*parts: Callable[[], None] | None) -> None:
-    """Call all parts except None, even if one fails. Raises the only error, or an ApplyError with all."""
+    """Call all parts except None, even if one fails.
+
+    Raises the only error, or an ApplyError with all.
+    """
     errors: list[FleetError] = []
     for part in filter(None, parts):
         try:

@@ -26,7 +26,7 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service")
 
 
 def is_essential(unit: str | None) -> bool:
-    """Return whether a service is in the list, by its full name from the path of the cgroup."""
+    """Return whether a service is in the list, by its name from the cgroup."""
     return bool(unit and _ESSENTIAL.fullmatch(unit))
 
 

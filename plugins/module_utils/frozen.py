@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define classes of immutable values like `dataclass(frozen=True)`, at a tenth of its cost.
+"""Define immutable values like `dataclass(frozen=True)`, at a tenth of its cost.
 
 `dataclass` compiles six functions for each class, which takes about a millisecond, and a module has a hundred such classes.
 Here classes share functions. Only `__init__` is compiled, when the first value is created. `dataclasses.fields`, `replace` and
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 def frozen(cls: type[T]) -> type[T]:
-    """Make the values of a class immutable, comparable and hashable by their fields, which are declared as for `dataclass`."""
+    """Make the values of a class immutable, comparable and hashable.
+
+    Fields are declared as for `dataclass`.
+    """
     dataclass(init=False, repr=False, eq=False)(cls)
     compared = [each.name for each in fields(cls) if each.compare]
     hashed = [each.name for each in fields(cls) if (each.compare if each.hash is None else each.hash)]
@@ -42,7 +45,10 @@ def frozen(cls: type[T]) -> type[T]:
 
 
 def sortable(cls: type[T]) -> type[T]:
-    """Make the values of a frozen class sortable by their fields. Apply it after `frozen`, in the line above."""
+    """Make the values of a frozen class sortable by their fields.
+
+    Apply it after `frozen`, in the line above.
+    """
     values = _values([each.name for each in fields(cls) if each.compare])
 
     def __lt__(self: Any, other: Any) -> bool:

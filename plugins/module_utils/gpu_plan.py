@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the plan: the desired state of each GPU, the steps to it, and their texts.
+"""Define the plan: the desired state of each GPU, with steps and texts.
 
 Check mode, diff, reports and apply use the same object. `change.planner` makes it.
 """
@@ -20,7 +20,10 @@ from .plan_parts import GpuPart, GpuStep, HostPart, Instances
 
 @frozen
 class WantedInstance:
-    """A desired GPU instance. `start` pins it; `compute_slices` are its compute instances, largest first."""
+    """A desired GPU instance.
+
+    `start` pins it. `compute_slices` are its compute instances, largest first.
+    """
 
     profile: str
     start: int | None = None
@@ -52,14 +55,20 @@ class Target:
         return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
 
     def to_data(self) -> dict[str, Any]:
-        """Return the target in the form of journals and saved plans, with each setting as a top-level key."""
+        """Return the target as journals and saved plans have it.
+
+        Each setting is a top-level key.
+        """
         data = to_data(self)
         settings = data.pop("settings")
         return {**data, **settings}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Target:
-        """Parse a result of `to_data`. Raises KeyError, TypeError or ValueError if it is invalid."""
+        """Parse a result of `to_data`.
+
+        Raises KeyError, TypeError or ValueError if it is invalid.
+        """
         instances = tuple(map(_wanted_instance, data["instances"]))
         own = {each.name for each in fields(cls)} - {"settings"}
         known = {name: value for name, value in data.items() if name in own}
@@ -69,7 +78,10 @@ class Target:
 
 @frozen
 class GpuPlan:
-    """The steps for one GPU and the instances it keeps. `instance_steps` change its MIG mode and instances."""
+    """The steps for one GPU, and the instances that it keeps.
+
+    `instance_steps` change its MIG mode and instances.
+    """
 
     gpu: Gpu
     target: Target
@@ -83,7 +95,10 @@ class GpuPlan:
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:
-        """Return all steps in order. Settings are removed before MIG is enabled, and set after it is disabled."""
+        """Return all steps in order.
+
+        Settings are removed before MIG is enabled, and set after it is disabled.
+        """
         of_parts = [step for part in self.parts for step in part.steps]
         return (*of_parts, *self.instance_steps) if self.target.mig_enabled else (*self.instance_steps, *of_parts)
 
@@ -134,7 +149,10 @@ class GpuPlan:
 
 @frozen
 class Plan:
-    """The changes of a host. `gpus` are in index order, without those that have no layout entry."""
+    """The changes of a host.
+
+    `gpus` are in index order, without those that have no layout entry.
+    """
 
     gpus: tuple[GpuPlan, ...] = ()
     #: Changes of services, in the order of the registry of techniques.

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send HTTP requests without redirects, because passwords, tokens and reports are for one server only."""
+"""Send HTTP requests to one server only.
+
+Passwords, tokens and reports must not follow a redirect to another server.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Check = Callable[[Any], None]
 
 
 class _Checked:
-    """Check each connection before http.client sends headers, and thus passwords, over it."""
+    """Check each connection before http.client sends anything over it."""
 
     def __init__(self, *arguments: Any, check: Check, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -69,7 +72,10 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[Any], None]]:
-        """Limit a request. Yield a function to call with its connected socket. Raises TimeoutError past the limit."""
+        """Limit a request. Yield a function to call with its connected socket.
+
+        Raises TimeoutError past the limit.
+        """
         timers: list[threading.Timer] = []
 
         def watch(connection: Any) -> None:

@@ -21,7 +21,7 @@ Systemctl = Callable[[Sequence[str]], None]
 
 @frozen
 class LimitedFolder:
-    """A folder: its path below the root of the host, its limits, and the texts of its unit."""
+    """A folder's path below the host's root, its limits, and its unit's texts."""
 
     path: str
     size_mib: int
@@ -35,7 +35,7 @@ class LimitedFolder:
 
     @property
     def unit(self) -> str:
-        """Return the name of the mount unit, which systemd derives from the path (systemd.unit(5))."""
+        """Return the mount unit's name, derived from the path (systemd.unit(5))."""
         escaped = re.sub(r"[^A-Za-z0-9:_./]", lambda match: "\\x%02x" % ord(match.group()), self.path)
         return escaped.replace("/", "-") + ".mount"
 
@@ -70,7 +70,10 @@ class LimitedFolder:
         return os.path.ismount(str(root / self.path))
 
     def mount(self, root: Path, systemctl: Systemctl, changed: bool, in_use: bool) -> None:
-        """Mount it at each boot, and now unless `in_use`. If its unit `changed`, apply the new size."""
+        """Mount it at each boot, and now unless `in_use`.
+
+        If its unit `changed`, apply the new size.
+        """
         if self.is_mounted(root):
             if changed:
                 systemctl(["daemon-reload"])

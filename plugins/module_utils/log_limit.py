@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 
 
 class _Bucket:
-    """The remaining lines of a source, and the number of omitted lines since the last one."""
+    """A source's remaining lines, and its omitted lines since the last one."""
 
     def __init__(self, now: float) -> None:
         self.lines, self.at, self.left_out = float(BURST), now, 0
@@ -28,7 +28,10 @@ class _Bucket:
 
 
 class LimitedLog:
-    """A log with a limit for each source. A source is a tenant or user, not one of their many sockets or processes."""
+    """A log with a limit for each source.
+
+    A source is a tenant or user, not one of their many sockets or processes.
+    """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
@@ -49,7 +52,10 @@ class LimitedLog:
         self._log(text)
 
     def summarize(self) -> None:
-        """Write the numbers of omitted lines of sources that may cause a line again. Call it regularly."""
+        """Write the numbers of omitted lines of sources that may cause a line again.
+
+        Call it regularly.
+        """
         now = self._clock()
         for source, bucket in list(self._buckets.items()):
             bucket.refill(now)

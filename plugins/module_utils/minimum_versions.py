@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the versions that fix published vulnerabilities of NVIDIA's driver and container toolkit.
+"""List versions of driver and container toolkit that fix vulnerabilities.
 
 Source: https://github.com/NVIDIA/product-security, where each bulletin is YEAR/ID/ID.md ("Security Updates": "Updated Version",
 of the driver for Tesla on Linux). As of 2026-11-23. A test compares this table with docs/security-versions.md.
@@ -70,7 +70,7 @@ MAINTAINED = tuple(sorted(branch for branch, fix in DRIVER.items() if fix.bullet
 
 
 def toolkit(version: str) -> str:
-    """Return the known vulnerabilities of a container toolkit version in a sentence, or ""."""
+    """Return a toolkit version's vulnerabilities in a sentence, or ""."""
     open_ones = [fix for fix in TOOLKIT if _numbers(version) < _numbers(fix.version)]
     if not open_ones:
         return ""
@@ -99,7 +99,10 @@ def driver(version: str) -> str:
 
 
 def judged(problem: str, policy: str, variable: str, cure: str) -> str:
-    """Return the problem to report under a policy, or "". Raises PlanError if the policy is to refuse it."""
+    """Return the problem to report under a policy, or "".
+
+    Raises PlanError if the policy is to refuse it.
+    """
     if problem and policy == REFUSE:
         raise PlanError(variable, problem, "%s Or set it to warn to get only a warning. Nothing was changed." % cure)
     return "" if policy == ACCEPT else problem
@@ -111,5 +114,5 @@ def _not_maintained(branch: int) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers to compare, without the package's revision: 1.17.8-1 is 1.17.8."""
+    """Return a version as numbers, without the revision: 1.17.8 for 1.17.8-1."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("-")[0]))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the state of a host's GPUs as frozen values, independent of NVML and Ansible.
+"""Define the state of a host's GPUs as values independent of NVML and Ansible.
 
 Units are in the names. None means that the driver reports no value, and never zero.
 """
@@ -23,7 +23,7 @@ MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 # A real dataclass, since its compiled comparisons are faster and the planner compares placements all the time.
 @dataclass(frozen=True, order=True)
 class Placement:
-    """The place of an instance: in memory placement units for GPU instances, in compute slices for compute instances."""
+    """The place of an instance, in memory placement units or compute slices."""
 
     start: int
     size: int
@@ -115,20 +115,29 @@ class Holder:
         return self.who
 
     def blocks(self, gpu_instance_id: int | None = None) -> bool:
-        """Return whether it blocks destroying a GPU instance, or with None a reset or a change of MIG mode."""
+        """Return whether it blocks destroying a GPU instance.
+
+        None asks for a reset or a change of MIG mode.
+        """
         if gpu_instance_id is None:
             return True
         return not self.watches and self.gpu_instance_id in (None, gpu_instance_id)
 
 
 def _held_by() -> Any:
-    """Define the field of the holders that `holders.mark.mark` finds. Empty if holders were not read."""
+    """Define the field of the holders that `holders.mark.mark` finds.
+
+    Empty if holders were not read.
+    """
     return field(default=(), metadata=INTERNAL)
 
 
 @frozen
 class ComputeInstance:
-    """A compute instance, which is one MIG device. `placement` is in compute slices of its GPU instance."""
+    """A compute instance, which is one MIG device.
+
+    `placement` is in compute slices of its GPU instance.
+    """
 
     id: int
     compute_slices: int
@@ -140,7 +149,7 @@ class ComputeInstance:
 
 @frozen
 class GpuInstance:
-    """A GPU instance with its compute instances and the processes that NVML reports in it."""
+    """A GPU instance with its compute instances and NVML's processes."""
 
     id: int
     profile: str
@@ -169,7 +178,7 @@ class Mig:
 
 @frozen
 class NvLink:
-    """One active NVLink: its number and the PCI address of the other end, or None if unknown."""
+    """One active NVLink, with the PCI address of its other end if known."""
 
     link: int
     remote_pci_address: str | None = None
@@ -177,7 +186,10 @@ class NvLink:
 
 @frozen
 class Telemetry:
-    """Current readings of a GPU. Utilization is the share of the sample period in which a kernel ran, not load."""
+    """Current readings of a GPU.
+
+    Utilization is the share of the sample period in which a kernel ran, not load.
+    """
 
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
@@ -195,7 +207,7 @@ def short_label(index: int, uuid: str) -> str:
 
 @frozen
 class Setting:
-    """A setting of a GPU that NVML does not report, read by an observer: its value, or why it has none."""
+    """A GPU's setting that is not in NVML: its value, or why it has none."""
 
     value: str | None
     problem: str | None = None
@@ -203,10 +215,10 @@ class Setting:
 
 @frozen
 class Gpu:
-    """One physical GPU. `compute_mode` is default, exclusive_process, prohibited, or None if MIG hides it.
+    """One physical GPU.
 
-    `pci_address` is None without a PCI bus. `memory_total_bytes` is None for a GPU that shares the memory of the CPU (GB10,
-    Thor), since NVML reports no value.
+    `compute_mode` is default, exclusive_process, prohibited, or None if MIG hides it. `pci_address` is None without a PCI bus.
+    `memory_total_bytes` is None for a GPU that shares the memory of the CPU (GB10, Thor), since NVML reports no value.
     """
 
     index: int
@@ -253,7 +265,7 @@ class Gpu:
 
 @frozen
 class LostGpu:
-    """An unusable GPU: an NVML call for it fails, or it is on the PCI bus but missing in the driver.
+    """A GPU whose NVML calls fail, or that is missing in the driver.
 
     `call`, `code` and `code_name` describe the failure. Parts of the identity that the GPU does not report are None.
     `index` is None for a GPU that is missing in the driver.
@@ -294,7 +306,10 @@ class LostGpu:
 
 @frozen
 class Host:
-    """The result of one NVML session on a host. GPUs are in index order. Unusable ones are only in `lost`."""
+    """The result of one NVML session on a host. GPUs are in index order.
+
+    Unusable ones are only in `lost`.
+    """
 
     driver_version: str
     nvml_version: str
@@ -305,7 +320,10 @@ class Host:
 
 
 def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
-    """Return the lost GPU that has, or may have, this UUID. None if the GPU works or was removed."""
+    """Return the lost GPU that has, or may have, this UUID.
+
+    None if the GPU works or was removed.
+    """
     if any(gpu.uuid == gpu_uuid for gpu in host.gpus):
         return None
     candidates = [gpu for gpu in host.lost if gpu.uuid in (None, gpu_uuid)]
@@ -313,7 +331,7 @@ def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
 
 
 def to_data(value: Any) -> Any:
-    """Return a value as dictionaries, lists and scalars, for JSON and for a module's result."""
+    """Return a value as dictionaries, lists and scalars, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("internal"))
         return {name: to_data(getattr(value, name)) for name in names}

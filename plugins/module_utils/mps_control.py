@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send commands to an MPS control daemon, parse its answers, and describe the environment of its clients.
+"""Send commands to an MPS control daemon and parse its answers.
 
 A command goes to the standard input of nvidia-cuda-mps-control, which finds the daemon by CUDA_MPS_PIPE_DIRECTORY
 (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status shows only whether the daemon was
@@ -54,10 +54,10 @@ class MpsError(FleetError):
 
 
 class Control:
-    """Ask the control daemon of a pipe directory. None is the tool's default directory.
+    """Ask the control daemon of a pipe directory.
 
-    Root in a client's container can answer in its place. So answers are limited in length, characters and number, and all of
-    them together in time: until `deadline`, by time.monotonic().
+    None is the tool's default directory. Root in a client's container can answer in its place. So answers are limited in length,
+    characters and number, and all of them together in time: until `deadline`, by time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -104,7 +104,7 @@ class Control:
         return MpsError(self.where, problem, "Check which process answers at its pipes, since no MPS daemon does this.")
 
     def servers(self) -> tuple[int, ...]:
-        """Return the pids of its servers: one for each active user, none before the first client."""
+        """Return the pids of its servers: one per active user, none without clients."""
         answer = self.ask("get_server_list")
         if not answer:
             # There is no server, or another tool asked at the same time and took the answer.
@@ -132,7 +132,10 @@ class Control:
         return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
-        """Set the percentage and return it as read back, or None. Connected clients keep theirs."""
+        """Set the percentage and return it as read back, or None.
+
+        Connected clients keep theirs.
+        """
         of = "set_default_active_thread_percentage" if server is None else "set_active_thread_percentage %d" % server
         return _number(self.ask("%s %d" % (of, percentage)))
 
@@ -151,7 +154,7 @@ class Control:
 
 @contextlib.contextmanager
 def _turn(directory: str | None) -> Iterator[None]:
-    """Run the body while no other reader of the collection asks its daemons, if the lock is available."""
+    """Run the body while no other run asks the daemons, if the lock is available."""
     descriptor = None
     if directory is not None and directory.startswith(_OWN):
         with contextlib.suppress(OSError):

@@ -58,15 +58,18 @@ class Record:
         self.path = Path(directory) / "owned.json"
 
     def read(self) -> frozenset[Owned]:
-        """Return the owned instances. Raises ApplyError for a file that this release cannot read."""
+        """Return the owned instances.
+
+        Raises ApplyError for a file that this release cannot read.
+        """
         data = durable.read(self.path, SCHEMA)
         items = [] if data is None else data["instances"]
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
-        """Record all instances of these GPUs as owned, except the foreign ones given with each GPU.
+        """Record all instances of these GPUs as owned, except foreign ones.
 
-        Entries of other GPUs are kept.
+        The foreign ones are given with each GPU. Entries of other GPUs are kept.
         """
         seen = list(seen)
         named = {gpu.uuid for gpu, _ in seen}
@@ -77,7 +80,7 @@ class Record:
         self._write(ours)
 
     def renew(self, gpus: Iterable[Gpu]) -> None:
-        """Record the current UUIDs of owned instances after they were recreated at their places.
+        """Record the UUIDs of owned instances after they were recreated.
 
         An instance without compute instances keeps its recorded UUIDs, since a failing driver may hide them for a while.
         """

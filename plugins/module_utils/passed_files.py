@@ -19,7 +19,7 @@ _SO_PASSRIGHTS = 83
 
 
 def refuse(made: socket.socket) -> bool:
-    """Make the kernel refuse files that are sent to a socket and to its later connections.
+    """Make the kernel refuse files for a socket and its later connections.
 
     Return False before Linux 6.16, which cannot refuse them.
     """

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define a technique's parts of a plan: for one GPU (GpuPart), and for its services (HostPart)."""
+"""Define a technique's parts of a plan: for a GPU, and for its services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Instances = Dict[int, Tuple[str, List[int]]]
 
 
 class GpuStep:
-    """A step on one GPU: a frozen dataclass with its text in plans. By default it affects no device."""
+    """A step on one GPU, as a frozen dataclass whose text is shown in plans.
+
+    By default it affects no device.
+    """
 
     #: Key of the technique that applies it.
     technique: ClassVar[str]
@@ -37,7 +40,10 @@ class GpuStep:
         return False
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Simulate the step on `instances`. `starts` has the starts of the current instances by id."""
+        """Simulate the step on `instances`.
+
+        `starts` has the starts of the current instances by id.
+        """
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
         """Return whether other steps of the GPU imply it."""
@@ -46,7 +52,7 @@ class GpuStep:
 
 @frozen
 class GpuPart:
-    """A technique's steps on one GPU, and its texts for the state before and after them."""
+    """A technique's steps on one GPU, and its texts before and after them."""
 
     steps: tuple[GpuStep, ...] = ()
     before: str = ""
@@ -55,7 +61,7 @@ class GpuPart:
 
 @frozen
 class NoPart:
-    """The part of a technique that is neither on the host nor in the layout (see `HostPart`)."""
+    """The HostPart of a technique that neither host nor layout have."""
 
     key: str
     disturbs: ClassVar[tuple[Disturbance, ...]] = ()

@@ -1,15 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Escape control characters in names that other users choose, such as those of processes, units and jobs."""
+"""Escape control characters in names that other users choose."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""Return the text with characters escaped that a terminal or parser may interpret, such as \x1b and \u2028.
+    r"""Return the text with control characters escaped, such as \x1b and \u2028.
 
-    A carriage return rewrites a line of root's terminal. U+0085 and U+2028 end a line of YAML.
+    Terminals and parsers interpret them: a carriage return rewrites a line of root's terminal. U+0085 and U+2028 end a line of
+    YAML.
     """
     if text.isprintable():
         return text

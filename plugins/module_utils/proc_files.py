@@ -23,7 +23,10 @@ def link(path: str) -> str | None:
 
 
 def read(path: str, most: int = -1) -> str:
-    """Return the first `most` bytes of a file as text, or all. Returns "" if it cannot be read."""
+    """Return the first `most` bytes of a file as text, or all.
+
+    Returns "" if it cannot be read.
+    """
     try:
         # Unbuffered, since a scan reads hundreds of small files.
         with open(path, "rb", buffering=0 if most < 0 else -1) as file:

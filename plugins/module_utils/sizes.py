@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse and format memory sizes: a whole number and a binary unit, ``18GiB`` or ``512MiB``."""
+"""Parse and format memory sizes: whole numbers with a unit, like ``18GiB``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class SizeError(FleetError):
 
 
 def parse_size_bytes(text: str) -> int:
-    """Return the bytes of a size such as ``512MiB``. Raises SizeError with an empty `where`."""
+    """Return a size such as ``512MiB`` in bytes.
+
+    Raises SizeError with an empty `where`, which the caller knows.
+    """
     match = _SIZE.fullmatch(text)
     if match:
         return int(match.group(1)) * BYTES_PER_UNIT[match.group(2)]
@@ -35,7 +38,10 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the shortest text of a size. Raises ValueError unless it is a positive number of whole MiB."""
+    """Return the shortest text of a size.
+
+    Raises ValueError unless it is a positive number of whole MiB.
+    """
     if size_bytes <= 0 or size_bytes % BYTES_PER_UNIT["MiB"]:
         raise ValueError("%d bytes are not a positive whole number of MiB" % size_bytes)
     unit = "MiB" if size_bytes % BYTES_PER_UNIT["GiB"] else "GiB"

@@ -25,9 +25,10 @@ def booted(root: Path) -> bool:
 
 
 def show(run: Run, names: Sequence[str], properties: Sequence[str], **options: float) -> list[dict[str, str]]:
-    """Return the properties of each unit, in the order of the names. A missing property is "".
+    """Return the properties of each unit, in the order of the names.
 
-    A missing unit has the LoadState not-found. Raises NoAnswerError, or FileNotFoundError without systemctl.
+    A missing property is "". A missing unit has the LoadState not-found. Raises NoAnswerError, or FileNotFoundError without
+    systemctl.
     """
     text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names], **options)
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
@@ -37,17 +38,21 @@ def show(run: Run, names: Sequence[str], properties: Sequence[str], **options: f
 
 
 def reset_failed(run: Run, names: Sequence[str]) -> None:
-    """Reset the start counters of units. Call it before a start that must not be refused.
+    """Reset the start counters of units.
 
-    systemd refuses starts beyond a unit's StartLimitBurst= (systemd.unit(5), 3 a minute for Docker). A restart then stops the
-    unit without starting it. `reset-failed` resets the counter (systemctl(1)). Its failure for a unit that never ran is ignored.
+    Call it before a start that must not be refused. systemd refuses starts beyond a unit's StartLimitBurst= (systemd.unit(5), 3 a
+    minute for Docker). A restart then stops the unit without starting it. `reset-failed` resets the counter (systemctl(1)). Its
+    failure for a unit that never ran is ignored.
     """
     with contextlib.suppress(*FAILURES):
         run(["systemctl", "reset-failed", "--", *names])
 
 
 def loaded(run: Run, names: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the properties of the loaded units by Id. Empty if systemd does not answer."""
+    """Return the properties of the loaded units by Id.
+
+    Empty if systemd does not answer.
+    """
     try:
         units = show(run, names, ("Id", "LoadState", *properties))
     except (NoAnswerError, FileNotFoundError):
@@ -56,7 +61,7 @@ def loaded(run: Run, names: Sequence[str], properties: Sequence[str]) -> dict[st
 
 
 def starting(run: Run, boot_active_state: str) -> bool:
-    """Return whether the host is still booting, so that waiting for a unit could deadlock.
+    """Return whether the host is still booting, so waiting may deadlock.
 
     Any unit may be ordered after a target or service of the boot that has started this process. Clients of GPUs may be ordered
     after BOOT, whose ActiveState is given. BOOT may be this process, or wait for the lock that this process holds. Raises like
@@ -67,16 +72,20 @@ def starting(run: Run, boot_active_state: str) -> bool:
 
 
 def awaits_boot_unit(run: Run) -> bool:
-    """Return whether a unit that is ordered only after BOOT and basic.target may wait for this process.
+    """Return whether a unit after BOOT may wait for this process.
 
-    Unlike `starting`, it ignores a boot that hangs in other units. Raises like `show`.
+    It is for units that are ordered only after BOOT and basic.target. Unlike `starting`, it ignores a boot that hangs in other
+    units. Raises like `show`.
     """
     boot, basic = show(run, [BOOT, "basic.target"], ("ActiveState",))
     return boot["ActiveState"] == "activating" or basic["ActiveState"] != "active"
 
 
 def tell(run: Run, command: list[str], **options: float) -> str:
-    """Return a command's output. Raises NoAnswerError, or FileNotFoundError if it is not installed."""
+    """Return a command's output.
+
+    Raises NoAnswerError, or FileNotFoundError if it is not installed.
+    """
     text, problem = ask(run, command, **options)
     if text is None:
         raise NoAnswerError(problem)

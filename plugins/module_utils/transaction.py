@@ -33,7 +33,10 @@ _POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
-    """Hold the host's lock. Raises ApplyError naming the other run if it is not free in time."""
+    """Hold the host's lock.
+
+    Raises ApplyError naming the other run if it is not free in time.
+    """
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -65,10 +68,11 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def looking(directory: str) -> Iterator[ApplyError | None]:
-    """Share the lock with other readers. Yield the error that names a changing run, or None.
+    """Share the lock with other readers.
 
-    Does not wait. Runs that change the host wait for the end of the block, because a reset is refused while a process has the GPU
-    open, so keep it short. Raises ApplyError if this user may not open the lock.
+    Yield the error that names a changing run, or None. Does not wait. Runs that change the host wait for the end of the block,
+    because a reset is refused while a process has the GPU open, so keep it short. Raises ApplyError if this user may not open the
+    lock.
     """
     try:
         file = (Path(directory) / "lock").open()
@@ -111,7 +115,10 @@ def _this_run() -> dict[str, Any]:
 
 
 def _of_ansible() -> bool:
-    """Return whether this is a module. It runs from a temporary copy, so its file name is meaningless."""
+    """Return whether this is a module.
+
+    It runs from a temporary copy, so its file name is meaningless.
+    """
     return "ansible.module_utils.basic" in sys.modules
 
 
@@ -122,7 +129,7 @@ def _name(run: dict[str, Any]) -> str:
 
 @frozen
 class Entry:
-    """The content of a journal: the targets of the old and the new layout, and the name of the run."""
+    """The content of a journal: targets of the old and new layout, and the run."""
 
     before: tuple[Target, ...]
     after: tuple[Target, ...]
@@ -167,7 +174,10 @@ class Journal:
         durable.remove(self.path)
 
     def read(self) -> Entry | None:
-        """Return the journal of an interrupted run, or None. Raises ApplyError if this release cannot read it."""
+        """Return the journal of an interrupted run, or None.
+
+        Raises ApplyError if this release cannot read it.
+        """
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return None

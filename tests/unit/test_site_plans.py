@@ -39,9 +39,9 @@ def test_a_daemon_or_tenant_alone_is_a_change():
 
 
 def test_a_gpu_that_lost_its_entry_is_named_without_a_change():
-    same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, no entry names it: keeps exclusive"), changed=0)
+    same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, without an entry: keeps exclusive"), changed=0)
     same["plan_lines"][1]["unmanaged"] = True
-    assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, no entry names it: keeps exclusive"]}
+    assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, without an entry: keeps exclusive"]}
 
 
 def test_a_fleet_without_changes_is_one_line():

@@ -83,14 +83,14 @@ def apply(
     # GPUs with a mode change first, so that a refused reset is known before anything else is done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
-    beside = HostChange(changes)
+    services = HostChange(changes)
     records = None
     if context.applied is not None and applied is not None:
         records = {"old": context.applied.read().to_data(), "new": applied}
-    context.journal.begin(before, after, beside.record, records)
+    context.journal.begin(before, after, services.record, records)
     done: list[str] = []
     try:
-        beside.stop(done)
+        services.stop(done)
         for gpu_plan in changed:
             if context.look is not None:
                 _make_way(gpu_plan, context.look, context.clear)
@@ -99,9 +99,9 @@ def apply(
         for gpu_plan in changed:
             _require(host, gpu_plan.gpu)
         expect(host, after, ownership)
-        beside.start(host, done)
+        services.start(host, done)
     except BaseException as error:
-        _undo(context, before, after, error, done, beside)
+        _undo(context, before, after, error, done, services)
         raise
     with settled("new"):
         if context.record is not None:
@@ -110,7 +110,7 @@ def apply(
         if records is not None and context.applied is not None:
             context.applied.write(records["new"])
         context.journal.end()
-        beside.forget()
+        services.forget()
     return host
 
 
@@ -195,7 +195,7 @@ def _undo(
     after: Sequence[Target],
     cause: BaseException,
     done: list[str],
-    beside: HostChange,
+    services: HostChange,
 ) -> None:
     """Roll back after a failed step. Raises ApplyError for a FleetError, returns for other exceptions."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -211,9 +211,9 @@ def _undo(
         # The rollback removes only what this run made. An unknown holder does not stop it half way. Neither does a holder
         # without a process, if ending holders is permitted.
         counts = can_be_ended if context.clear is not None else is_known
-        beside.clear_away()
+        services.clear_away()
         host = go_back(context, before, counts)
-        beside.bring_back(host)
+        services.bring_back(host)
     except FleetError as error:
         raise ApplyError(
             known.where,

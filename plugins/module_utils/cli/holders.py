@@ -35,7 +35,7 @@ MOST_BYTES = 4 * 1024 * 1024
 #: Limits: holders of a GPU or an instance, and characters of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
 #: Fields of a holder.
-_TOLD = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
+_FIELDS = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -155,11 +155,13 @@ def _held(place: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holders(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    told = [{**{name: one[name] for name in _TOLD}, "who": one["who"][:_MOST_LETTERS]} for one in found[:_MOST_HOLDERS]]
+    rows = [
+        {**{name: one[name] for name in _FIELDS}, "who": one["who"][:_MOST_LETTERS]} for one in found[:_MOST_HOLDERS]
+    ]
     if len(found) > _MOST_HOLDERS:
         more = {"kind": "unknown", "who": "%d more" % (len(found) - _MOST_HOLDERS), "watches": False}
-        told.append({**dict.fromkeys(_TOLD), **more})
-    return told
+        rows.append({**dict.fromkeys(_FIELDS), **more})
+    return rows
 
 
 def _tenant(tenant: Mapping[str, Any]) -> dict[str, Any]:

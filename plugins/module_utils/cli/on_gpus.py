@@ -82,7 +82,7 @@ def plan(options: Namespace) -> int:
     if interrupted:
         print("gpu-layout: an earlier run was interrupted, and apply will complete or undo it first", file=sys.stderr)
     if options.json:
-        print(json.dumps(dict(_told(run), cut_off=interrupted), indent=2))
+        print(json.dumps(dict(_result(run), cut_off=interrupted), indent=2))
     else:
         print("\n".join([*run.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or interrupted) else 0
@@ -120,7 +120,7 @@ def apply(options: Namespace) -> int:
     _warn(run)
     if options.json:
         done = {"recovered": run.recovered, "ended": list(run.ended), "followed": list(run.followed)}
-        print(json.dumps(dict(_told(run), **done), indent=2))
+        print(json.dumps(dict(_result(run), **done), indent=2))
         return 0
     if run.recovered:
         print("an earlier run was interrupted, and this run started from the %s layout" % run.recovered)
@@ -170,18 +170,18 @@ def _warn(run: Any) -> None:
         _say(text)
 
 
-def _told(run: Any) -> dict[str, Any]:
+def _result(run: Any) -> dict[str, Any]:
     busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
-    told = {
+    data = {
         "changed": run.changed,
         "plan": run.lines(),
         "counts": run.plan.counts(),
         "busy": busy,
     }
     if run.unmanaged:
-        told["unmanaged"] = [to_data(each) for each in run.unmanaged]
+        data["unmanaged"] = [to_data(each) for each in run.unmanaged]
     warnings = [*run.warnings, *run.not_restored]
-    return dict(told, warnings=warnings) if warnings else told
+    return dict(data, warnings=warnings) if warnings else data
 
 
 def _in_the_way(run: Any) -> list[str]:

@@ -213,10 +213,10 @@ def _lines(path: str) -> set[str]:
         return set()
 
 
-def complaints(said: str) -> str:
+def complaints(output: str) -> str:
     """Return the lines that say what is wrong: errors, with the lines that are indented below them, or the last words."""
     found: list[str] = []
-    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     for line in lines:
         if line.lower().startswith("error") or (found and line.startswith(" ")):
             found.append(line.strip())

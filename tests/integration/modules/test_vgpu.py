@@ -345,13 +345,13 @@ def test_a_saved_plan_is_carried_out_as_it_was_or_refused(fleet):
     assert [step["step"] for step in saved["vgpu"]["steps"]] == ["ChangeTenant", "AddTenant"]
     run(fleet, entry([0, 1], tenant("a"), tenant("meanwhile")))
     refused = run(fleet, after, plan=saved)
-    assert "the steps would be others now" in refused["msg"] and "vgpu meanwhile: remove" in refused["msg"]
+    assert "the steps have changed" in refused["msg"] and "vgpu meanwhile: remove" in refused["msg"]
     run(fleet, entry([0, 1], tenant("a")))
     done = run(fleet, after, plan=saved)
     assert done["plan"] == [gpu["plan"] for gpu in saved["gpus"]] + saved["vgpu"]["plan"]
     assert not run(fleet, after, plan=saved)["changed"]
     other = run(fleet, entry([0, 1], tenant("a", "4GiB"), tenant("c")), plan=saved)
-    assert "the steps would be others now" in other["msg"]
+    assert "the steps have changed" in other["msg"]
 
 
 # --- tenants that get another name -------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ def test_a_saved_plan_with_a_rename_is_carried_out_or_refused(fleet):
     assert [(step["step"], step["name"]) for step in saved["vgpu"]["steps"]] == [("ChangeTenant", "b")]
     run(fleet, entry([0], tenant("c", was="a")))
     refused = run(fleet, RENAME, plan=saved)
-    assert "the steps would be others now: vgpu b: rename tenant c to b, end the name c" in refused["msg"], refused
+    assert "the steps have changed: vgpu b: rename tenant c to b, end the name c" in refused["msg"], refused
     run(fleet, entry([0], tenant("a")))
     assert run(fleet, RENAME, plan=saved)["changed"]
     assert not run(fleet, RENAME, plan=saved)["changed"]

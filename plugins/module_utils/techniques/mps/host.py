@@ -262,10 +262,10 @@ class MpsHost(Daemons):
         """Return an error with the last lines of the unit's journal."""
         unit = unit_of(name)
         command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
-        said = None
+        text = None
         with contextlib.suppress(FileNotFoundError):
-            said, _problem = ask(self._run, command)
-        lines = [line for line in (said or "").splitlines() if line and not any(word in line for word in _CHATTER)]
+            text, _problem = ask(self._run, command)
+        lines = [line for line in (text or "").splitlines() if line and not any(word in line for word in _CHATTER)]
         if lines:
             last = " / ".join(line[:_JOURNAL_LETTERS] for line in lines[-_JOURNAL_LINES:])
             problem += ". End of its journal: %s" % printable(last)
