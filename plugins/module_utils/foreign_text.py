@@ -11,7 +11,7 @@ from .printable import printable
 
 #: Default for the maximum characters of a text.
 MOST_TEXT = 1000
-#: Larger numbers are shortened.
+#: Larger numbers are replaced by the name of their type.
 _LARGEST = 1 << 60
 
 
