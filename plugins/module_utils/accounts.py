@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the account of a process, also in user namespaces, where a user has tens of thousands of user ids.
+"""Find the account of a process, also in user namespaces.
 
-A set-user-id file created in a namespace keeps such an id outside of it. /etc/subuid, which only root writes, maps it
-to the account.
+There a user has tens of thousands of user ids. A set-user-id file created in a namespace keeps such an id outside of it.
+/etc/subuid, which only root writes, maps it to the account.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ SUBORDINATE = "/etc/subuid"
 
 
 def is_foreign(process: str) -> bool:
-    """Return whether a process (its folder in /proc) is in another user namespace. False if unknown."""
+    """Return whether a process (its folder in /proc) is in another user namespace.
+
+    False if unknown.
+    """
     own, its = link(os.path.dirname(process) + "/self/ns/user"), link(process + "/ns/user")  # noqa: PTH120
     return None not in (own, its) and own != its
 
@@ -41,8 +44,8 @@ def account_of(process: str) -> int:
     """
     if is_foreign(process):
         return account_of_id(_owner(process))
-    found = re.search(r"^Uid:\s*(\d+)", read(process + "/status"), re.MULTILINE)
-    return account_of_id(int(found.group(1))) if found else _NO_ACCOUNT
+    match = re.search(r"^Uid:\s*(\d+)", read(process + "/status"), re.MULTILINE)
+    return account_of_id(int(match.group(1))) if match else _NO_ACCOUNT
 
 
 def account_of_id(uid: int) -> int:
@@ -56,7 +59,7 @@ def account_of_id(uid: int) -> int:
 
 
 def _ranges() -> Iterator[Tuple[str, int, int]]:
-    """Yield the rows of /etc/subuid: account (name or id), first subordinate id, count."""
+    """Yield account (name or id), first id and count of each row of /etc/subuid."""
     for line in read(SUBORDINATE).split("\n"):
         fields = line.split(":")
         if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs as the catalogue knows them, for plans made before a driver answers on a host."""
+"""Build GPUs from the catalogue, for plans of hosts without a running driver."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ MIB = 1 << 20
 
 
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
-    """Empty GPUs of the models with these catalogue keys, in index order; MIG mode off, default compute mode.
+    """Return empty GPUs with these catalogue keys, in the default modes.
 
-    Their UUIDs and PCI addresses are placeholders, so selectors by UUID or PCI address cannot match them; their names are
-    those of each model's first board. Raises CatalogueError for a key that the catalogue does not have.
+    UUIDs and PCI addresses are placeholders that no selector matches. Names are those of each model's first board. Raises
+    CatalogueError for an unknown key.
     """
     known = {} if models is None else models
-    found = [known.get(key) or catalogue.find_model(key) for key in keys]
-    return tuple(_gpu(index, model, model.name) for index, model in enumerate(found))
+    chosen = [known.get(key) or catalogue.find_model(key) for key in keys]
+    return tuple(_gpu(index, model, model.name) for index, model in enumerate(chosen))
 
 
 def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
-    """Like `assumed_gpus`, from PCI addresses and device ids (four hex digits); none at all if an id is not in the catalogue."""
+    """Return GPUs like `assumed_gpus`, from PCI addresses and device ids.
+
+    Device ids have four hex digits. Empty if the catalogue does not have all ids.
+    """
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards
     }

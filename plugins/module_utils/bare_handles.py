@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH208
-"""Check whether a process with an open GPU node uses the GPU, or may only have received the open file.
+"""Check whether a process uses a GPU or may only have received its open node.
 
 Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus and syslog,
 keep these files open. So an open node alone is no reason to end a system process or stop a system unit. A process that uses a GPU
@@ -33,7 +33,7 @@ _FIRST_USER = 1000
 
 
 def may_be_handed(holder: Holder | Process) -> bool:
-    """Return whether a holder is a system process with an open but unused node, which must not be ended.
+    """Return whether a holder is a system process with an open but unused node.
 
     Processes of user sessions, user managers, containers and jobs are not system processes. Watchers open nodes themselves.
     """
@@ -60,9 +60,9 @@ def _has_mapped(pid: int, majors: list[int]) -> bool:
 
 
 def has_open(pid: int) -> bool:
-    """Return whether a process has a GPU node open in any thread's table, mapped, or maybe in an io_uring ring.
+    """Return whether a process has a GPU node open.
 
-    True if that cannot be read or takes too long.
+    It may be in any thread's table, mapped, or in an io_uring ring. True if that cannot be read or takes too long.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))

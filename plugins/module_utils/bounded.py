@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work that may take so long and say so much, and no more, whatever the driver, a tool or a user makes of it."""
+"""Run a function in a child process with time and output limits."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def bounded(
     account: int | None = None,
     keep: Sequence[int] = (),
 ) -> str:
-    """Return what `work` returns, done in a child process. Raises FleetError: its own, or that a bound was met.
+    """Run `work` in a child process and return its result.
 
-    The child and what it started are killed then, so that nothing goes on behind the caller's back. It has nothing open that its
-    parent has: where it cannot be killed it holds no lock. `account` is whose files it looks at; while an earlier child hangs in
-    the kernel for the same account, none is started. `keep` are descriptors that the work needs.
+    Raises its FleetError, or one for an exceeded limit. The child and its children are killed at the end. The child inherits only
+    the descriptors `keep`, so if it cannot be killed, it holds no lock. `account` is the uid of the owner of the files that it
+    reads. No child is started while an earlier one of the same account hangs in the kernel.
     """
     if account is not None and stuck()[account]:
         cure = "End the processes of uid %d that serve a file system (FUSE), and run again." % account
-        raise FleetError(where, "an earlier look at it hangs in the kernel", cure)
+        raise FleetError(where, "an earlier query hangs in the kernel", cure)
     reading, writing = os.pipe()
     child = start(lambda: _work(work, writing), [writing, *keep], account)
     os.close(writing)
@@ -50,11 +50,11 @@ def bounded(
         raise FleetError(*json.loads(answer[1:].decode()))
     if answer.startswith(_BROKEN):
         sys.stderr.write(answer[1:].decode(errors="replace"))
-    raise FleetError(where, "the look at it ended without an answer", "Run it as root by hand, and see what it says.")
+    raise FleetError(where, "the query ended without a result", "Run the command by hand as root to see its error.")
 
 
 def _work(work: Callable[[], str], writing: int) -> int:
-    """Run it in the child; return its exit status."""
+    """Run `work` in the child, write its result, and return the exit status."""
     code = 0
     try:
         answer = _DONE + work().encode()
@@ -72,7 +72,7 @@ def _read(reading: int, where: str, deadline: float, most_bytes: int) -> bytes:
     while True:
         if not readable(reading, deadline):
             raise FleetError(
-                where, "the look at it takes too long", "See whether its GPUs and tools answer (nvidia-smi)."
+                where, "the query takes too long", "Check that the GPUs and tools of the host answer (nvidia-smi)."
             )
         chunk = os.read(reading, _CHUNK)
         if not chunk:
@@ -82,6 +82,6 @@ def _read(reading: int, where: str, deadline: float, most_bytes: int) -> bytes:
         if length > most_bytes:
             raise FleetError(
                 where,
-                "there is more to tell than %d bytes" % most_bytes,
-                "See who has so many processes on its GPUs (gpu-layout show).",
+                "the result is larger than %d bytes" % most_bytes,
+                "Check which user has so many processes on its GPUs (gpu-layout show).",
             )

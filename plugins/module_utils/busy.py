@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What to do where something that a plan would end is in use: refuse, wait for it to end, or end it."""
+"""Handle workloads that a plan would interrupt: refuse, wait, or end them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 FAIL, WAIT, FORCE = POLICIES = ("fail", "wait", "force")
 
 _LOOK_SECONDS = 5.0
-#: How often those in the way are ended before it is said that they come back.
+#: Number of times that blocking processes are ended before a step fails because they return.
 _ROUNDS = 3
 
 
 @frozen
 class OnBusy:
-    """A policy, how long to wait under WAIT, and how long a process has to end by itself under FORCE.
+    """A policy with the timeout of WAIT and the grace period of FORCE.
 
-    `tell` is called with who is waited for, whenever that changes.
+    `tell` is called with the holders that a run waits for, whenever they change.
     """
 
     policy: str = FAIL
@@ -40,12 +40,13 @@ REFUSE = OnBusy()
 
 
 def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
-    """The attempt's result; under WAIT it is made again while it raises BusyError, until the time is over.
+    """Return the result of `attempt`.
 
-    Nothing is held in between, neither lock nor driver: others may work on the host, and waiting blocks none of them.
+    Under WAIT retry it while it raises BusyError, up to the time limit. Between attempts neither the lock nor the driver is held,
+    so waiting blocks no other run.
     """
     deadline = time.monotonic() + on_busy.timeout_seconds
-    told = None
+    reported = None
     while True:
         try:
             return attempt()
@@ -53,33 +54,37 @@ def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
             left = deadline - time.monotonic()
             if on_busy.policy != WAIT or left <= 0:
                 raise
-            if error.where != told:
-                told = error.where
-                on_busy.tell("waiting: %s" % told)
+            if error.where != reported:
+                reported = error.where
+                on_busy.tell("waiting: %s" % reported)
         time.sleep(min(_LOOK_SECONDS, left))
 
 
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
-    """Look whom a step would disturb, right before it, and refuse, or end them where there is leave to.
+    """Check for blocking holders right before a step.
 
-    Returns with holders left only where none of them could be ended. Raises BusyError.
+    End them with `clear`; without it, raise BusyError. Returns with remaining holders only if none of them can be ended
+    (`can_be_ended`). Raises BusyError if holders could not be ended, or returned.
     """
-    came_back = False
+    returned = False
     for rounds_left in range(_ROUNDS, -1, -1):
         disturbs = look()
         if not disturbs:
             return
         if clear is None:
-            raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
+            raise BusyError(disturbs, "it came into use during this run", "Run again.")
         ended = rounds_left and clear(disturbs)
         if rounds_left and not ended and not any(can_be_ended(holder) for one in disturbs for holder in one.who):
             return
-        came_back = came_back or bool(ended)
-    if not came_back:
+        returned = returned or bool(ended)
+    if not returned:
         raise BusyError(disturbs, "it holds the GPU and could not be ended", "End it by hand, and run again.")
-    raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
+    raise BusyError(disturbs, "it was ended and started again", "Stop the service that starts it (gpu_drain_services).")
 
 
 def can_be_ended(holder: Holder | Process) -> bool:
-    """Whether it is a process that uses the GPU itself, and not an allocation, a device that was given, or a guess."""
+    """Return whether it is a process that uses the GPU.
+
+    Allocations, containers with the device, and unknown holders are not.
+    """
     return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The catalogue of GPU models: one JSON file each under models/, described in models/README.md.
+"""Read the catalogue of GPU models: a JSON file per model (models/README.md).
 
-Pure data: nothing here asks a driver. On a host with GPUs NVML is what counts; the catalogue is for
-questions asked without the hardware (does this layout fit?) and for the simulated NVML.
+It answers questions without hardware, such as whether a layout fits, and describes the GPUs of the simulated NVML. A host with
+GPUs uses NVML instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .frozen import frozen
 
 SCHEMA_VERSION = 1
 
-#: Used where a board's reserved memory was not seen: boards that were read have 448 to 728 MiB.
+#: For boards whose reserved memory is unknown. Known boards have 448 to 728 MiB.
 ASSUMED_RESERVED_MIB = 512
 
-#: Real profile memories are whole multiples of 64 MiB; derived ones are kept to the next coarser step.
+#: Memory sizes of real profiles are multiples of 64 MiB. Derived sizes use the next coarser step.
 DERIVED_MEMORY_STEP_MIB = 128
 
-#: The most GPUs of a simulated host. The simulated library has the same number (MAX_GPUS in host.h).
+#: Maximum GPUs of a simulated host, equal to MAX_GPUS in host.h of the simulated library.
 MOST_SIMULATED_GPUS = 32
 
-#: Of a wrong key in messages.
+#: Maximum characters of an unknown key in messages.
 _MOST_KEY = 60
 
 _PROFILE_NAME = re.compile(r"^(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<attribute>\+me\.all|\+me|\+gfx|-me)?$")
@@ -44,7 +44,7 @@ class CatalogueError(FleetError):
 
 @frozen
 class Placement:
-    """A stretch of placement units (GPU instances) or of compute slices (compute instances)."""
+    """A range of placement units (GPU instances) or compute slices."""
 
     start: int
     size: int
@@ -52,9 +52,9 @@ class Placement:
 
 @frozen
 class Board:
-    """A product of the model: its name as NVML gives it, and its PCI device id (four hex digits, lower case).
+    """A product of the model, with NVML's name and PCI device id.
 
-    `minimum_driver` is set where the board needs another driver than the model's other boards.
+    The id has four hex digits in lower case. `minimum_driver` is set if it differs from that of the model.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Board:
 
 @frozen
 class MemoryClock:
-    """A clock of the memory, and the lowest and the highest graphics clock that go with it."""
+    """A memory clock with its lowest and highest graphics clock."""
 
     memory: int
     graphics: tuple[int, ...]
@@ -72,9 +72,10 @@ class MemoryClock:
 
 @frozen
 class Variant:
-    """Another board of the model's first product, told by its subsystem id: what is otherwise on it.
+    """Another board of the model's first product, identified by its subsystem id.
 
-    `differences` are by path, as reports of the hardware name fields: ``memory_reserved_mib``, ``profiles.3g.71gb.memory_mib``.
+    `differences` maps paths of fields, as in hardware reports, to values: ``memory_reserved_mib``,
+    ``profiles.3g.71gb.memory_mib``.
     """
 
     pci_subsystem_id: str
@@ -85,8 +86,8 @@ class Variant:
 class Profile:
     """A GPU instance profile.
 
-    `nvml_profile` is the enum that asks NVML about the profile, `profile_id` the number that the create, list
-    and placement calls take. `memory_mib` is None where it is not known; Model.profile_memory_mib gives a value then.
+    `nvml_profile` is the enum for queries to NVML, `profile_id` the number that the create, list and placement calls take.
+    `memory_mib` is None if unknown. `Model.profile_memory_mib` then returns an estimate.
     """
 
     name: str
@@ -111,14 +112,14 @@ class Profile:
 
     @property
     def attribute(self) -> str:
-        """What follows the size in the name: "", "+me", "+me.all", "+gfx" or "-me"."""
+        """Return the suffix of the name: "", "+me", "+me.all", "+gfx" or "-me"."""
         match = _PROFILE_NAME.match(self.name)
         return (match.group("attribute") or "") if match else ""
 
 
 @frozen
 class ComputeInstanceProfile:
-    """How a compute instance of `compute_slices` fits into a GPU instance; placements count compute slices."""
+    """A compute instance profile of a GPU instance. Placements are in compute slices."""
 
     compute_slices: int
     nvml_profile: int
@@ -133,7 +134,10 @@ class ComputeInstanceProfile:
 
 @frozen
 class Model:
-    """A GPU model. Units are in the names; None means not known (models/README.md says field by field)."""
+    """A GPU model. Units are in the names.
+
+    None means unknown (models/README.md describes each field).
+    """
 
     key: str
     boards: tuple[Board, ...]
@@ -183,11 +187,14 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name NVML gives the first, that is the simulated, board."""
+        """Return NVML's name of the first board, which is the simulated one."""
         return self.boards[0].name
 
     def profile(self, name: str) -> Profile:
-        """The GPU instance profile of this name; CatalogueError if the model has none."""
+        """Return the GPU instance profile of this name.
+
+        Raises CatalogueError if the model has none.
+        """
         for profile in self.profiles:
             if profile.name == name:
                 return profile
@@ -199,18 +206,22 @@ class Model:
         )
 
     def reserved_mib(self) -> int:
-        """Memory that the driver keeps, in MiB; ASSUMED_RESERVED_MIB where it was not seen."""
+        """Return the driver's reserved memory in MiB, or ASSUMED_RESERVED_MIB."""
         return ASSUMED_RESERVED_MIB if self.memory_reserved_mib is None else self.memory_reserved_mib
 
     def bar1_mib(self) -> int:
-        """The size of the BAR1 window in MiB; where it was not seen, the power of two that the whole memory fits in."""
+        """Return the size of the BAR1 window in MiB.
+
+        If unknown: the memory, rounded up to a power of two.
+        """
         return self.bar1_total_mib or 1 << (self.memory_total_mib - 1).bit_length()
 
     def profile_memory_mib(self, profile: Profile) -> int:
-        """The profile's memory in MiB; where it is not known, one that leads to the profile's true name.
+        """Return the profile's memory in MiB, or an estimate if unknown.
 
-        The rule: the profile's share of placement units of what the driver does not keep, rounded down to a
-        multiple of DERIVED_MEMORY_STEP_MIB. Rounding down keeps it below its eighth, so that naming holds.
+        The estimate leads to the right profile name. It is the profile's share of the memory that the driver does not reserve, by
+        placement units, rounded down to a multiple of DERIVED_MEMORY_STEP_MIB. It must not exceed its eighths, by which profiles
+        are named.
         """
         if profile.memory_mib is not None:
             return profile.memory_mib
@@ -220,9 +231,9 @@ class Model:
 
 
 def load_models(directory: str | None = None) -> dict[str, Model]:
-    """All models by key, in the order of their keys; from `directory`, else from models/ beside this file, which is read once.
+    """Return all models by key, sorted, from `directory` or models/.
 
-    Raises CatalogueError naming file and field if a file is malformed, or two files have one key or one PCI device id.
+    Raises CatalogueError naming file and field if a file is malformed, or if two files have the same key or PCI device id.
     """
     return dict(_shipped_models() if directory is None else _read_models(directory))
 
@@ -242,14 +253,17 @@ def _read_models(directory: str | None) -> dict[str, Model]:
         for board in model.boards:
             other = by_device_id.setdefault(board.pci_device_id, model.key)
             if other != model.key:
-                cure = "A GPU on the bus is told by its id: give it to one model"
+                cure = "The id identifies a GPU on the bus: use it in one model only"
                 raise CatalogueError(source, f"PCI device id {board.pci_device_id} is that of {other} too", cure)
         models[model.key] = model
     return dict(sorted(models.items()))
 
 
 def find_model(key: str, directory: str | None = None) -> Model:
-    """The model of this key, in any case; CatalogueError names the one that may be meant, and those that exist."""
+    """Return the model of a key, in any case.
+
+    Raises CatalogueError with similar keys and all keys.
+    """
     models = load_models(directory)
     for candidate, model in models.items():
         if candidate.lower() == key.lower():
@@ -262,7 +276,7 @@ def find_model(key: str, directory: str | None = None) -> Model:
 
 
 def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
-    """The keys that a wrong one may stand for: by the name of a board, by their beginning, by likeness."""
+    """Return keys like an unknown one: by board name, prefix or similarity."""
     wanted = _plain(key)
     boards = {_plain(board.name): model.key for model in models.values() for board in model.boards}
     if wanted in boards:
@@ -273,17 +287,20 @@ def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """A key or the name of a board, in the form of keys."""
+    """Return a key or board name in the form of keys, in lower case."""
     plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
     return plain[len("nvidia-") :] if plain.startswith("nvidia-") else plain
 
 
 def parse_model(text: str | bytes, source: str) -> Model:
-    """One model from the text of its file. `source` is the file's path, named in errors."""
+    """Parse a model file. `source` is its path for errors.
+
+    Raises CatalogueError if it is malformed.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise CatalogueError(source, f"not JSON: {error}", "Mend the file") from error
+        raise CatalogueError(source, f"not JSON: {error}", "Fix the file") from error
     reader = _Reader(source, "", data)
     version = reader.take("schema", int)
     if version != SCHEMA_VERSION:
@@ -294,7 +311,7 @@ def parse_model(text: str | bytes, source: str) -> Model:
 
 
 def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of each model file. Inside a zipapp the files are members of the archive."""
+    """Yield path and content of each model file, which may be a member of a zipapp."""
     archive = getattr(globals().get("__loader__"), "archive", None)
     if directory is None and archive:
         folder = Path(__file__).parent.relative_to(archive) / "models"
@@ -307,13 +324,13 @@ def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
     try:
         files = [file for file in path.iterdir() if file.suffix == ".json"]
     except OSError as error:
-        cure = "Name a directory of model files"
+        cure = "Give a directory with model files"
         raise CatalogueError(str(path), f"cannot be read: {error.strerror}", cure) from error
     for file in files:
         yield str(file), file.read_bytes()
 
 
-#: How a field is read, by its annotation in the dataclasses above: (type, None allowed).
+#: Types of fields by annotation in the dataclasses above: (type, None allowed).
 _PLAIN = {
     "str": (str, False),
     "int": (int, False),
@@ -337,7 +354,7 @@ _MAPPINGS = {
 
 
 class _Reader:
-    """Takes the fields of one JSON object into a dataclass and names file and field in errors."""
+    """Read the fields of a JSON object into a dataclass. Errors name file and field."""
 
     def __init__(self, source: str, place: str, data: Any) -> None:
         self.source, self.place = source, place
@@ -395,7 +412,7 @@ class _Reader:
         for slices, items in self.take(field, dict).items():
             place = f"{field}.{slices}"
             if not slices.isdigit() or not isinstance(items, list):
-                self.fail(place, "wants the GPU instance's compute slices as key and a list as value")
+                self.fail(place, "needs the GPU instance's compute slices as key and a list as value")
             result[int(slices)] = tuple(
                 self.inner(f"{place}[{i}]", item).build(ComputeInstanceProfile) for i, item in enumerate(items)
             )
@@ -406,7 +423,10 @@ class _Reader:
 
 
 def _check(model: Model, source: str) -> None:
-    """What the fields must be to each other."""
+    """Check that the fields of a model are consistent.
+
+    Raises CatalogueError for the first problem.
+    """
     problems: list[tuple[str, str]] = []
     if not model.boards:
         problems.append(("boards", "is empty"))
@@ -426,12 +446,12 @@ def _check(model: Model, source: str) -> None:
         ("pcie", {"generation", "width"}),
     ):
         if set(getattr(model, mapping)) != wanted:
-            problems.append((mapping, "wants exactly the fields {}".format(", ".join(sorted(wanted)))))
+            problems.append((mapping, "needs exactly the fields {}".format(", ".join(sorted(wanted)))))
     if model.power_watts.get("idle") is None and "idle" not in model.unconfirmed.get("power_watts", ""):
-        problems.append(("power_watts", "an unknown idle draw must be explained under unconfirmed"))
+        problems.append(("power_watts", "an unknown idle power must be explained under unconfirmed"))
     if any(len(one.graphics) != 2 or one.graphics[0] > one.graphics[1] for one in model.supported_clocks_mhz):
         problems.append(
-            ("supported_clocks_mhz", "wants the lowest and the highest graphics clock of each memory clock")
+            ("supported_clocks_mhz", "needs the lowest and the highest graphics clock of each memory clock")
         )
     geometry = (model.compute_slices, model.placement_units, model.max_gpu_instances)
     if model.mig_capable != bool(model.profiles) or model.mig_capable != all(geometry):

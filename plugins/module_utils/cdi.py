@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CDI specifications that nvidia-ctk made: which there are, and how each is renewed.
+"""Find and renew CDI specifications of nvidia-ctk.
 
-Such a file lists the GPUs and MIG devices of the moment in which it was made, and containers are given devices by it. It
-has to be renewed when MIG devices come or go, and nothing in the container toolkit does so by itself:
+Container engines assign devices by such a file. It lists the GPUs and MIG devices of the time when it was written. The container
+toolkit does not renew it when MIG devices are created or destroyed:
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html
 
-What is asked of nvidia-ctk: https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
+For the options see https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .errors import FleetError, Problem
 from .frozen import frozen
 
 TOOL = "nvidia-ctk"
-#: Where container engines look: for what an administrator put there, and for what is created at each boot.
+#: Folders of container engines: for files of administrators, and for files that are created at each boot.
 #: https://github.com/cncf-tags/container-device-interface
 LASTING, PASSING = "etc/cdi", "var/run/cdi"
 
-#: It initialises every GPU of the host, which takes seconds for each where no persistence daemon keeps them awake.
+#: It initializes all GPUs, which takes seconds for each without a persistence daemon.
 _TIMEOUT_SECONDS = 120
 
-#: The kind that nvidia-ctk writes unless told otherwise. Other kinds (of the device plugin, of the DRA driver, of the
-#: toolkit's own management mode) are kept by what made them.
+#: The default kind of nvidia-ctk. The device plugin, the DRA driver and the toolkit's management mode renew files of other kinds
+#: themselves.
 _KIND = "nvidia.com/gpu"
-#: Every specification of nvidia-ctk has hooks that run one of these.
+#: All specifications of nvidia-ctk have hooks that run one of these.
 _HOOKS = ("nvidia-cdi-hook", TOOL)
 _YAML_KIND = re.compile(r"^kind:\s*[\"']?([^\"'\s]+)", re.MULTILINE)
 _YAML_NAME = re.compile(r"^\s*(?:-\s+)?name:\s*[\"']?([^\"'\s]+)[\"']?\s*$", re.MULTILINE)
-#: How devices are named under each of nvidia-ctk's strategies. A device `all` is there under each.
+#: Names of devices by nvidia-ctk's strategy. Each has a device `all` too.
 _STRATEGIES = {
     "index": re.compile(r"[0-9]+(:[0-9]+)?"),
     "uuid": re.compile(r"(GPU|MIG)-.+"),
@@ -47,9 +47,9 @@ _STRATEGIES = {
 
 @frozen
 class Spec:
-    """A file that nvidia-ctk made.
+    """A file of nvidia-ctk.
 
-    `format` is yaml or json, `strategies` are those that its devices are named by, `written` tells its versions apart.
+    `format` is yaml or json, `strategies` are those of its device names, `written` identifies its version.
     """
 
     path: Path
@@ -59,21 +59,27 @@ class Spec:
 
     @property
     def command(self) -> list[str]:
-        """Prints the specification. Written by nvidia-ctk itself, it would not be replaced at once, or be misnamed."""
+        """Return the command that prints it.
+
+        If nvidia-ctk wrote the file, that would not be atomic.
+        """
         names = ["--device-name-strategy=%s" % strategy for strategy in self.strategies]
         # The first option also overrides a NVIDIA_CTK_CDI_OUTPUT_FILE_PATH in the environment.
         return [TOOL, "cdi", "generate", "--output=", "--format=%s" % self.format, *names]
 
 
 def find_specs(folder: Path) -> list[Spec]:
-    """Those of one directory, in order of name; empty where it is not there."""
-    # Engines read no other files there (the CDI repository, pkg/cdi/spec-dirs.go).
+    """Return the specifications in a folder, sorted by name.
+
+    Empty if the folder does not exist.
+    """
+    # Engines read no other files (CDI repository, pkg/cdi/spec-dirs.go).
     files = sorted(path for pattern in ("*.yaml", "*.json") for path in folder.glob(pattern))
     return [spec for spec in map(_read, files) if spec is not None]
 
 
 def unchanged(spec: Spec) -> bool:
-    """Whether the file still is what it was when it was found."""
+    """Return whether the file has not changed since it was found."""
     try:
         return _written(spec.path) == spec.written
     except OSError:
@@ -81,13 +87,13 @@ def unchanged(spec: Spec) -> bool:
 
 
 def renew(spec: Spec, run: Run) -> tuple[bool, Problem | None]:
-    """(whether the file has changed, what went wrong). An engine that reads it finds the old one or the new one."""
-    cure = "Mend that and run again, or by hand: %s cdi generate --output=%s" % (TOOL, spec.path)
+    """Renew a file atomically. Return (whether it has changed, problem)."""
+    cure = "Fix this and run again, or run by hand: %s cdi generate --output=%s" % (TOOL, spec.path)
     text, problem = ask(run, spec.command, timeout_seconds=_TIMEOUT_SECONDS)
     if text is None:
-        return False, Problem(str(spec.path), "it still lists the devices of before: %s" % problem, cure)
+        return False, Problem(str(spec.path), "it still lists the previous devices: %s" % problem, cure)
     if _names(text, spec.format) is None:
-        problem = "it still lists the devices of before: %s printed no specification of %s" % (TOOL, _KIND)
+        problem = "it still lists the previous devices: %s printed no specification of %s" % (TOOL, _KIND)
         return False, Problem(str(spec.path), problem, cure)
     try:
         return _replace(spec.path, text), None
@@ -98,10 +104,10 @@ def renew(spec: Spec, run: Run) -> tuple[bool, Problem | None]:
 
 
 def _read(path: Path) -> Spec | None:
-    """None for what is no specification, or was not made by nvidia-ctk."""
+    """Read a specification. Return None for other files and those of other tools."""
     format = path.suffix[1:]
     try:
-        # A link there stays one.
+        # Renewing keeps a link.
         path = path.resolve()
         written, text = _written(path), path.read_text(errors="replace")
     except OSError:
@@ -109,12 +115,15 @@ def _read(path: Path) -> Spec | None:
     names = _names(text, format)
     if names is None or not any(hook in text for hook in _HOOKS):
         return None
-    found = tuple(s for s, pattern in _STRATEGIES.items() if any(pattern.fullmatch(name) for name in names))
-    return Spec(path, format, found, written)
+    strategies = tuple(s for s, pattern in _STRATEGIES.items() if any(pattern.fullmatch(name) for name in names))
+    return Spec(path, format, strategies, written)
 
 
 def _names(text: str, format: str) -> list[str] | None:
-    """The names of the devices in a specification of GPUs; None where it is none. Hosts need not have a YAML parser."""
+    """Return the device names in a specification of GPUs, or None for other texts.
+
+    Needs no YAML parser.
+    """
     if format == "json":
         try:
             data = json.loads(text)
@@ -128,11 +137,11 @@ def _names(text: str, format: str) -> list[str] | None:
 def _replace(path: Path, text: str) -> bool:
     if path.read_text(errors="replace") == text:
         return False
-    # Until it is whole it has a name that no engine reads.
+    # Engines do not read the temporary file.
     durable.write_text(path, text, stat.S_IMODE(path.stat().st_mode))
     return True
 
 
 def _written(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns

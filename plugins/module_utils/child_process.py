@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH123, PTH208
-"""Start child processes without their parent's open files, and abandon those that SIGKILL does not end.
+"""Start child processes without open files, and abandon those that hang.
 
 A user's own file system may never answer. Not even SIGKILL ends a process that waits for it in the kernel, and that process keeps
 its files open, such as a lock or the output pipe of a run. So a child gets only the descriptors that it needs, and nothing waits
@@ -39,7 +39,7 @@ _running: set[int] = set()
 
 
 def readable(source: Any, deadline: float) -> bool:
-    """Wait until `source` has input or has ended; return False at the deadline (seconds of time.monotonic()).
+    """Wait until `source` has input or has ended. Return False at the deadline.
 
     select.select() refuses descriptors from 1024 on.
     """
@@ -49,9 +49,10 @@ def readable(source: Any, deadline: float) -> bool:
 
 
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
-    """Run `work` in a child with a separate process group, and return its pid. `work` returns the exit status.
+    """Run `work` in a child with a separate process group, and return its pid.
 
-    The child has only the descriptors `keep` open. `account` is the owner of the files that it reads, see `stuck`.
+    `work` returns the exit status. The child has only the descriptors `keep` open. `account` is the owner of the files that it
+    reads, see `stuck`.
     """
     _left[:] = [child for child in _left if not has_ended(child)]
     child = os.fork()
@@ -96,7 +97,10 @@ def give_up(child: int) -> bool:
 
 
 def was_killed(status: str) -> bool:
-    """Return whether a process was killed but hangs in the kernel. `status` is the text of /proc/PID/status."""
+    """Return whether a process was killed but hangs in the kernel.
+
+    `status` is the text of /proc/PID/status.
+    """
     pending = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return pending is not None and bool(int(pending.group(1), 16) & _KILLED)
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run commands of the host: one rule of where they are, and of the language that they answer in.
+"""Run commands of the host with a fixed search path, language and time limits.
 
-`run_tool` asks what must answer soon. `run_to_end` also runs what must not be interrupted, such as a package manager, and knows
-how long each command may take (docs/limits.md).
+`run_tool` is for commands that must answer soon. `run_to_end` also runs commands that must not be interrupted, such as package
+managers, and has a time limit for each kind of command (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -21,65 +21,67 @@ from typing import Any, Callable, Mapping, Sequence
 from .errors import CommandTimeoutError
 from .printable import printable
 
-#: How long a tool may take that is given no other limit, as a scheduler's whose controller does not answer.
+#: Default limit for a tool. A scheduler's tool may wait for a controller that is down.
 TOOL_TIMEOUT_SECONDS = 10
-#: Seconds for a command that asks something, and for one that starts or stops something: Docker's unit has no limit of its own.
+#: Limits for queries, and for commands that start or stop something (Docker's unit has no limit itself).
 QUESTION_SECONDS, CHANGE_SECONDS = 120, 600
-#: Programs that install, remove or build. Interrupted, they leave something that a person may have to repair.
+#: Programs that install, remove or build. Their results may need a manual repair if they are interrupted.
 _TO_END = {
     *("apt-get", "apt-mark", "dpkg", "dpkg-deb", "dnf", "yum", "rpm", "dkms", "dracut", "update-initramfs", "mkinitrd"),
     *("semodule", "setsebool", "restorecon", "make", "sh", "nvidia-installer", "nvidia-uninstall", "ansible-galaxy"),
 }
-#: Words with which package managers only ask. They may have to load large lists first.
+#: Arguments of queries to package managers, which may load large lists first.
 _ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
-#: Programs that start or stop something, except with these words. Their callers handle a failure.
+#: Programs that start or stop something, except with these arguments. Their callers handle failures.
 _STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
 _ASKING_OF_STARTING = {"info", "version"}
-#: The status of a command that was ended at its limit, as of timeout(1).
+#: Exit status of a command that was ended at its limit, like timeout(1).
 _TIMEOUT_STATUS = 124
-#: What a tool may say: a controller of ten thousand jobs says less.
+#: Maximum output of a tool. A controller with ten thousand jobs prints less.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
-#: What was killed is gone in a moment.
+#: Time for a killed process to end.
 _REAP_SECONDS = 2.0
-#: Root's own folders count for every caller.
+#: Root's folders are searched for all callers.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
-#: What a command said, with its status; what one raises that does not end, and all that cannot be run.
+#: The result of a command, the error of one that does not end, and all errors of commands that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)
 
 
 class ToolTimeout(TimeoutExpired):
-    """A tool did not end in time. Its text has the command as it is typed; the one of Python has a list."""
+    """A tool did not end in time.
+
+    The text shows the command as typed, not as Python's list.
+    """
 
     def __str__(self) -> str:
         return "%s timed out after %.0f s" % (" ".join(self.cmd), self.timeout)
 
 
-#: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is
-#: `run_tool`.
+#: Called as run(command, input=text, env=additional variables). `run_tool` also takes timeout_seconds.
 Run = Callable[..., Done]
 
 
 def search_path() -> str:
-    """Return the folders in which programs are looked for. The current one is never among them."""
+    """Return the search path for programs, which never includes the current folder."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join([folder for folder in (*folders, *_ROOTS_FOLDERS) if folder])
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, None if it is not installed."""
+    """Return the path of a program, or None if it is not installed."""
     return shutil.which(name, path=search_path())
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a command: English, no questions, and the variables of `more`."""
+    """Return a command's environment: English, no prompts, and `more`."""
     rules = {"LANG": "C", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
 
 
 def seconds_for(command: Sequence[str]) -> float | None:
-    """Return how many seconds a command may take; None for one that must not be interrupted."""
+    """Return a command's limit in seconds, or None to never interrupt it."""
     name = os.path.basename(command[0])  # noqa: PTH119
     if name in _TO_END or name.startswith("python"):
         return None if _ASKING.isdisjoint(command[1:]) else CHANGE_SECONDS
@@ -92,10 +94,10 @@ def _starts(command: Sequence[str]) -> bool:
 
 
 def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] | None = None) -> Any:
-    """Run a command within its limit, or to its end. Return its status, 127 if it is not installed, and its output.
+    """Run a command within its limit, or to its end. Return its status and output.
 
-    A command that starts or stops something has status 124 where it does not end within its limit. Raises CommandTimeoutError for
-    one that asks: no answer is not an answer.
+    The status is 127 if it is not installed, and 124 if it starts or stops something and does not end within its limit. Raises
+    CommandTimeoutError for a query that does not end, since a missing answer must not pass for one.
     """
     seconds = seconds_for(command)
     if seconds is None:
@@ -108,7 +110,7 @@ def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] |
         problem = "%s did not end within %d s" % (" ".join(command), seconds)
         if _starts(command):
             return Done(list(command), _TIMEOUT_STATUS, "", problem)
-        raise CommandTimeoutError("this host", problem, "Find out why it hangs there, and run again.") from None
+        raise CommandTimeoutError("this host", problem, "Find out why it hangs, and run again.") from None
 
 
 def _run_unlimited(command: Sequence[str], input: str, env: Mapping[str, str] | None) -> Any:
@@ -133,10 +135,10 @@ def run_tool(
     env: Mapping[str, str] | None = None,
     timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
 ) -> Any:
-    """Run a tool of the host. Raises FileNotFoundError where it is not installed, TimeoutExpired where it does not end.
+    """Run a tool of the host. Return its status and output.
 
-    That goes for one that hangs and for one that never stops talking: it is killed with all that it started. `input` is a line or
-    two.
+    `input` is at most a few lines. Raises FileNotFoundError if it is not installed. Raises TimeoutExpired if it hangs or prints
+    too much, after killing it and its children.
     """
     process = subprocess.Popen(
         list(command),
@@ -150,26 +152,26 @@ def run_tool(
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(input.encode())
-        said = _read((process.stdout, process.stderr), deadline)
-        if said is None:
+        texts = _read((process.stdout, process.stderr), deadline)
+        if texts is None:
             raise ToolTimeout(command, timeout_seconds)
         process.wait(max(0.0, deadline - time.monotonic()))
     except BaseException:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        # One that hangs in the kernel is not waited for.
+        # It may hang in the kernel.
         with contextlib.suppress(TimeoutExpired):
             process.wait(_REAP_SECONDS)
         raise
     finally:
         for stream in (process.stdout, process.stderr):
             stream.close()
-    return Done(command, process.returncode, *said)
+    return Done(command, process.returncode, *texts)
 
 
 def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
-    """All that they say; None where that is too much, or takes too long."""
-    found = {stream: bytearray() for stream in streams}
+    """Return the contents of the streams, or None past the deadline or the size limit."""
+    contents = {stream: bytearray() for stream in streams}
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream, selectors.EVENT_READ)
@@ -179,16 +181,19 @@ def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
                 return None
             for key, _events in ready:
                 chunk = os.read(key.fd, _CHUNK_BYTES)
-                found[key.fileobj] += chunk
+                contents[key.fileobj] += chunk
                 if not chunk:
                     selector.unregister(key.fileobj)
-                elif len(found[key.fileobj]) > _MOST_BYTES:
+                elif len(contents[key.fileobj]) > _MOST_BYTES:
                     return None
-    return [text.decode(errors="replace") for text in found.values()]
+    return [text.decode(errors="replace") for text in contents.values()]
 
 
 def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, str]:
-    """(output, "") of a tool, or (None, why there is none). Raises FileNotFoundError where it is not installed."""
+    """Run a tool. Return (output, "") or (None, problem).
+
+    Raises FileNotFoundError if it is not installed.
+    """
     try:
         done = run(command, **options)
     except TimeoutExpired as error:
@@ -196,6 +201,10 @@ def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, s
     except PermissionError as error:
         return None, "%s failed: %s" % (" ".join(command), error)
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())
-        return None, "%s failed with exit status %d: %s" % (" ".join(command), done.returncode, printable(said[:200]))
+        message = " ".join((done.stderr or done.stdout).split())
+        return None, "%s failed with exit status %d: %s" % (
+            " ".join(command),
+            done.returncode,
+            printable(message[:200]),
+        )
     return done.stdout, ""

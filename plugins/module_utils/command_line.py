@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Command lines of others, as they may be shown: they come into logs, reports and web hooks that more people read than /proc.
+"""Hide secrets in command lines before they go to logs, reports and web hooks.
 
-A secret is known by the name before it, by the program that it is given to, or by the mark that its issuer begins it with. One
-without any of these cannot be told from other words, and stays.
+More people read these than /proc. A secret is recognized by the name before it, by the program that receives it, or by its
+issuer's prefix. Other secrets look like any word and stay visible.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _KIND = (
     r"|(?:api|access|account|auth|encryption|private|secret|wandb|openai)[-_.]?key|(?<![a-z0-9])(?:pass|pwd|pw))"
 )
 _NAME = r"[\w.-]*" + _KIND
-#: An argument or variable that is nothing but a secret, whatever its value has in it. An option named key and no more is one too.
+#: An argument or variable whose whole value is a secret, including an option that is just named key.
 _WHOLE = re.compile(r"((?:--?)?%s|--?key)=." % _NAME, re.IGNORECASE | re.DOTALL)
 #: An option whose value is the next argument.
 _BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)
-#: The value of `--key` and `--private-key` may be a file, whose name is no secret.
+#: The value of `--key` and `--private-key` may be a file name, which is no secret.
 _FILE = re.compile(r"[\w./~-]+\.(?:pem|key)", re.IGNORECASE)
-#: One within an argument: of a script, a header, an address. It is looked for at every place, so that nothing of any length
-#: comes before it: an argument may be a megabyte.
+#: A secret inside an argument, such as a script, header or address. The pattern has no prefix of unlimited length, because it is
+#: tried at every position of an argument that may have a megabyte.
 _WITHIN = re.compile(r"(%s[\"']?\s{0,9}[=:]\s{0,9}[\"']?)[^\s\"'&,;)]+" % _KIND, re.IGNORECASE)
-#: Up to the last @ before the path: a password may have one in it.
+#: Up to the last @ before the path, since a password may contain one.
 _ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s]+(?=@)")
 _SCHEME = r"(?:(?:basic|bearer|digest|token|negotiate|apikey)\s{1,9})?"
-#: The rest of an argument, or of its quotes: a header may have several parts.
+#: The rest of an argument or of its quotes, since a header may have several parts.
 _HEADER = re.compile(r"((?:authorization|cookie)[\"']?:\s{0,9}[\"']?%s)[^\s\"'][^\"'\r\n]*" % _SCHEME, re.IGNORECASE)
 #: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
 _BEARER = re.compile(r"(\bbearer\s{1,9})[\w.~+/-]{8,}=*", re.IGNORECASE)
 _SPLIT_HEADER = re.compile(r"(authorization:\s{1,9}%s)[^\s\"']+" % _SCHEME, re.IGNORECASE)
 
-#: What issuers begin their secrets with; as many characters as keep names of models and files out. Nothing follows a part of
-#: any length, so that a line is read once. The lengths, where issuers do not tell them, are those of
+#: Prefixes of issuers, with lengths that exclude names of models and files. No pattern continues after a part of unlimited
+#: length, so that each line is read once. Lengths that issuers do not publish are those of
 #: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
 _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
@@ -49,7 +49,7 @@ _MARKED = re.compile(
     r"|gl(?:pat|oas|dt|rtr?|cbt|ptt|ft|imt|agent|wt|soat|ffct)-[\w-]{20,}(?:\.[\w.]+)?"
     # https://huggingface.co/docs/hub/security-tokens
     r"|(?:hf_|api_org_)[A-Za-z0-9]{30,}"
-    # OpenAI, Anthropic, OpenRouter and servers that speak like them.
+    # OpenAI, Anthropic, OpenRouter and compatible servers.
     r"|sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{16,}|[A-Za-z0-9]{20,})"
     # https://docs.slack.dev/authentication/tokens
     r"|(?:xox[a-z]|xapp)-[\w-]{10,}"
@@ -63,18 +63,18 @@ _MARKED = re.compile(
     r"|wandb_v1_\w{20,}"
     r")"
 )
-#: https://www.rfc-editor.org/rfc/rfc7519#section-3.1: an object of JSON in base64, and one or more parts after it.
+#: https://www.rfc-editor.org/rfc/rfc7519#section-3.1: a JSON object in base64, followed by one or more parts.
 _JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
-#: https://www.rfc-editor.org/rfc/rfc7468#section-2. One that is cut off ends with the line.
+#: https://www.rfc-editor.org/rfc/rfc7468#section-2. An incomplete one ends with the line.
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL)
 #: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
 _AWS_ID = re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])")
-#: Nothing marks the secret of such a key but its length: only hidden beside the key.
+#: The secret of such a key has only its length as a mark, so it is hidden only next to the key.
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return the arguments in a line, secrets hidden and control characters written out."""
+    """Return the arguments as a line, without secrets and control characters."""
     line = []
     follows = False
     for word in without_passwords(words):
@@ -98,7 +98,7 @@ def _hidden(word: str) -> str:
 
 
 def _without_marked(line: str) -> str:
-    """Hide what its looks tell to be a secret. Of the whole line: what was not quoted is in several arguments."""
+    """Hide secrets of a known form in a line. Unquoted ones span arguments."""
     line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
     for pattern in (_PEM, _JWT, _MARKED):
         line = pattern.sub(HIDDEN, line)

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hide passwords that follow a short option: ``-p`` is a password to mysql and sshpass, and a port to ssh and docker run.
+"""Hide passwords after short options of known programs.
 
-The program decides, so that ports stay readable. It is the first word, the first known one behind sudo, env and the like, and
-the first word of each command in a script.
+``-p`` is a password for mysql and sshpass, but a port for ssh and docker run, which should stay visible. The program is the first
+word of a command, also in scripts, or the first known word after wrappers such as sudo and env.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from typing import Iterator, Sequence
 
-#: In place of a secret.
+#: Replaces a secret.
 HIDDEN = "***"
 
 _CONTAINERS = ("docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "oras", "oc", "az")
 _MYSQL = ("", "admin", "check", "dump", "import", "pump", "show", "slap", "sh", "_upgrade")
 _MARIADB = ("", "-admin", "-check", "-dump", "-import", "-show", "-slap", "-upgrade")
-#: The option whose value is a password, by program. mysql takes it attached only, and a password behind a blank for the name of a
-#: database: hidden all the same (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
+#: The option whose value is a password, by program. mysql takes a separate word for the name of a database, which may still be a
+#: password typed wrongly (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
 _PASSWORD_OPTION = {
     **{"mysql" + name: "-p" for name in _MYSQL},
     **{"mariadb" + name: "-p" for name in _MARIADB},
@@ -30,36 +30,36 @@ _PASSWORD_OPTION = {
     **dict.fromkeys(("sqlcmd", "bcp", "zip", "unzip", "mosquitto_pub", "mosquitto_sub"), "-P"),
     "redis-cli": "-a",
 }
-#: Their -p is a password to this command alone: `docker run -p` is a port.
+#: Programs for which -p is a password in one subcommand only: `docker run -p` is a port.
 _ONLY_AT = dict.fromkeys(_CONTAINERS, "login")
 #: The option whose value is ``user:password``. https://curl.se/docs/manpage.html#-u
 _PAIR_OPTION = {"curl": ("-u", "--user", "-U", "--proxy-user")}
-#: A key without an option before it, in its former format. https://docs.wandb.ai/models/ref/cli/wandb-login
+#: The former format of a key, which needs no option. https://docs.wandb.ai/models/ref/cli/wandb-login
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
-#: They run the program that follows their options and assignments.
+#: Wrappers that run the program after their options and assignments.
 _RUNS_ANOTHER = re.compile(
     r"sudo|doas|env|exec|command|time|timeout|nice|ionice|nohup|setsid|stdbuf|taskset|numactl|chrt|srun|xargs"
 )
-#: The user's name is a value of these options, and may be that of a program.
+#: Options of wrappers with the name of a user, who may be called like a program.
 _USER_OPTIONS = ("-u", "-g", "-U", "--user", "--group")
 _INTERPRETER = re.compile(r"python[\d.]*|perl|ruby")
 _INTERPRETER_VALUES = ("-W", "-X")
 _KNOWN = {*_PASSWORD_OPTION, *_PAIR_OPTION, "wandb"}
 
-#: A word of a script, and what separates its commands.
+#: A word of a script, and the separators of its commands.
 _WORD = re.compile(r"""(?:[^\s;|&()<>'"`]|'[^']*'|"[^"]*")+|['"]""")
 _NEXT_COMMAND = re.compile(r"[;|&()`\n]")
-#: Scripts in scripts: no honest command line has more.
+#: Maximum nesting of scripts in scripts.
 _DEEPEST = 4
 
 
 def without_passwords(words: Sequence[str]) -> list[str]:
-    """Return the arguments with the passwords of known programs hidden, those in scripts too."""
+    """Return the arguments with passwords of known programs hidden, also in scripts."""
     return [_script(word) for word in _command(words)]
 
 
 def _script(text: str, depth: int = 0) -> str:
-    """Hide the passwords in the commands of a script; all else stays as it is."""
+    """Hide the passwords in the commands of a script, and keep the rest unchanged."""
     if depth == _DEEPEST or not any(blank in text for blank in " \t\n"):
         return text
     written: list[str] = []
@@ -96,7 +96,7 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def _program(words: Sequence[str], start: int) -> int | None:
-    """Return where the known program stands that these words run."""
+    """Return the index of the known program that a command runs, or None."""
     at = start
     while at < len(words) and re.match(r"\w+=", words[at]):
         at += 1
@@ -112,7 +112,10 @@ def _program(words: Sequence[str], start: int) -> int | None:
 
 
 def _run_by(words: Sequence[str], at: int) -> int | None:
-    """Return where the program stands that a wrapper runs, as far as that can be told without knowing all of its options."""
+    """Return the index of the program that a wrapper runs, or None.
+
+    Not all options of wrappers are known.
+    """
     for later in range(at + 1, len(words)):
         before, name = words[later - 1], _name(words[later])
         if (
@@ -123,14 +126,14 @@ def _run_by(words: Sequence[str], at: int) -> int | None:
         ):
             continue
         known = name in _KNOWN or _RUNS_ANOTHER.fullmatch(name) or _INTERPRETER.fullmatch(name)
-        # What follows an option may be its value.
+        # A word after an option may be its value.
         if known or not before.startswith("-") or "=" in before:
             return later
     return None
 
 
 def _script_of(words: Sequence[str], at: int) -> int | None:
-    """Return where the script or module stands that an interpreter runs."""
+    """Return the index of the script or module that an interpreter runs, or None."""
     later = at + 1
     while later < len(words) and words[later].startswith("-"):
         if words[later] == "-c":
@@ -144,7 +147,10 @@ def _name(word: str) -> str:
 
 
 def _hide(words: list[str], start: int, name: str) -> int:
-    """Hide what is secret behind a program, in place. Return where its own arguments end."""
+    """Hide the secrets in a program's arguments in place.
+
+    Return the index after its last argument.
+    """
     option, pairs = _PASSWORD_OPTION.get(name), _PAIR_OPTION.get(name, ())
     if name in _ONLY_AT and _ONLY_AT[name] not in words[start:]:
         return len(words)
@@ -164,7 +170,7 @@ def _hide(words: list[str], start: int, name: str) -> int:
             words[at + 1] = user + colon + HIDDEN if colon else words[at + 1]
             at += 1
         elif name == "sshpass" and not word.startswith("-"):
-            # What follows is another program's.
+            # The rest is the command that sshpass runs.
             return at
         at += 1
     return len(words)

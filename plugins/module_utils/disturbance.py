@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a plan would end, and for whom. Pure."""
+"""Define what a plan would interrupt, and the holders affected. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .frozen import frozen
 from .holders.model import KUBELET, UNKNOWN
 from .model import Holder, Process
 
-#: How many a message and a result name: any user may start thousands.
+#: Maximum holders in a message and in a result, since any user may start thousands of processes.
 _NAMED, _LISTED = 20, 200
-#: Of a pod. A Slurm job has a number.
+#: The UID of a pod, unlike a Slurm job, which has a number.
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @frozen
 class Disturbance:
-    """Something that the plan would end: `what` is held, and by whom."""
+    """Something that the plan would end (`what`), and its holders (`who`)."""
 
     what: str
     who: tuple[Holder | Process, ...]
@@ -30,11 +30,11 @@ class Disturbance:
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """UIDs of the pods that hold the thing: the kubelet gave it to them, or a process in their cgroup has it open."""
+        """Return the UIDs of pods that hold it, by allocation or by process."""
         holders = [holder for holder in self.who if isinstance(holder, Holder) and holder.job]
-        found = {holder.job for holder in holders if holder.kind == KUBELET}
-        found.update(holder.job for holder in holders if holder.kind != UNKNOWN and _UID.fullmatch(holder.job))
-        return tuple(sorted(found))
+        uids = {holder.job for holder in holders if holder.kind == KUBELET}
+        uids.update(holder.job for holder in holders if holder.kind != UNKNOWN and _UID.fullmatch(holder.job))
+        return tuple(sorted(uids))
 
     def to_data(self) -> dict[str, Any]:
         data = {"what": self.what, "who": self._names(_LISTED)}

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write small files atomically: after a crash they have the old or the new content, and are on disk on return."""
+"""Write small files atomically.
+
+After a crash they have the old or the new content. On return they are on disk.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _CURES = {
 
 
 def write(path: Path, data: Any) -> None:
-    """Write `data` as JSON. Raises ApplyError (no GPU has changed yet) if the file system refuses."""
+    """Write `data` as JSON.
+
+    Raises ApplyError (no GPU has changed yet) if the file system refuses.
+    """
     write_text(path, json.dumps(data, indent=1))
 
 
@@ -44,7 +50,10 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 def write_bytes(
     path: Path, content: bytes, mode: int | None = None, accept: Callable[[Path], None] | None = None
 ) -> None:
-    """Write bytes like `write_text`. `accept` checks the new file before it replaces the old one, and raises to refuse it."""
+    """Write bytes like `write_text`.
+
+    `accept` checks the new file before it replaces the old one, and raises to refuse it.
+    """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with replacing(path, mode) as file:
@@ -61,7 +70,10 @@ def write_bytes(
 
 
 def cure_of(error: OSError, movable: bool = False) -> str:
-    """Return how to fix an error of the file system. `movable`: the file is in the state directory of a role."""
+    """Return how to fix an error of the file system.
+
+    `movable`: the file is in the state directory of a role.
+    """
     cure = _CURES.get(error.errno or 0, "Check that path on the host, and run again.")
     if movable and error.errno == errno.EROFS:
         cure = cure[:-1] + ", or set gpu_layout_state_directory to another directory."
@@ -70,9 +82,9 @@ def cure_of(error: OSError, movable: bool = False) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `path` atomically at the end of the block. Raises OSError.
+    """Open a new file that replaces `path` atomically at the end of the block.
 
-    Without a `mode` the file gets `most` reduced by the umask.
+    Raises OSError. Without a `mode` the file gets `most` reduced by the umask.
     """
     new = unfinished(path)
     new.unlink(missing_ok=True)
@@ -115,7 +127,7 @@ def make_folder(folder: Path) -> None:
 
 
 def differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths, below the root, of files that are missing or differ from these texts."""
+    """Return the paths below the root of missing and differing files."""
     return [path for path, text in files.items() if not _has(root / path, text)]
 
 
@@ -143,7 +155,10 @@ def remove(path: Path) -> None:
 
 
 def read(path: Path, schema: int) -> Any:
-    """Return the file's mapping, or None if there is no file. Raises ApplyError if it has another schema or is invalid."""
+    """Return the file's mapping, or None if there is no file.
+
+    Raises ApplyError if it has another schema or is invalid.
+    """
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:

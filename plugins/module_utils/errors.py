@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The error tree: every error says where it is, what is wrong and how to mend it."""
+"""Define the errors of the collection, each with its place, problem and fix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any, Callable, Iterable
 
 from .frozen import frozen
 
-#: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
+#: The layout after a failed apply. Unknown needs a check by hand.
 OUTCOMES = ("old", "new", "unknown")
 
 
 @frozen
 class Problem:
-    """One finding. `where` names the place, e.g. ``gpu_layout[2].mig[0].profile`` or a GPU's UUID."""
+    """One problem.
+
+    `where` is its place, such as ``gpu_layout[2].mig[0].profile`` or a GPU's UUID.
+    """
 
     where: str
     problem: str
@@ -23,14 +26,14 @@ class Problem:
 
     def __str__(self) -> str:
         place = self.where + ": " if self.where else ""
-        # The stop between problem and cure is ours, so that texts with and without one read alike.
+        # Texts come with and without a final period.
         return (place + self.problem.rstrip(".") + ". " + self.cure).rstrip()
 
 
 class FleetError(Exception):
-    """Base of all errors of the collection that a user can do something about."""
+    """Base of all errors that a user can fix."""
 
-    #: Whether the state of the host is the reason, and not the inventory. site.yml may leave out such a host.
+    #: Whether the host, not the inventory, is the cause. site.yml may then leave out the host.
     host_fault = False
 
     def __init__(self, where: str, problem: str, cure: str = "") -> None:
@@ -44,7 +47,10 @@ class FleetError(Exception):
 
 
 class LayoutError(FleetError):
-    """`gpu_layout` is malformed. Carries all problems found; where, problem and cure are the first one's."""
+    """`gpu_layout` is malformed.
+
+    `problems` has all problems; where, problem and cure are those of the first.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -59,7 +65,10 @@ class LayoutError(FleetError):
 
 
 class SelectorError(FleetError):
-    """A well-formed selector that does not name GPUs of this host, or names one twice. `more` are further such problems."""
+    """A valid selector matches no GPU, or one that another selector matches.
+
+    `more` has further such problems.
+    """
 
     def __init__(self, where: str, problem: str, cure: str = "", more: Iterable[Problem] = ()) -> None:
         super().__init__(where, problem, cure)
@@ -70,14 +79,17 @@ class SelectorError(FleetError):
 
 
 class PlanError(FleetError):
-    """A well-formed layout that cannot be had on these GPUs."""
+    """A valid layout is impossible on these GPUs."""
 
 
 class NvmlError(FleetError):
-    """An NVML call failed. `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None."""
+    """An NVML call failed.
+
+    `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None.
+    """
 
     host_fault = True
-    #: Set by what calls NVML, which knows it.
+    #: Set by the caller of NVML.
     code_name: str | None = None
 
     def __init__(
@@ -97,16 +109,16 @@ class NvmlError(FleetError):
 
 
 class DriverAbsentError(NvmlError):
-    """There is no NVIDIA driver, no NVML library, or no Python binding for it on the host."""
+    """The host has no NVIDIA driver, no NVML library, or no Python binding for it."""
 
 
 class UnansweredCallError(NvmlError):
-    """An NVML call did not return within its limit, or ended the process that made it. The driver as a whole may hang.
+    """An NVML call did not return in time, or ended its process.
 
-    `changes` says whether a GPU may have been changed before.
+    The whole driver may hang. `changes`: a GPU may have been changed before.
     """
 
-    #: What helps. Xid 119 and 120 are GSP timeouts and errors (docs.nvidia.com/deploy/xid-errors).
+    #: Xid 119 and 120 are GSP timeouts and errors (docs.nvidia.com/deploy/xid-errors).
     ADVICE = "Look for Xid 119 or 120 (GSP) in the kernel log, reset the GPU or reboot the host."
 
     def __init__(self, where: str, problem: str, *, call: str | None, changes: bool) -> None:
@@ -118,19 +130,23 @@ class UnansweredCallError(NvmlError):
 
 
 class ResetRefusedError(NvmlError):
-    """A GPU cannot be reset, and so does not get the MIG mode that waits for it. A reboot of the host resets it too."""
+    """A GPU cannot be reset to activate its pending MIG mode.
+
+    A reboot of the host resets it too.
+    """
 
 
 class CommandTimeoutError(FleetError):
-    """A command of the host that was asked something did not end within its limit."""
+    """A query command did not end within its limit."""
 
     host_fault = True
 
 
 class ApplyError(FleetError):
-    """A plan could not be carried out. `outcome` (one of OUTCOMES) says what stands now; `steps_done` what was done.
+    """A plan could not be applied.
 
-    `reboot_needed` where a reset was refused, so that only a reboot of the host brings the new layout about.
+    `outcome` is the current layout (one of OUTCOMES), `steps_done` the completed steps. `reboot_needed`: a reset was refused, so
+    only a reboot of the host activates the new layout.
     """
 
     host_fault = True
@@ -154,18 +170,21 @@ class ApplyError(FleetError):
 
 
 class BusyError(ApplyError):
-    """What the plan would end is in use. `disturbs` are the plan's Disturbances; the old layout stands."""
+    """The plan would interrupt holders (`disturbs`). The old layout is unchanged."""
 
     def __init__(
         self, disturbs: Iterable[Any], problem: str, cure: str = "", *, steps_done: Iterable[str] = ()
     ) -> None:
         self.disturbs = tuple(disturbs)
-        where = "; ".join(str(found) for found in self.disturbs)
+        where = "; ".join(map(str, self.disturbs))
         super().__init__(where, problem, cure, outcome="old", steps_done=steps_done)
 
 
 class FollowError(ApplyError):
-    """The new layout stands, but something that had to follow the change did not. Carries all problems found."""
+    """The layout was applied, but a dependent service or file was not updated.
+
+    `problems` has all problems.
+    """
 
     def __init__(self, problems: Iterable[Problem], *, steps_done: Iterable[str] = ()) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -179,7 +198,10 @@ class FollowError(ApplyError):
 
 
 def attempt_all(*parts: Callable[[], None] | None) -> None:
-    """Call every part that is there, also after one that failed. Raises the only error, or one ApplyError with all of them."""
+    """Call all parts except None, even if one fails.
+
+    Raises the only error, or an ApplyError with all.
+    """
     errors: list[FleetError] = []
     for part in filter(None, parts):
         try:
@@ -189,6 +211,6 @@ def attempt_all(*parts: Callable[[], None] | None) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        first, *others = errors
-        said = "; ".join([first.problem, *("%s: %s" % (error.where, error.problem) for error in others)])
-        raise ApplyError(first.where, said, " ".join(dict.fromkeys(error.cure for error in errors))) from first
+        first, *more = errors
+        problems = "; ".join([first.problem, *("%s: %s" % (error.where, error.problem) for error in more)])
+        raise ApplyError(first.where, problems, " ".join(dict.fromkeys(error.cure for error in errors))) from first

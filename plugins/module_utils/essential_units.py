@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name the services that no run ends or stops, whatever they hold.
+"""Identify services that are never ended or stopped, even if they hold a GPU.
 
-An open file can be handed to another process (unix(7), SCM_RIGHTS). D-Bus takes files from every user and keeps them until the
-receiver reads, so any user can make the bus, or a service on it, have a GPU's node open. Ending it would bring down the host for
-something that it does not use. Only services in whose cgroup no user starts anything are in the list: not cron, not sshd. Of all
-others systemd says whether they are on the bus.
+Any user can pass an open file to another process (unix(7), SCM_RIGHTS). D-Bus accepts files from all users and keeps them until
+the receiver reads them. So a user can make the bus, or a service on it, have a GPU's node open. Ending that service would bring
+down the host although it does not use the GPU. The list has only services without users' processes in their cgroup, so not cron
+or sshd. For other services systemd reports whether they are on the bus.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service")
 
 
 def is_essential(unit: str | None) -> bool:
-    """Return whether this is such a service, by its full name as the kernel has it in the path of the cgroup."""
+    """Return whether a service is in the list, by its name from the cgroup."""
     return bool(unit and _ESSENTIAL.fullmatch(unit))
 
 
 def is_on_bus(unit: str | None) -> bool:
-    """Return whether systemd knows a service by a name on D-Bus; False where it does not say."""
+    """Return whether a service has a name on D-Bus. False if systemd does not answer."""
     if not unit or not _SERVICE.fullmatch(unit):
         return False
     try:
-        (said,) = systemd.show(run_tool, [unit], ["BusName"])
+        (values,) = systemd.show(run_tool, [unit], ["BusName"])
     except (systemd.NoAnswerError, OSError):
         return False
-    return said["BusName"] != ""
+    return values["BusName"] != ""

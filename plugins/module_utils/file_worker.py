@@ -36,7 +36,10 @@ _tasks: Dict[str, Callable[..., Any]] = {}
 
 
 class NoAnswerError(Exception):
-    """A query was not answered. `asked` is False if it was not sent, because other accounts have used up the limits."""
+    """A query was not answered.
+
+    `asked` is False if it was not sent, because other accounts have used up the limits.
+    """
 
     def __init__(self, asked: bool) -> None:
         super().__init__("no answer")
@@ -44,9 +47,10 @@ class NoAnswerError(Exception):
 
 
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a module-level function for use with `ask`. Arguments and result must be JSON; it may raise OSError.
+    """Register a module-level function for use with `ask`.
 
-    It must not import from the collection, since the child has closed the archive (install/installed.py).
+    Arguments and result must be JSON; it may raise OSError. It must not import from the collection, since the child has closed
+    the archive (install/installed.py).
     """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
@@ -66,7 +70,10 @@ class Worker:
         self._known: frozenset[str] = frozenset()
 
     def ask(self, account: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a task in the child and return its result. Raises its OSError, or NoAnswerError."""
+        """Run a task in the child and return its result.
+
+        Raises its OSError, or NoAnswerError.
+        """
         if self._unanswered is None:
             self._unanswered = child_process.stuck(self._name)
         if self._unanswered[account] >= _most_of(account):
@@ -100,7 +107,7 @@ class Worker:
             child_process.give_up(child)
 
     def _asked(self, question: bytes, deadline: float) -> bytes | None:
-        """The line that the child answers; None if it does not."""
+        """Return the child's answer, or None if there is none."""
         if self._child is None:
             self._known = frozenset(_tasks)
             near, far = socket.socketpair()
@@ -138,7 +145,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def one_look(deadline: float = math.inf) -> Iterator[None]:
-    """Share children and limits among all queries of the block. A nested block is part of the outer one."""
+    """Share children and limits among all queries of the block.
+
+    A nested block is part of the outer one.
+    """
     global _current
     if _current is not None:
         yield
@@ -153,10 +163,11 @@ def one_look(deadline: float = math.inf) -> Iterator[None]:
 
 
 def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str = FILES) -> Any:
-    """Run a task in a child process and return its result. Raises its OSError, or NoAnswerError.
+    """Run a task in a child process and return its result.
 
-    `account` is the uid responsible for a missing answer (`accounts.account_of`). `worker` is FILES, or MAPS for reads that do
-    not wait for a file system. MAPS has separate limits, so that a hanging file system does not keep mappings unread.
+    Raises its OSError, or NoAnswerError. `account` is the uid responsible for a missing answer (`accounts.account_of`). `worker`
+    is FILES, or MAPS for reads that do not wait for a file system. MAPS has separate limits, so that a hanging file system does
+    not keep mappings unread.
     """
     with one_look():
         assert _current is not None

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Renew CDI specifications and restart services after a change of MIG devices or MIG modes.
+"""Renew CDI specifications and restart services after a change of MIG.
 
 `look` reads the host, `steps` decides (it is pure), `follow` acts. docs/after-a-change.md is the documentation for users.
 """
@@ -47,7 +47,10 @@ class Unit:
 
 @frozen
 class Seen:
-    """CDI specifications and services of a host. `starting`: jobs of systemd may be waiting for this process to end."""
+    """CDI specifications and services of a host.
+
+    `starting`: jobs of systemd may be waiting for this process to end.
+    """
 
     toolkit: bool = False
     specs: tuple[cdi.Spec, ...] = ()
@@ -78,10 +81,11 @@ Step = Union[Restart, Renew]
 
 
 def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """Renew specifications and restart services after the new devices exist. Return a text for each action.
+    """Renew specifications and restart services after the new devices exist.
 
-    Running `services` are restarted. With `again`, which completes an earlier run (`PendingFollowUp.due`), failed ones are too.
-    Raises FollowError with everything that failed. The layout itself is not rolled back.
+    Return a text for each action. Running `services` are restarted. With `again`, which completes an earlier run
+    (`PendingFollowUp.due`), failed ones are too. Raises FollowError with everything that failed. The layout itself is not rolled
+    back.
     """
     done: list[str] = []
     problems: list[Problem] = []
@@ -134,7 +138,10 @@ def _refreshes(unit: Unit) -> bool:
 
 
 def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem | None]:
-    """Read specifications and services. Also return the problem if systemd does not answer."""
+    """Read specifications and services.
+
+    Also return the problem if systemd does not answer.
+    """
     from . import cdi
 
     toolkit = True

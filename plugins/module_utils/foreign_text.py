@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shorten and clean texts that hosts and API servers choose, before they reach a message, a report or a mail. Pure."""
+"""Shorten and clean texts of hosts and API servers for messages and reports. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from .printable import printable
 
-#: Characters of a text.
+#: Default for the maximum characters of a text.
 MOST_TEXT = 1000
-#: Larger numbers are not written out.
+#: Larger numbers are replaced by the name of their type.
 _LARGEST = 1 << 60
 
 
 def text(value: Any, most: int = MOST_TEXT) -> str:
-    """Return the value as a text of at most `most` characters in which nothing acts on a terminal or a parser."""
+    """Return the value as printable text of at most `most` characters."""
     whole = value if isinstance(value, str) else type(value).__name__ if _may_be_long(value) else str(value)
     written = printable("".join(whole[:most]))
     return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
 
 
 def one_line(value: Any, most: int = MOST_TEXT) -> str:
-    """Return the value as `text` does, with every run of blanks and line ends as one blank: for messages of servers."""
+    """Return the value like `text` in one line, for messages of servers."""
     # A longer beginning than what is shown, since blanks go.
     return text(" ".join(str(value)[: 4 * most].split()), most)
 

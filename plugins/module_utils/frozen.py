@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make classes of immutable values, as `dataclass(frozen=True)` does, at a tenth of its cost.
+"""Define immutable values like `dataclass(frozen=True)`, at a tenth of its cost.
 
 `dataclass` compiles six functions for each class, which takes about a millisecond, and a module has a hundred such classes.
-Here a class gets functions that exist already; only its `__init__` is compiled, when the first value is made.
-`dataclasses.fields`, `replace` and `asdict` take such values.
+Here classes share functions. Only `__init__` is compiled, when the first value is created. `dataclasses.fields`, `replace` and
+`asdict` accept such values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ T = TypeVar("T")
 
 
 def frozen(cls: type[T]) -> type[T]:
-    """Make values of the class immutable, equal by their fields, and hashable. Fields are written as for `dataclass`."""
+    """Make the values of a class immutable, comparable and hashable.
+
+    Fields are declared as for `dataclass`.
+    """
     dataclass(init=False, repr=False, eq=False)(cls)
     compared = [each.name for each in fields(cls) if each.compare]
     hashed = [each.name for each in fields(cls) if (each.compare if each.hash is None else each.hash)]
     equal, hashes = _values(compared), _values(hashed)
 
     def __init__(self: Any, *args: Any, **values: Any) -> None:
-        # Replaces itself.
+        # Replaced at the first call.
         cls.__init__ = _init(cls)
         cls.__init__(self, *args, **values)
 
@@ -42,7 +45,10 @@ def frozen(cls: type[T]) -> type[T]:
 
 
 def sortable(cls: type[T]) -> type[T]:
-    """Let the values of a frozen class be sorted by their fields. Written above `frozen`."""
+    """Make the values of a frozen class sortable by their fields.
+
+    Apply it after `frozen`, in the line above.
+    """
     values = _values([each.name for each in fields(cls) if each.compare])
 
     def __lt__(self: Any, other: Any) -> bool:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask one server over HTTP, and no other that it names: passwords, tokens and reports are for that server alone."""
+"""Send HTTP requests to one server only.
+
+Passwords, tokens and reports must not follow a redirect to another server.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ import urllib.request
 from typing import Any, Callable, Iterator
 
 HTTPException, Request = http.client.HTTPException, urllib.request.Request
-#: What is raised where a server does not answer, or what it answers or was asked is not HTTP.
+#: Errors if a server does not answer, or the request or response is invalid.
 FAILURES = (OSError, HTTPException, ValueError)
-#: Called with the connected socket, after the TLS handshake where there is one. It raises what the caller is to get.
+#: Called with the connected socket, after a TLS handshake. Its errors reach the caller.
 Check = Callable[[Any], None]
 
 
 class _Checked:
-    """Checks each connection right after it was made. http.client sends nothing before that: no header, and so no password."""
+    """Check each connection before http.client sends anything over it."""
 
     def __init__(self, *arguments: Any, check: Check, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -61,7 +64,7 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 class TimeLimit:
     """A time limit for all requests to a server together, in seconds.
 
-    The timeout of a socket starts again with each byte, so a server that sends one now and then would never meet it.
+    A socket's timeout restarts with each byte, so a slow server could evade it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -69,7 +72,10 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[Any], None]]:
-        """Limit a request. Give the function that is called with its connected socket. Raises TimeoutError past the limit."""
+        """Limit a request. Yield a function to call with its connected socket.
+
+        Raises TimeoutError past the limit.
+        """
         timers: list[threading.Timer] = []
 
         def watch(connection: Any) -> None:
@@ -82,7 +88,7 @@ class TimeLimit:
         finally:
             for timer in timers:
                 timer.cancel()
-            # What was read of an answer that was ended is no answer.
+            # The response may be incomplete.
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("it did not answer within %g s in all" % self._seconds)
 
@@ -93,17 +99,17 @@ def _end(connection: Any) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes each redirection an HTTPError with its status."""
+    """Raise HTTPError for each redirect."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def opener(context: Any = None, check: Check | None = None, redirects: bool = False) -> urllib.request.OpenerDirector:
-    """Return what opens requests; redirects are followed only for content that is verified afterwards.
+    """Return an opener. Use `redirects` only for content that is verified afterwards.
 
-    `context` is for https; without one the system's authorities and the server's name are checked. `check` is for servers of this
-    host, which are asked by no proxy of the environment's.
+    `context` is the TLS context. The default checks the certificate against the system's authorities and the server's name.
+    `check` is for servers of this host and disables proxies from the environment.
     """
     handlers: list[Any] = [] if redirects else [_NoRedirect]
     if check is None:

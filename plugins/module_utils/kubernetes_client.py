@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a Kubernetes API with the Python package kubernetes, on the controller or the delegated host.
+"""Read a Kubernetes API with the Python package kubernetes.
 
-Users choose most texts in a cluster's objects, and a hostile API server chooses all of them. These functions return plain data
-with printable, shortened texts, and only the fields that the collection uses.
+This runs on the controller or the delegated host. Users choose most texts in a cluster's objects, and a hostile API server
+chooses all of them. These functions return plain data with printable, shortened texts, and only the fields that the collection
+uses.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def _limited(request: Callable[..., Any], *args: Any, _request_timeout: Any = No
 
 
 class _BoundedPool:
-    """Connections that limit the size and time of responses. The package reads error texts without a limit."""
+    """Connections that limit the size and time of responses.
+
+    The package reads error texts without a limit.
+    """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -127,7 +131,10 @@ class _BoundedPool:
 
 
 def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
-    """Return the pods of a node in the form of the API, with one request. Raises ClusterError."""
+    """Return the pods of a node in the form of the API, with one request.
+
+    Raises ClusterError.
+    """
     try:
         answer = api.list_pod_for_all_namespaces(field_selector="spec.nodeName=%s" % node, _preload_content=False)
     except (ApiException, HTTPError) as error:
@@ -144,9 +151,9 @@ def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
 
 
 def daemonsets_of(api: Any, pods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the existing DaemonSets that pods name as controllers. Raises ClusterError.
+    """Return the existing DaemonSets that pods name as controllers.
 
-    Each has `namespace`, `name`, `uid` and `selector`.
+    Raises ClusterError. Each has `namespace`, `name`, `uid` and `selector`.
     """
     apps = kubernetes.client.AppsV1Api(api.api_client)
     references = set()
@@ -190,7 +197,10 @@ def controller_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_pod(item: Any) -> dict[str, Any]:
-    """Return the used fields of a pod in the form of the API. Raises TypeError or KeyError for an invalid pod."""
+    """Return the used fields of a pod in the form of the API.
+
+    Raises TypeError or KeyError for an invalid pod.
+    """
     metadata, spec, status = (_mapping(_mapping(item).get(key)) for key in ("metadata", "spec", "status"))
     owners = [
         {

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A folder below /run that users and containers write to: a tmpfs of limited size, mounted by a unit of systemd.
+"""Mount a tmpfs of limited size below /run for files of users and containers.
 
-Without it they could fill the host's /run, and the host with that.
+Otherwise they could fill the host's /run. A systemd unit mounts it at boot.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Callable, Sequence
 
 from .frozen import frozen
 
-#: Runs systemctl with these arguments. Raises ApplyError where it fails.
+#: Runs systemctl with these arguments. Raises ApplyError if it fails.
 Systemctl = Callable[[Sequence[str]], None]
 
 
 @frozen
 class LimitedFolder:
-    """The folder's path below the root of the host, its bounds, and what its unit says about it."""
+    """A folder's path below the host's root, its limits, and its unit's texts."""
 
     path: str
     size_mib: int
@@ -30,13 +30,13 @@ class LimitedFolder:
     mode: int
     description: str
     comment: str
-    #: Whether systemd leaves a folder with something in it alone. It starts the unit for each unit that needs the folder.
+    #: Whether systemd does not mount over a folder that has files. Units that need the folder start the mount unit.
     only_empty: bool = False
 
     @property
     def unit(self) -> str:
-        """Name of the mount unit. systemd wants it to follow from the path (systemd.unit(5))."""
-        escaped = re.sub(r"[^A-Za-z0-9:_./]", lambda found: "\\x%02x" % ord(found.group()), self.path)
+        """Return the mount unit's name, derived from the path (systemd.unit(5))."""
+        escaped = re.sub(r"[^A-Za-z0-9:_./]", lambda match: "\\x%02x" % ord(match.group()), self.path)
         return escaped.replace("/", "-") + ".mount"
 
     @property
@@ -58,7 +58,7 @@ class LimitedFolder:
             "Where=/%s" % self.path,
             "Type=tmpfs",
             "Options=size=%dM,nr_inodes=%d,mode=%04o,nosuid,nodev,noexec" % (self.size_mib, self.most_files, self.mode),
-            # Programs that run keep what they have mapped.
+            # Running programs keep their mappings.
             "LazyUnmount=yes",
             "",
             "[Install]",
@@ -70,18 +70,21 @@ class LimitedFolder:
         return os.path.ismount(str(root / self.path))
 
     def mount(self, root: Path, systemctl: Systemctl, changed: bool, in_use: bool) -> None:
-        """Mount it at each boot, and now unless it is `in_use`; give it its new size where its unit has `changed`."""
+        """Mount it at each boot, and now unless `in_use`.
+
+        If its unit `changed`, apply the new size.
+        """
         if self.is_mounted(root):
             if changed:
                 systemctl(["daemon-reload"])
                 systemctl(["reload", self.unit])
             return
-        # A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48), and `enable` makes one by itself.
+        # `enable` reloads systemd, which can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48).
         if changed:
             systemctl(["daemon-reload"])
         systemctl(["enable", "--no-reload", *([] if in_use else ["--now"]), self.unit])
 
     def unmount(self, root: Path, systemctl: Systemctl) -> None:
-        """Unmount it for good. Its unit's file stays. Does nothing where that is not there."""
+        """Unmount it and disable its unit, if the unit's file exists. Keeps the file."""
         if (root / self.unit_path).exists():
             systemctl(["disable", "--no-reload", "--now", self.unit])

@@ -1,16 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limit the lines that tenants and users can make a service of root's write to the journal."""
+"""Limit the lines in the journal that users can cause in a service of root."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable, Dict
 
-#: Lines of one source at once, and seconds after which it may cause one more.
+#: Lines of a source without a pause, and seconds until it may cause one more.
 BURST, SECONDS_A_LINE = 5, 30.0
-#: Sources that are counted apart. All further ones count as one.
+#: Sources that are counted separately. All others count as one.
 _MOST_SOURCES = 4096
 _OTHERS = "other sources"
 
@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 
 
 class _Bucket:
-    """Lines that a source may still cause, and how many were left out since the last one."""
+    """A source's remaining lines, and its omitted lines since the last one."""
 
     def __init__(self, now: float) -> None:
         self.lines, self.at, self.left_out = float(BURST), now, 0
@@ -28,14 +28,17 @@ class _Bucket:
 
 
 class LimitedLog:
-    """Writes lines by source: a tenant or a user, never a socket, a process or anything else that one of them has many of."""
+    """A log with a limit for each source.
+
+    A source is a tenant or user, not one of their many sockets or processes.
+    """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
         self._buckets: Dict[str, _Bucket] = {}
 
     def write(self, source: str, text: str) -> None:
-        """Write a line, or count it where its source has caused too many."""
+        """Write a line, or count it as omitted if its source has reached the limit."""
         now = self._clock()
         if source not in self._buckets and len(self._buckets) >= _MOST_SOURCES:
             source = _OTHERS
@@ -49,7 +52,10 @@ class LimitedLog:
         self._log(text)
 
     def summarize(self) -> None:
-        """Write how many lines were left out, of each source that may cause a line again. Call it now and then."""
+        """Write the numbers of omitted lines of sources that may cause a line again.
+
+        Call it regularly.
+        """
         now = self._clock()
         for source, bucket in list(self._buckets.items()):
             bucket.refill(now)

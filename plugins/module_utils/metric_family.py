@@ -31,5 +31,5 @@ class Family:
 
 
 def labels_of(uuid: str, gpus: Mapping[str, Gpu]) -> dict[str, str]:
-    """Return the labels of a GPU. The index of one that does not answer is not known."""
+    """Return the labels of a GPU. The index is empty for a GPU that does not answer."""
     return {"gpu_uuid": uuid, "gpu_index": str(gpus[uuid].index) if uuid in gpus else ""}

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host's GPUs are, as read from NVML: plain frozen values, free of NVML and of Ansible.
+"""Define the state of a host's GPUs as values independent of NVML and Ansible.
 
-Units are in the names. A value of None means that the driver could not tell ("no data"), never zero.
+Units are in the names. None means that the driver reports no value, and never zero.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, Mapping
 
 from .frozen import frozen
 
-#: Marks fields that are the planner's business and that `to_data` leaves out.
+#: Marks fields for the planner, which `to_data` omits.
 INTERNAL = {"internal": True}
-#: The programs of MPS: the daemon, and the servers that it starts.
+#: Programs of MPS: the daemon, and the servers that it starts.
 MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
-# Compiled as `dataclass` does it: the planner compares placements all the time.
+# A real dataclass, since its compiled comparisons are faster and the planner compares placements all the time.
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Where an instance sits: a GPU instance in memory placement units, a compute instance in compute slices."""
+    """The place of an instance, in memory placement units or compute slices."""
 
     start: int
     size: int
 
     @property
     def mask(self) -> int:
-        """The units it takes, one bit each."""
+        """Return its units as a bit mask."""
         return ((1 << self.size) - 1) << self.start
 
 
@@ -38,8 +38,8 @@ class Placement:
 class GpuInstanceProfile:
     """A GPU instance profile of one GPU, as NVML reports it.
 
-    `enum` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `profile_id` the number that create and list take:
-    two different numbers. `placements` are all that the hardware has, whether free or not.
+    `enum` is the argument of nvmlDeviceGetGpuInstanceProfileInfo. `profile_id` is a different number, which create and list take.
+    `placements` are all placements of the hardware, free and used.
     """
 
     name: str
@@ -55,18 +55,18 @@ class GpuInstanceProfile:
     max_instances: int
     placements: tuple[Placement, ...]
 
-    #: Fields that count media engines; a GPU has a fixed number of each to give away.
+    #: Fields that count media engines, of which a GPU has a fixed number.
     ENGINES = ("decoders", "encoders", "jpegs", "ofas")
 
     @property
     def units(self) -> int:
-        """Memory placement units that an instance of this profile takes."""
+        """Return the memory placement units of an instance of this profile."""
         return self.placements[0].size if self.placements else 0
 
 
 @frozen
 class Process:
-    """A process that NVML lists. `kind` is compute, graphics or mps."""
+    """A process reported by NVML. `kind` is compute, graphics or mps."""
 
     pid: int
     kind: str
@@ -83,12 +83,12 @@ class Process:
 
 @frozen
 class Holder:
-    """A process, container or allocation that counts as using a GPU or one of its GPU instances.
+    """A process, container or allocation that holds a GPU or one of its GPU instances.
 
-    `gpu_instance_id` None is the whole GPU, or one that cannot be told. `who` names it in messages. A holder that
-    `watches` keeps the GPU open without running anything on it: it is in the way of a reset and of a change of MIG
-    mode, which want the GPU closed, and not of a change of instances. `started_seconds` is when the process of `pid` began, as a
-    Unix time: since then at most it holds the GPU.
+    `gpu_instance_id` is None for the whole GPU or an unknown instance. `who` names the holder in messages.
+    A holder that `watches`, such as a monitoring agent, has the GPU open without running anything on it. It blocks resets and
+    changes of MIG mode, which require a closed GPU, but no change of instances.
+    `started_seconds` is the start of the process as a Unix time. It has held the GPU since then at the earliest.
     """
 
     gpu_uuid: str
@@ -102,33 +102,42 @@ class Holder:
     job: str | None = None
     watches: bool = False
     started_seconds: float | None = None
-    #: The same in the kernel's count, which no clock moves: with the pid it is one process and no other.
+    #: The start in ticks since boot, which no clock change affects. With the pid it identifies the process.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
-    #: Whether its unit or container has a TCP socket that listens, and how many clients are connected to such; None where
-    #: there was no look, or it cannot be determined (holders_sockets).
+    #: Whether its unit or container has a listening TCP socket, and the number of clients connected to such sockets. None if
+    #: that was not read or is unknown (`holders.sockets`).
     listens: bool | None = None
     clients: int | None = None
-    #: CPU time that the process has taken so far.
+    #: CPU time of the process.
     cpu_seconds: float | None = field(default=None, metadata=INTERNAL)
 
     def __str__(self) -> str:
         return self.who
 
     def blocks(self, gpu_instance_id: int | None = None) -> bool:
-        """Whether it is in the way of destroying that GPU instance; None asks for a reset or a change of MIG mode."""
+        """Return whether it blocks destroying a GPU instance.
+
+        None asks for a reset or a change of MIG mode.
+        """
         if gpu_instance_id is None:
             return True
         return not self.watches and self.gpu_instance_id in (None, gpu_instance_id)
 
 
 def _held_by() -> Any:
-    """Who counts as using the thing, as `holders_mark.mark` wrote it down; empty where there was no look."""
+    """Define the field of the holders that `holders.mark.mark` finds.
+
+    Empty if holders were not read.
+    """
     return field(default=(), metadata=INTERNAL)
 
 
 @frozen
 class ComputeInstance:
-    """A compute instance: one MIG device. `placement` counts compute slices within its GPU instance."""
+    """A compute instance, which is one MIG device.
+
+    `placement` is in compute slices of its GPU instance.
+    """
 
     id: int
     compute_slices: int
@@ -140,24 +149,24 @@ class ComputeInstance:
 
 @frozen
 class GpuInstance:
-    """A GPU instance with its compute instances and with the processes that NVML lists in it."""
+    """A GPU instance with its compute instances and NVML's processes."""
 
     id: int
     profile: str
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...] = ()
     processes: tuple[Process, ...] = ()
-    #: Where a compute instance of so many slices may start, as this GPU instance reports it.
+    #: Possible placements of compute instances by number of slices, as this GPU instance reports them.
     compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
     held_by: tuple[Holder, ...] = _held_by()
 
 
 @frozen
 class Mig:
-    """The MIG side of a GPU. Where `capable` is False the rest is empty.
+    """The MIG state of a GPU. If `capable` is False, the rest is empty.
 
-    `enabled` and `pending` differ while a mode change waits for a reset. `profiles` is empty where the driver cannot
-    list them while MIG mode is off (driver 535 cannot).
+    `enabled` and `pending` differ while a mode change waits for a reset. `profiles` is empty if the driver cannot list them with
+    MIG mode off, like driver 535.
     """
 
     capable: bool = False
@@ -169,7 +178,7 @@ class Mig:
 
 @frozen
 class NvLink:
-    """One active NVLink: the link's number and the PCI address at its other end (None: the driver does not say)."""
+    """One active NVLink, with the PCI address of its other end if known."""
 
     link: int
     remote_pci_address: str | None = None
@@ -177,7 +186,10 @@ class NvLink:
 
 @frozen
 class Telemetry:
-    """What a GPU is doing just now. Utilisation is the share of the sample period in which a kernel ran, not load."""
+    """Current readings of a GPU.
+
+    Utilization is the share of the sample period in which a kernel ran, not load.
+    """
 
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
@@ -189,13 +201,13 @@ class Telemetry:
 
 
 def short_label(index: int, uuid: str) -> str:
-    """Return a GPU's index with "GPU-" and the eight digits of its UUID that tell the GPUs of a host apart."""
+    """Return a GPU's index, and its UUID shortened to "GPU-" and eight digits."""
     return "gpu %d (%s)" % (index, uuid[:12])
 
 
 @frozen
 class Setting:
-    """A setting of a GPU that NVML does not have, as its observer read it: the value, or why there is none."""
+    """A GPU's setting that is not in NVML: its value, or why it has none."""
 
     value: str | None
     problem: str | None = None
@@ -203,10 +215,10 @@ class Setting:
 
 @frozen
 class Gpu:
-    """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it.
+    """One physical GPU.
 
-    `pci_address` is None for a GPU that is not on a PCI bus, `memory_total_bytes` for one without memory of its own (GB10, Thor),
-    which has no figure in NVML.
+    `compute_mode` is default, exclusive_process, prohibited, or None if MIG hides it. `pci_address` is None without a PCI bus.
+    `memory_total_bytes` is None for a GPU that shares the memory of the CPU (GB10, Thor), since NVML reports no value.
     """
 
     index: int
@@ -224,20 +236,20 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
-    #: Why its compute mode cannot be set; None where nothing says so.
+    #: Why its compute mode cannot be set, or None.
     compute_mode_fixed: str | None = field(default=None, metadata=INTERNAL)
-    #: Settings by name that the observers of techniques read; a setting that was not looked at is missing.
+    #: Settings by name, from the observers of techniques. Settings that were not read are missing.
     settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
-    #: For a change of MIG mode, which wants the whole GPU free.
+    #: Holders that block a change of MIG mode, which requires an unused GPU.
     held_by: tuple[Holder, ...] = _held_by()
 
     @property
     def label(self) -> str:
-        """How messages name this GPU."""
+        """Return its name in messages."""
         return "gpu %d (%s, %s)" % (self.index, self.name, self.uuid)
 
     def setting(self, name: str) -> str | None:
-        """Return the value of a setting; None if it was not looked at, or there is none."""
+        """Return the value of a setting, or None if it was not read or has none."""
         return self.settings[name].value if name in self.settings else None
 
     def with_instances(self, instances: tuple[GpuInstance, ...], mig_enabled: bool) -> Gpu:
@@ -247,16 +259,16 @@ class Gpu:
 
     @property
     def short_label(self) -> str:
-        """How lines about many GPUs name this one."""
+        """Return its name in lines about many GPUs."""
         return short_label(self.index, self.uuid)
 
 
 @frozen
 class LostGpu:
-    """A GPU that cannot be used: an NVML call for it fails, or it is on the PCI bus and the driver does not count it.
+    """A GPU whose NVML calls fail, or that is missing in the driver.
 
-    `call`, `code` and `code_name` are those of the failure. The identity is None as far as the GPU does not answer.
-    `index` is None for a GPU that the driver does not count.
+    `call`, `code` and `code_name` describe the failure. Parts of the identity that the GPU does not report are None.
+    `index` is None for a GPU that is missing in the driver.
     """
 
     index: int | None
@@ -268,12 +280,12 @@ class LostGpu:
     code: int | None = None
     code_name: str | None = None
 
-    #: NVML's codes of a GPU that fell off the bus (XID 79), and of one that this user or container may not read.
+    #: NVML's codes for a GPU that fell off the bus (XID 79), and for one that this user or container may not read.
     OFF_THE_BUS, DENIED = 15, 4
 
     @property
     def label(self) -> str:
-        """Return how messages name this GPU: by its index and UUID, or its PCI address where it has none."""
+        """Return its name in messages: index and UUID, or the PCI address without a UUID."""
         identity = self.uuid or self.pci_address
         if self.index is None:
             return "the GPU at %s" % identity
@@ -281,7 +293,7 @@ class LostGpu:
 
     @property
     def state(self) -> str:
-        """Return what is wrong with it as a predicate."""
+        """Return its problem as a predicate, such as "is lost"."""
         if self.index is None:
             return "is missing"
         if self.code == self.DENIED:
@@ -294,7 +306,10 @@ class LostGpu:
 
 @frozen
 class Host:
-    """All that one NVML session saw on a host. GPUs are in index order; those that do not work are in `lost` alone."""
+    """The result of one NVML session on a host. GPUs are in index order.
+
+    Unusable ones are only in `lost`.
+    """
 
     driver_version: str
     nvml_version: str
@@ -305,7 +320,10 @@ class Host:
 
 
 def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
-    """Return the lost GPU that has this UUID, or may have it; None where the GPU works, or is gone."""
+    """Return the lost GPU that has, or may have, this UUID.
+
+    None if the GPU works or was removed.
+    """
     if any(gpu.uuid == gpu_uuid for gpu in host.gpus):
         return None
     candidates = [gpu for gpu in host.lost if gpu.uuid in (None, gpu_uuid)]
@@ -313,10 +331,10 @@ def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
 
 
 def to_data(value: Any) -> Any:
-    """The value as dictionaries, lists and scalars, fit for JSON and for a module's return."""
+    """Return a value as dictionaries, lists and scalars, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        told = (f.name for f in dataclasses.fields(value) if not f.metadata.get("internal"))
-        return {name: to_data(getattr(value, name)) for name in told}
+        names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("internal"))
+        return {name: to_data(getattr(value, name)) for name in names}
     if isinstance(value, (tuple, list)):
         return [to_data(item) for item in value]
     return value

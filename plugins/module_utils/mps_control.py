@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send commands to an MPS control daemon, parse its answers, and describe the environment of its clients.
+"""Send commands to an MPS control daemon and parse its answers.
 
 A command goes to the standard input of nvidia-cuda-mps-control, which finds the daemon by CUDA_MPS_PIPE_DIRECTORY
 (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status shows only whether the daemon was
@@ -54,10 +54,10 @@ class MpsError(FleetError):
 
 
 class Control:
-    """Ask the control daemon of a pipe directory. None is the tool's default directory.
+    """Ask the control daemon of a pipe directory.
 
-    Root in a client's container can answer in its place. So answers are limited in length, characters and number, and all of
-    them together in time: until `deadline`, by time.monotonic().
+    None is the tool's default directory. Root in a client's container can answer in its place. So answers are limited in length,
+    characters and number, and all of them together in time: until `deadline`, by time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -85,32 +85,32 @@ class Control:
                 break
             time.sleep(pause)
         if text is None:
-            raise MpsError(self.where, printable(problem), "See whether it runs, and as whom.")
+            raise MpsError(self.where, printable(problem), "Check whether it runs, and as which user.")
         if len(text) > _MOST_LETTERS:
             raise self._odd('it answers "%s" with %d characters' % (command, len(text)))
         if _REFUSED.search(text):
-            said = printable(" ".join(text[: 2 * _SHOWN].split()))[:_SHOWN]
-            raise MpsError(self.where, 'it refuses "%s": %s' % (command, said), "Ask it as root.")
+            message = printable(" ".join(text[: 2 * _SHOWN].split()))[:_SHOWN]
+            raise MpsError(self.where, 'it refuses "%s": %s' % (command, message), "Run the command as root.")
         return text.strip()
 
     def check_time(self) -> float:
         """Return the remaining seconds. Raises MpsError if the time is over."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise MpsError(self.where, "it takes too long to answer", "See whether its servers hang.")
+            raise MpsError(self.where, "it takes too long to answer", "Check whether its servers hang.")
         return left
 
     def _odd(self, problem: str) -> MpsError:
-        return MpsError(self.where, problem, "No daemon does so: see which process answers at its pipes.")
+        return MpsError(self.where, problem, "Check which process answers at its pipes, since no MPS daemon does this.")
 
     def servers(self) -> tuple[int, ...]:
-        """Return the pids of its servers: one for each active user, none before the first client."""
-        found = self.ask("get_server_list")
-        if not found:
+        """Return the pids of its servers: one per active user, none without clients."""
+        answer = self.ask("get_server_list")
+        if not answer:
             # There is no server, or another tool asked at the same time and took the answer.
             self.percentage()
-            found = self.ask("get_server_list")
-        pids = _pids(found)
+            answer = self.ask("get_server_list")
+        pids = _pids(answer)
         if len(pids) > _MOST_SERVERS:
             raise self._odd("it names %d servers" % len(pids))
         return pids
@@ -132,7 +132,10 @@ class Control:
         return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
-        """Set the percentage and return it as read back, or None. Connected clients keep theirs."""
+        """Set the percentage and return it as read back, or None.
+
+        Connected clients keep theirs.
+        """
         of = "set_default_active_thread_percentage" if server is None else "set_active_thread_percentage %d" % server
         return _number(self.ask("%s %d" % (of, percentage)))
 
@@ -142,8 +145,8 @@ class Control:
         None if there is no limit or no answer.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
-        found = _SIZE.search(self.ask("%s %d" % (of, index)))
-        return int(found.group(1)) * _MIB * (1024 if found.group(2) == "G" else 1) if found else None
+        match = _SIZE.search(self.ask("%s %d" % (of, index)))
+        return int(match.group(1)) * _MIB * (1024 if match.group(2) == "G" else 1) if match else None
 
     def set_limit(self, index: int, limit_bytes: int, server: int | None = None) -> None:
         self.ask(limit_command(index, limit_bytes, server))
@@ -151,7 +154,7 @@ class Control:
 
 @contextlib.contextmanager
 def _turn(directory: str | None) -> Iterator[None]:
-    """Run the body while no other reader of the collection asks its daemons, if the lock is available."""
+    """Run the body while no other run asks the daemons, if the lock is available."""
     descriptor = None
     if directory is not None and directory.startswith(_OWN):
         with contextlib.suppress(OSError):
@@ -185,8 +188,8 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 def _pids(text: str) -> tuple[int, ...]:
     # Only whole lines: "Server 5 not found" names no process.
-    found = (_PID.fullmatch(line) for line in text.splitlines())
-    return tuple(dict.fromkeys(int(match.group(1)) for match in found if match))
+    matches = (_PID.fullmatch(line) for line in text.splitlines())
+    return tuple(dict.fromkeys(int(match.group(1)) for match in matches if match))
 
 
 def _number(text: str) -> float | None:

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record which MIG instances are this collection's, so that no other one is removed unasked.
+"""Record which MIG instances the collection owns, so that others are not removed.
 
-An instance is ours when a layout created it or named it (then it is adopted). The record is kept on the host; the
-instance's MIG UUIDs tell it from another one that was created later at the same place.
+The collection owns the instances that a layout created, or adopted because it lists them. The record is a file on the host. It
+has the MIG UUIDs of each instance, to distinguish it from one that was created later at the same place.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .model import Gpu, GpuInstance, to_data
 
 SCHEMA = 1
 
-#: What to do with instances that are not ours and that the layout does not name.
+#: Policies for foreign instances that the layout does not list.
 POLICIES = ("fail", "remove", "keep")
-#: What to do with GPUs that had an entry and that no entry names any more.
+#: Policies for GPUs whose layout entry was removed.
 UNNAMED_POLICIES = KEEP, RELEASE = ("keep", "release")
 
 
 @frozen
 class Owned:
-    """One instance that is ours: where it is, and the UUIDs of its MIG devices when it was last seen."""
+    """An owned instance: its place, and the last known UUIDs of its MIG devices."""
 
     gpu_uuid: str
     profile: str
@@ -36,37 +36,40 @@ class Owned:
 
 @frozen
 class Ownership:
-    """The record, and the policy for all that is not in it."""
+    """The owned instances, and the policy for foreign ones."""
 
     policy: str
     owned: frozenset[Owned] = frozenset()
 
     def foreign(self, gpu: Gpu, instance: GpuInstance) -> bool:
-        """Return whether this instance is not the collection's."""
-        there = {c.mig_uuid for c in instance.compute_instances}
+        """Return whether the collection does not own an instance."""
+        uuids = {c.mig_uuid for c in instance.compute_instances}
         for ours in self.owned:
             if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.placement.start):
-                # Ours without a compute instance left has nothing to be told by, and nothing that could run in it.
-                return bool(there) and not there.intersection(ours.mig_uuids)
+                # Without compute instances it has no UUID to compare, and nothing can run in it.
+                return bool(uuids) and not uuids.intersection(ours.mig_uuids)
         return True
 
 
 class Record:
-    """The record of one host, as a file."""
+    """The file with the owned instances of a host."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "owned.json"
 
     def read(self) -> frozenset[Owned]:
-        """Empty where nothing was ever applied. Raises ApplyError for a file that this release cannot read."""
+        """Return the owned instances.
+
+        Raises ApplyError for a file that this release cannot read.
+        """
         data = durable.read(self.path, SCHEMA)
         items = [] if data is None else data["instances"]
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
-        """Record all instances of these GPUs as ours, except those beside each GPU, which are not ours.
+        """Record all instances of these GPUs as owned, except foreign ones.
 
-        What the record says of other GPUs stays.
+        The foreign ones are given with each GPU. Entries of other GPUs are kept.
         """
         seen = list(seen)
         named = {gpu.uuid for gpu, _ in seen}
@@ -77,9 +80,9 @@ class Record:
         self._write(ours)
 
     def renew(self, gpus: Iterable[Gpu]) -> None:
-        """Record the current UUIDs of our instances, after they were created again where they had been.
+        """Record the UUIDs of owned instances after they were recreated.
 
-        An instance that shows no compute instance keeps its recorded UUIDs: a driver that fails calls may hide them for a while.
+        An instance without compute instances keeps its recorded UUIDs, since a failing driver may hide them for a while.
         """
         current = {
             (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i)
@@ -93,12 +96,12 @@ class Record:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
         data = {"schema": SCHEMA, "instances": items}
         known = durable.read(self.path, SCHEMA)
-        # That nothing is ours needs no file.
+        # An empty record needs no file.
         if known != data and (items or known is not None):
             durable.write(self.path, data)
 
 
 def owned_instance(gpu: Gpu, instance: GpuInstance) -> Owned:
-    """The instance as the record has it."""
+    """Return the record's entry for an instance."""
     uuids = tuple(sorted(c.mig_uuid for c in instance.compute_instances if c.mig_uuid))
     return Owned(gpu.uuid, instance.profile, instance.placement.start, uuids)

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Take no open files from those who connect to a socket (unix(7), SCM_RIGHTS).
+"""Refuse open files that clients pass over a socket (unix(7), SCM_RIGHTS).
 
-Who drops the last reference to a file closes it, whether it was received or not. A close may take as long as the sender likes: of
-a TCP connection that lingers, or of a file in a file system whose server never answers.
+The process that drops the last reference to a file closes it, even if it never received the file. The sender can make that close
+take forever, by a TCP connection that lingers or a file system whose server never answers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SO_PASSRIGHTS = 83
 
 
 def refuse(made: socket.socket) -> bool:
-    """Have the kernel refuse files that are sent to a socket, and to connections that are made to it from now on.
+    """Make the kernel refuse files for a socket and its later connections.
 
-    Return False before Linux 6.16, where it cannot be refused.
+    Return False before Linux 6.16, which cannot refuse them.
     """
     try:
         made.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -31,5 +31,5 @@ def refuse(made: socket.socket) -> bool:
 
 
 def waits(made: socket.socket) -> bool:
-    """Return whether files that were sent to a connection are not received yet."""
+    """Return whether a connection has files that were sent but not received yet."""
     return bool(re.search(r"^scm_fds:\s*[1-9]", read("/proc/self/fdinfo/%d" % made.fileno()), re.MULTILINE))

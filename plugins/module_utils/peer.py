@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify with the kernel which process has the other end of a TCP connection, before sending a secret.
+"""Verify the process at the other end of a TCP connection before sending secrets.
 
 While a service restarts, any user can bind its port. So a client connects first, then looks up the server's socket of that
 connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst), and the process that has it open. A process that binds the
@@ -45,7 +45,7 @@ class PeerError(Exception):
 
 
 class Process:
-    """A process by a descriptor of its /proc directory, which stays valid if the pid is reused."""
+    """A process by its /proc directory's descriptor, which survives pid reuse."""
 
     def __init__(self, pid: int, folder: int) -> None:
         self.pid = pid
@@ -111,7 +111,10 @@ class Process:
 
 @frozen
 class Connection:
-    """An entry of /proc/PID/net/tcp. The inode is 0 until a process has accepted the connection."""
+    """An entry of /proc/PID/net/tcp.
+
+    The inode is 0 until a process has accepted the connection.
+    """
 
     local: End
     remote: End
@@ -129,14 +132,17 @@ class Owner:
         raise NotImplementedError
 
     def forwarder(self, process: Process) -> bool:
-        """Return whether root runs the process as a forwarder. Its target is checked separately."""
+        """Return whether root runs the process as a forwarder.
+
+        Its target is checked separately.
+        """
         return False
 
 
 def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECONDS) -> None:
-    """Return once a process of the owner is the peer of a connected socket. Raises PeerError otherwise.
+    """Return once a process of the owner is the peer of a connected socket.
 
-    `seconds` is the limit for the server to accept the connection.
+    Raises PeerError otherwise. `seconds` is the limit for the server to accept the connection.
     """
     near, far = (_end(name) for name in (connection.getsockname(), connection.getpeername()))
     deadline = time.monotonic() + seconds
@@ -150,7 +156,10 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 
 
 def _problem(near: End, far: End, owner: Owner) -> str:
-    """Return a problem that may still be resolved by accept(), or "". Raises PeerError for a final one."""
+    """Return a problem that may still be resolved by accept(), or "".
+
+    Raises PeerError for a final one.
+    """
     table = _own_connections()
     until = time.monotonic() + LOOK_SECONDS
     inode = next((entry.inode for entry in table if (entry.local, entry.remote) == (far, near)), None)

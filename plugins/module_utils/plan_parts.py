@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what a plan holds of a technique: on one GPU, and beside the GPUs."""
+"""Define a technique's parts of a plan: for a GPU, and for its services."""
 
 from __future__ import annotations
 
@@ -11,42 +11,48 @@ from .disturbance import Disturbance
 from .frozen import frozen
 from .model import Gpu
 
-#: What a GPU is divided into while a plan is read: by the start of each instance its profile and compute slices.
+#: Profile and compute slices of the instances of a GPU, by start, while steps are simulated.
 Instances = Dict[int, Tuple[str, List[int]]]
 
 
 class GpuStep:
-    """A step on one GPU: a frozen dataclass whose text is what plans say. No device notices one that has these members."""
+    """A step on one GPU, as a frozen dataclass whose text is shown in plans.
 
-    #: Key of the technique that carries it out.
+    By default it affects no device.
+    """
+
+    #: Key of the technique that applies it.
     technique: ClassVar[str]
-    #: Word under which `Plan.counts` has it.
+    #: Its key in `Plan.counts`.
     counted: ClassVar[str] = ""
-    #: Whether devices come or go by it.
+    #: Whether it creates or destroys devices.
     changes_devices: ClassVar[bool] = False
-    #: Whether it ends what runs in an instance, or on the GPU.
+    #: Whether it ends workloads in an instance or on the GPU.
     ends: ClassVar[bool] = False
 
     @property
     def ended_instance(self) -> int | None:
-        """Return the id of the GPU instance that it destroys, whole or in part."""
+        """Return the id of the GPU instance of which it destroys something."""
         return None
 
     def switches(self, gpu: Gpu) -> bool:
-        """Return whether the GPU as a whole becomes another device."""
+        """Return whether the whole GPU becomes another device."""
         return False
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Do to `instances` what the step does to the GPU's. `starts` has the starts of the present ones by id."""
+        """Simulate the step on `instances`.
+
+        `starts` has the starts of the current instances by id.
+        """
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether it goes without saying beside the other steps of the GPU."""
+        """Return whether other steps of the GPU imply it."""
         return False
 
 
 @frozen
 class GpuPart:
-    """What a technique does with one GPU, and its words for the GPU before and after; empty where it has none."""
+    """A technique's steps on one GPU, and its texts before and after them."""
 
     steps: tuple[GpuStep, ...] = ()
     before: str = ""
@@ -55,7 +61,7 @@ class GpuPart:
 
 @frozen
 class NoPart:
-    """The part of a technique that a host has nothing of and the layout asks nothing of. `HostPart` documents the members."""
+    """The HostPart of a technique that neither host nor layout have."""
 
     key: str
     disturbs: ClassVar[tuple[Disturbance, ...]] = ()
@@ -85,31 +91,31 @@ class NoPart:
 
 
 class HostPart(Protocol):
-    """What a technique does beside the GPUs of a host, such as with daemons."""
+    """A technique's steps on a host's services, such as daemons."""
 
     #: Key of the technique.
     key: str
-    #: Holders that the steps would disturb.
+    #: Holders that the steps would interrupt.
     disturbs: tuple[Disturbance, ...]
 
     @property
     def steps(self) -> Sequence[Any]:
-        """Return the steps; none where nothing changes."""
+        """Return the steps."""
 
     def lines(self) -> list[str]:
         """Return the steps in words, for people."""
 
     def planned(self) -> Sequence[Any]:
-        """Return what is on the planned GPUs when the plan is done, as `Service.seen` has it."""
+        """Return the planned objects on the GPUs, in the form of `Service.seen`."""
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps as saved plans have them, whatever runs on the host just now."""
+        """Return the steps in the form of saved plans, without current workloads."""
 
     def gpus_changed(self) -> frozenset[str]:
-        """Return the UUIDs of the GPUs that notice a step."""
+        """Return the UUIDs of the GPUs that a step affects."""
 
     def before(self, gpu_uuid: str) -> str:
-        """Return in words what is beside the GPU before the plan; empty where nothing is."""
+        """Return the current objects on a GPU in words, or ""."""
 
     def after(self, gpu_uuid: str) -> str:
-        """Return in words what is beside it when the plan is done."""
+        """Return the planned objects on a GPU in words, or ""."""

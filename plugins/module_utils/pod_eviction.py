@@ -34,7 +34,10 @@ class EvictionError(FleetError):
 
 @frozen
 class Pod:
-    """A pod to evict. `is_going`: it was evicted or deleted before and has not ended yet."""
+    """A pod to evict.
+
+    `is_going`: it was evicted or deleted before and has not ended yet.
+    """
 
     namespace: str
     name: str
@@ -63,10 +66,10 @@ def pods_to_evict(
     options: Options,
     daemonsets: Sequence[Mapping[str, Any]] = (),
 ) -> list[Pod]:
-    """Return the pods with these UIDs to evict, sorted by name. Without UIDs: all except mirror pods.
+    """Return the pods with these UIDs to evict, sorted by name.
 
-    `pods` are all pods of the node in the form of the API. `daemonsets` are their existing controllers
-    (`kubernetes_client.daemonsets_of`).
+    Without UIDs: all except mirror pods. `pods` are all pods of the node in the form of the API. `daemonsets` are their existing
+    controllers (`kubernetes_client.daemonsets_of`).
     Raises EvictionError with all pods that the options do not permit to evict.
     """
     candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
@@ -112,7 +115,10 @@ def is_of_daemonset(pod: Mapping[str, Any], daemonsets: Sequence[Mapping[str, An
 
 
 def _selects(selector: Any, labels: Mapping[str, Any]) -> bool:
-    """Return whether a selector matches labels (apimachinery, LabelSelector). An empty selector matches nothing here."""
+    """Return whether a selector matches labels (apimachinery, LabelSelector).
+
+    An empty selector matches nothing here.
+    """
     if not isinstance(selector, Mapping):
         return False
     required, rules = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
@@ -138,7 +144,7 @@ def _problem(pod: Mapping[str, Any], is_daemonsets: bool, options: Options) -> s
     """Return why the options do not permit to evict a pod, or None."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        return "is a static pod, which ends only when its file on the host is removed"
+        return "cannot be evicted: a static pod ends only when its file on the host is removed"
     if is_daemonsets:
         return "belongs to a DaemonSet that would recreate it (ignore_daemonsets)"
     kinds = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 
-#: For open(): a carriage return ends no line. Users choose names of processes and cgroups, in which the kernel writes out
-#: nothing but line feeds. Nor may such a text be split by splitlines(), which knows eight more ends of lines.
+#: Argument `newline` of open(). Users choose names of processes and cgroups, in which the kernel escapes only line feeds. So a
+#: carriage return must not end a line, and splitlines() must not be used, since it splits at nine more characters.
 LINE_END = "\n"
 
 
 def link(path: str) -> str | None:
-    """Return where a link leads; None where there is none, or it may not be read."""
+    """Return the target of a link, or None if it is missing or not readable."""
     try:
         return os.readlink(path)
     except OSError:
@@ -23,9 +23,12 @@ def link(path: str) -> str | None:
 
 
 def read(path: str, most: int = -1) -> str:
-    """Return the beginning of a file, `most` bytes, or all of it; nothing where it cannot be read."""
+    """Return the first `most` bytes of a file as text, or all.
+
+    Returns "" if it cannot be read.
+    """
     try:
-        # A look reads hundreds of small files: to read all of one needs no buffer, and text no reader of lines.
+        # Unbuffered, since a scan reads hundreds of small files.
         with open(path, "rb", buffering=0 if most < 0 else -1) as file:
             return file.read(most).decode(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Between a module's body and Ansible: where errors become fail_json."""
+"""Run a module's body and turn errors into fail_json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import ApplyError, BusyError, FleetError, FollowError, LayoutError,
 
 
 def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
-    """Run `body`; exit the module with what it returns, or with an error that says where, what and how to mend it."""
+    """Run `body` and exit the module with its result, or with its error."""
     try:
         module.exit_json(**body())
     except FleetError as error:
@@ -19,22 +19,22 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
 
 
 def outline(error: FleetError) -> dict[str, Any]:
-    """Return the parts of an error, with what was done before it and whom a change would disturb."""
-    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    """Return the parts of an error, with the completed steps and the blocking holders."""
+    data: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
     if isinstance(error, ApplyError):
-        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
+        data.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
     if isinstance(error, BusyError):
-        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
-    return found
+        data["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
+    return data
 
 
 def details(error: FleetError) -> dict[str, Any]:
-    """The error's parts, for playbooks that act on them."""
-    found = outline(error)
+    """Return the result of a failed module, for playbooks that react to it."""
+    data = outline(error)
     if error.host_fault:
-        found["host_fault"] = True
+        data["host_fault"] = True
     if isinstance(error, (LayoutError, FollowError)):
-        found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
+        data["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
     if isinstance(error, NvmlError):
-        found["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}
-    return found
+        data["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}
+    return data

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the interface of a technique's service on a host, such as daemons: read, plan and change."""
+"""Define the interface of a technique's service on a host, such as daemons."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Clear = Callable[[Sequence[Disturbance]], bool]
 
 @frozen
 class PartRequest:
-    """The input of a service's plan. `plan` has the GPUs, and the parts of the previous services.
+    """The input of a service's plan.
 
-    `keys` are the techniques of this run. With `removes` the service is removed from the host. Without `gpus_change` the GPUs
-    must be ready for it. With `installs` missing software is no error.
+    `plan` has the GPUs, and the parts of the previous services. `keys` are the techniques of this run. With `removes` the service
+    is removed from the host. Without `gpus_change` the GPUs must be ready for it. With `installs` missing software is no error.
     """
 
     layout: Layout
@@ -43,7 +43,7 @@ class PartRequest:
 
 
 class Asked(NamedTuple):
-    """A desired object of a service: its name, the verb of its plan step, and its limits in words.
+    """A desired object of a service: name, verb of its plan step, and limits.
 
     `gpus` are the UUIDs of its GPUs.
     """
@@ -55,7 +55,10 @@ class Asked(NamedTuple):
 
 
 class Change(Protocol):
-    """One change of a service. Methods raise ApplyError if the service does not follow."""
+    """One change of a service.
+
+    Methods raise ApplyError if the service does not follow.
+    """
 
     #: Key of the technique.
     key: str
@@ -65,7 +68,10 @@ class Change(Protocol):
         """Return the journal's record of this change."""
 
     def stop(self, done: list[str]) -> None:
-        """Run the steps before the GPUs change. Raises BusyError for blocking holders, or ends them."""
+        """Run the steps before the GPUs change.
+
+        Raises BusyError for blocking holders, or ends them.
+        """
 
     def start(self, host: Host, done: list[str]) -> None:
         """Run the steps after the GPUs changed."""
@@ -81,7 +87,10 @@ class Change(Protocol):
 
 
 class Service(Protocol):
-    """The service of a technique in one run. `private`: the GPUs are simulated for this process alone."""
+    """The service of a technique in one run.
+
+    `private`: the GPUs are simulated for this process alone.
+    """
 
     #: Key of the technique.
     key: str
@@ -103,9 +112,9 @@ class Service(Protocol):
         """Read the objects that depend on the GPUs."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
-        """Return the service's own processes, which do not block a change, with or without its `clients`.
+        """Return the service's own processes, with or without its `clients`.
 
-        With a `part` of a plan: the processes that survive it.
+        They do not block a change. With a `part` of a plan: the processes that survive it.
         """
 
     def plan(self, request: PartRequest) -> HostPart:
@@ -127,7 +136,7 @@ class Service(Protocol):
         """Return the part as a change; None if it changes nothing."""
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether an interrupted change must be rolled back even if all GPUs match the layout."""
+        """Return whether to roll back an interrupted change even if all GPUs match."""
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
         """Restore the state before an interrupted change, from its `record`."""
@@ -135,8 +144,8 @@ class Service(Protocol):
 
 def merged(all_pids: Iterable[Pids]) -> Pids:
     """Return the process ids of several services as one."""
-    found: dict[str, frozenset[int]] = {}
+    result: dict[str, frozenset[int]] = {}
     for pids in all_pids:
         for uuid, some in pids.items():
-            found[uuid] = found.get(uuid, frozenset()) | some
-    return found
+            result[uuid] = result.get(uuid, frozenset()) | some
+    return result

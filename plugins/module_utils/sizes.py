@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Memory sizes as people write them: a whole number and a binary unit, ``18GiB`` or ``512MiB``."""
+"""Parse and format memory sizes: whole numbers with a unit, like ``18GiB``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 from .errors import FleetError
 
-#: Framebuffer is accounted in MiB, by NVML as by MPS: nothing smaller means anything.
+#: NVML and MPS account memory in MiB, so smaller units are meaningless.
 BYTES_PER_UNIT = {"MiB": 2**20, "GiB": 2**30}
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})(MiB|GiB)")
@@ -17,18 +17,19 @@ _BARE_NUMBER = re.compile(r"[0-9]+")
 
 
 class SizeError(FleetError):
-    """A text that is no size."""
+    """A text is not a size."""
 
 
 def parse_size_bytes(text: str) -> int:
-    """``512MiB`` as bytes. Raises SizeError, whose `where` is empty: only the caller knows it."""
+    """Return a size such as ``512MiB`` in bytes.
+
+    Raises SizeError with an empty `where`, which the caller knows.
+    """
     match = _SIZE.fullmatch(text)
     if match:
         return int(match.group(1)) * BYTES_PER_UNIT[match.group(2)]
     if _BARE_NUMBER.fullmatch(text):
-        raise SizeError(
-            "", "the size %.20s has no unit" % text, "Write %.20sGiB or %.20sMiB, whichever is meant." % (text, text)
-        )
+        raise SizeError("", "the size %.20s has no unit" % text, "Write %.20sGiB or %.20sMiB." % (text, text))
     raise SizeError(
         "",
         'the size "%.60s" is not a positive whole number with the unit MiB or GiB' % text,
@@ -37,7 +38,10 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest text that parses back to the same size. Raises ValueError for anything but positive whole MiB."""
+    """Return the shortest text of a size.
+
+    Raises ValueError unless it is a positive number of whole MiB.
+    """
     if size_bytes <= 0 or size_bytes % BYTES_PER_UNIT["MiB"]:
         raise ValueError("%d bytes are not a positive whole number of MiB" % size_bytes)
     unit = "MiB" if size_bytes % BYTES_PER_UNIT["GiB"] else "GiB"

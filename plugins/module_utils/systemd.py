@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is asked of systemd here: the properties of units, and whether the host still starts (systemctl(1))."""
+"""Query systemd for properties of units and the end of the boot (systemctl(1))."""
 
 from __future__ import annotations
 
@@ -11,72 +11,81 @@ from typing import Sequence
 
 from .command import FAILURES, Run, ask
 
-#: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
+#: The unit of the role gpu_layout that restores the layout at boot. This process may be its own.
 BOOT = "gpu-layout.service"
 
 
 class NoAnswerError(Exception):
-    """systemctl failed; the text says how."""
+    """systemctl failed. The text has the reason."""
 
 
 def booted(root: Path) -> bool:
-    """Whether systemd is the init system (sd_booted(3))."""
+    """Return whether systemd is the init system (sd_booted(3))."""
     return (root / "run/systemd/system").is_dir()
 
 
 def show(run: Run, names: Sequence[str], properties: Sequence[str], **options: float) -> list[dict[str, str]]:
-    """Return the properties of each unit, in the order of the names, empty where a unit has no such property.
+    """Return the properties of each unit, in the order of the names.
 
-    A unit that is not there has the LoadState not-found. Raises NoAnswerError, and FileNotFoundError where there is no systemctl.
+    A missing property is "". A missing unit has the LoadState not-found. Raises NoAnswerError, or FileNotFoundError without
+    systemctl.
     """
     text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names], **options)
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
     if len(blocks) != len(names):
         raise NoAnswerError("systemctl show answered for %d units of %d" % (len(blocks), len(names)))
-    return [{key: said.get(key, "") for key in properties} for said in blocks]
+    return [{key: values.get(key, "") for key in properties} for values in blocks]
 
 
 def reset_failed(run: Run, names: Sequence[str]) -> None:
-    """Forget that units failed, and how often they were started. Call it before a start that must not be refused.
+    """Reset the start counters of units.
 
-    systemd refuses starts beyond a unit's StartLimitBurst= (systemd.unit(5); Docker's is 3 a minute): a restart then stops the
-    unit and leaves it so. `reset-failed` resets that count (systemctl(1)). It fails for a unit that never ran, and that is well.
+    Call it before a start that must not be refused. systemd refuses starts beyond a unit's StartLimitBurst= (systemd.unit(5), 3 a
+    minute for Docker). A restart then stops the unit without starting it. `reset-failed` resets the counter (systemctl(1)). Its
+    failure for a unit that never ran is ignored.
     """
     with contextlib.suppress(*FAILURES):
         run(["systemctl", "reset-failed", "--", *names])
 
 
 def loaded(run: Run, names: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the properties of the units that are there, by Id; none where systemd does not answer."""
+    """Return the properties of the loaded units by Id.
+
+    Empty if systemd does not answer.
+    """
     try:
         units = show(run, names, ("Id", "LoadState", *properties))
     except (NoAnswerError, FileNotFoundError):
         return {}
-    return {said["Id"]: said for said in units if said["LoadState"] == "loaded"}
+    return {values["Id"]: values for values in units if values["LoadState"] == "loaded"}
 
 
 def starting(run: Run, boot_active_state: str) -> bool:
-    """Whether the host still starts, so that a unit which is waited for might wait for this process.
+    """Return whether the host is still booting, so waiting may deadlock.
 
-    For units of any kind: they may be ordered behind any target or service of the boot, by which this process may have been
-    started, and clients of GPUs behind BOOT, whose ActiveState is given: it may be this process, or wait for the lock that
-    this process holds. Raises as `show`.
+    Any unit may be ordered after a target or service of the boot that has started this process. Clients of GPUs may be ordered
+    after BOOT, whose ActiveState is given. BOOT may be this process, or wait for the lock that this process holds. Raises like
+    `show`.
     """
     state = tell(run, ["systemctl", "show", "--property=SystemState"]).strip()
     return state in ("SystemState=initializing", "SystemState=starting") or boot_active_state == "activating"
 
 
 def awaits_boot_unit(run: Run) -> bool:
-    """Whether a unit that comes after BOOT, and after nothing else but basic.target, may wait for this process.
+    """Return whether a unit after BOOT may wait for this process.
 
-    Narrower than `starting`: a boot that hangs long in some other unit does not concern it. Raises as `show`.
+    It is for units that are ordered only after BOOT and basic.target. Unlike `starting`, it ignores a boot that hangs in other
+    units. Raises like `show`.
     """
     boot, basic = show(run, [BOOT, "basic.target"], ("ActiveState",))
     return boot["ActiveState"] == "activating" or basic["ActiveState"] != "active"
 
 
 def tell(run: Run, command: list[str], **options: float) -> str:
-    """What it prints. Raises NoAnswerError, and FileNotFoundError where there is no such command."""
+    """Return a command's output.
+
+    Raises NoAnswerError, or FileNotFoundError if it is not installed.
+    """
     text, problem = ask(run, command, **options)
     if text is None:
         raise NoAnswerError(problem)

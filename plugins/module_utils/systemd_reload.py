@@ -51,9 +51,9 @@ def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = 
             nodes = [node for node in (dev / folder).iterdir() if _NODE.match(node.name)]
         except OSError:
             continue
-        found = [each for each in (number(str(node)) for node in nodes) if each]
-        missing.update(each for each in found if not (dev / "char" / ("%d:%d" % each)).exists())
-    return tuple("%d:%d" % found for found in sorted(missing))
+        numbers = [each for each in (number(str(node)) for node in nodes) if each]
+        missing.update(each for each in numbers if not (dev / "char" / ("%d:%d" % each)).exists())
+    return tuple("%d:%d" % each for each in sorted(missing))
 
 
 def in_systemd_scope(cgroup: str) -> bool:

@@ -27,7 +27,7 @@ _KILL_SECONDS = 10.0
 
 
 def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[str, ...]:
-    """End the processes among the holders (`can_be_ended`), SIGTERM first, and return their descriptions.
+    """End the processes among the holders, and return their descriptions.
 
     Raises ApplyError if a process must not be ended, or does not end.
     """
@@ -72,7 +72,7 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
 
 
 class _Target:
-    """A process to signal, by its pidfd (pidfd_open(2)), so that no other process gets the signals.
+    """A process to signal by its pidfd, so that no other process gets signals.
 
     Python before 3.9 and Linux before 5.3 have none. There the start time is compared right before each signal.
     """
@@ -120,7 +120,7 @@ def _is_essential(holder: Holder | Process) -> bool:
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Return whether the pid is still the scanned process, and it still has the GPU open.
+    """Return whether the pid is still the scanned process and has the GPU open.
 
     Its name is not compared, since a process can change it at any time without closing a file.
     """

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lock and the journal: what makes a change of a host's layout all or nothing, also across kill -9 and power loss.
+"""Make a change of a host's layout atomic by a lock and a journal.
 
-Both live in one directory. The lock is a flock, which ends with the process that holds it, however that ends. The
-journal is written before the first step and removed after the last: where a run finds one, the run before was cut off.
+This holds also for kill -9 and power loss. Both files are in one directory. The lock is a flock, which the kernel releases when
+its process ends. The journal is written before the first step and removed after the last one. If a run finds a journal, the
+previous run was interrupted.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ _POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
-    """Hold the host's lock. Waits up to `timeout_seconds` for another run, then raises ApplyError naming it."""
+    """Hold the host's lock.
+
+    Raises ApplyError naming the other run if it is not free in time.
+    """
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Not for others to open: who can open it can hold the lock, and so block every change.
+        # Only root may open it, since anyone who can open it can hold the lock and block every change.
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
@@ -58,26 +62,27 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # A child between its fork and the closing of what it inherited keeps the file open, and so the lock.
+            # Closing is not enough: a child may still have the inherited file open, shortly after its fork.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
 def looking(directory: str) -> Iterator[ApplyError | None]:
-    """Look at the host while no run changes it: gives the run that does, as `locked` would name it, or None.
+    """Share the lock with other readers.
 
-    Does not wait. Other runs wait until the block ends, because a reset is refused while a process has the GPU open: look
-    quickly. Several may look at once. Raises ApplyError where this user may not ask.
+    Yield the error that names a changing run, or None. Does not wait. Runs that change the host wait for the end of the block,
+    because a reset is refused while a process has the GPU open, so keep it short. Raises ApplyError if this user may not open the
+    lock.
     """
     try:
         file = (Path(directory) / "lock").open()
     except FileNotFoundError:
-        # There was no run yet.
+        # No run has changed this host yet.
         yield None
         return
     except OSError as error:
         raise ApplyError(
-            directory, "the lock cannot be looked at: %s" % error, durable.cure_of(error, movable=True), outcome="old"
+            directory, "the lock cannot be opened: %s" % error, durable.cure_of(error, movable=True), outcome="old"
         ) from None
     with file:
         try:
@@ -92,13 +97,13 @@ def _taken(file: Any, path: Path) -> ApplyError:
     file.seek(0)
     try:
         run = json.loads(file.read())
-        # A name that is still there from the run before is worse than none.
+        # The name of an earlier run would mislead more than none.
         if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
-            raise ValueError("the run before this one left its name, and has ended")
+            raise ValueError("this run has ended")
         who = _name(run)
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Between taking the lock and writing its name, or a release that wrote it otherwise.
-        who = "a process that did not leave its name (see: fuser %s)" % path
+        # It has the lock but has not written its name yet, or another release wrote it in another form.
+        who = "an unknown process (see: fuser %s)" % path
     return ApplyError(
         "this host", "another run is changing the layout: %s" % who, "Wait for it and run again.", outcome="old"
     )
@@ -110,7 +115,10 @@ def _this_run() -> dict[str, Any]:
 
 
 def _of_ansible() -> bool:
-    """Whether this is a module: its file is a copy for the moment, whose name says nothing."""
+    """Return whether this is a module.
+
+    It runs from a temporary copy, so its file name is meaningless.
+    """
     return "ansible.module_utils.basic" in sys.modules
 
 
@@ -121,19 +129,19 @@ def _name(run: dict[str, Any]) -> str:
 
 @frozen
 class Entry:
-    """A journal's content: the GPUs' targets that lead back, those that lead on, and the name of the run."""
+    """The content of a journal: targets of the old and new layout, and the run."""
 
     before: tuple[Target, ...]
     after: tuple[Target, ...]
     run: str | None = None
-    #: The records of changes beside the GPUs (`services.Change`), by key of the technique.
+    #: Records of the changes of services (`services.Change`), by key of the technique.
     beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    #: Contents of `unnamed.AppliedRecord` for the layouts old and new; empty if the run does not change it.
+    #: Contents of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change it.
     applied: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
-    def cut_off(self) -> str:
-        """The sentence that begins every message about it."""
-        return "a run was cut off half way%s" % (" (%s)" % self.run if self.run else "")
+    def interrupted(self) -> str:
+        """Return the beginning of each message about this journal."""
+        return "a run was interrupted%s" % (" (%s)" % self.run if self.run else "")
 
 
 class Journal:
@@ -149,7 +157,7 @@ class Journal:
         beside: Mapping[str, Mapping[str, Any]] | None = None,
         applied: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Write it, so that it is on the disk before anything changes."""
+        """Write the journal to disk, before anything changes."""
         content = {
             "schema": SCHEMA,
             "run": _this_run(),
@@ -162,11 +170,14 @@ class Journal:
         durable.write(self.path, content)
 
     def end(self) -> None:
-        """Remove it: the layout is the old one or the new one, whole."""
+        """Remove the journal, once the old or the new layout is complete."""
         durable.remove(self.path)
 
     def read(self) -> Entry | None:
-        """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
+        """Return the journal of an interrupted run, or None.
+
+        Raises ApplyError if this release cannot read it.
+        """
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return None

@@ -62,6 +62,6 @@ def test_unresponsive_home_holds_no_lock(folder):
         capture_output=True, text=True, check=False, timeout=LONG,
     )  # fmt: skip
     first, second, last = done.stdout.splitlines()
-    assert "home: the look at it takes too long" in first
-    assert "home: an earlier look at it hangs in the kernel" in second and "uid %d" % ALICE in second
+    assert "home: the query takes too long" in first
+    assert "home: an earlier query hangs in the kernel" in second and "uid %d" % ALICE in second
     assert last == "free" and done.returncode == 0, done.stderr

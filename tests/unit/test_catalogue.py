@@ -192,7 +192,7 @@ def variant(pci_subsystem_id="18bf", **differences):
         ({"multiprocessors": "132"}, "multiprocessors", 'is "132", not int'),
         ({"multiprocessors": True}, "multiprocessors", "is true, not int"),
         ({"memory_total_mib": -1}, "memory_total_mib", "is negative"),
-        ({"power_watts__idle": None}, "power_watts", "idle draw must be explained"),
+        ({"power_watts__idle": None}, "power_watts", "idle power must be explained"),
         ({"idle_clocks_mhz__sm": 345}, "idle_clocks_mhz", "exactly"),
         ({"memory_temperatures_celsius__max": KeyError}, "memory_temperatures_celsius", "exactly"),
         ({"inforom__image": 5}, "inforom.image", "not str"),

@@ -62,7 +62,7 @@ def test_dnf_installs_exact_versions_with_verified_metadata(tmp_path):
     dnf.open(URL, b"key")
     assert dnf.choose("1.18.2") == "1.18.2-1"
     assert "--setopt=openfleet-container-toolkit-asked.repo_gpgcheck=1" in machine.commands[0]
-    with pytest.raises(PlanError, match=r"There is: 1\.18\.2-1, 1\.17\.8-1"):
+    with pytest.raises(PlanError, match=r"Available: 1\.18\.2-1, 1\.17\.8-1"):
         dnf.choose("1.19.0")
     dnf.close()
     assert dnf.download("1.18.2-1") == "" and dnf.install("1.18.2-1") == ""

@@ -192,4 +192,4 @@ def test_engines_are_unconfigured_before_removal():
     deleted = [step.items[0] for step in made.steps if step.kind == "delete"]
     assert deleted == [files.SOURCES["apt"], files.SETTINGS, files.KEYRINGS["apt"], files.SPECIFICATION]
     assert kinds(made)[-1] == "selinux"
-    assert "/etc/cdi/site.yaml is left" in made.notes[0]
+    assert "/etc/cdi/site.yaml remains" in made.notes[0]

@@ -108,7 +108,7 @@ def test_dnf_repository_is_fully_verified():
 
 
 def test_dnf_refuses_missing_versions_and_failing_repositories():
-    with pytest.raises(PlanError, match=r"There is: 590\.48\.01, 580\.105\.08, 580\.95\.05"):
+    with pytest.raises(PlanError, match=r"Available: 590\.48\.01, 580\.105\.08, 580\.95\.05"):
         resolve(Said(OFFERED), "595.1.2")
     with pytest.raises(PlanError, match="the repository cannot be used: Error: it broke"):
         resolve(Said(OFFERED, fails=("makecache",)))

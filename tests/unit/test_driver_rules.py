@@ -105,12 +105,12 @@ def test_open_modules_if_all_gpus_support_them(ids, asked, branch, chosen):
 @pytest.mark.parametrize(
     ("ids", "asked", "branch", "said"),
     [
-        ([PASCAL], "open", 580, "do not run 0000:10:00.0"),
+        ([PASCAL], "open", 580, "do not support 0000:10:00.0"),
         ([VOLTA], "auto", 590, "branch 590 has no support for 0000:10:00.0"),
-        ([BLACKWELL], "proprietary", 590, "run with the open modules alone"),
-        ([GRACE], "proprietary", 580, "run with the open modules alone"),
+        ([BLACKWELL], "proprietary", 590, "needs the open modules"),
+        ([GRACE], "proprietary", 580, "needs the open modules"),
         ([HOPPER], "proprietary", 620, "branch 620 has no proprietary modules"),
-        ([BLACKWELL, PASCAL], "auto", 580, "no driver runs all of its GPUs"),
+        ([BLACKWELL, PASCAL], "auto", 580, "no driver supports all of its GPUs"),
     ],
 )
 def test_unavailable_modules(ids, asked, branch, said):
@@ -202,7 +202,7 @@ def test_source_without_fabric_manager_is_refused_for_nvswitches():
 
 
 def test_missing_branches_of_a_source():
-    with pytest.raises(PlanError, match="branch 580 cannot be had from nvidia_driver_source distribution"):
+    with pytest.raises(PlanError, match="branch 580 is not available from nvidia_driver_source distribution"):
         wanted(request=Request("580", source="distribution"))
 
 

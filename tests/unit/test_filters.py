@@ -213,11 +213,11 @@ def test_the_report_names_gpus_that_lost_their_entry():
         "uuid": uuid,
         "name": "H100",
         "action": "keep",
-        "text": "unmanaged, no entry names it: keeps mps (a)",
+        "text": "unmanaged, without an entry: keeps mps (a)",
     }
     report = fleet_report({"a": {"gpus": [], "unmanaged": [kept, dict(kept, index=2, action="release")]}, "b": None})
     assert [host["unmanaged"] for host in report["hosts"]] == [
-        ["gpu 1 (GPU-5c89d3fa): unmanaged, no entry names it: keeps mps (a)"],
+        ["gpu 1 (GPU-5c89d3fa): unmanaged, without an entry: keeps mps (a)"],
         [],
     ]
     assert report["summary"].endswith("; 1 GPU unmanaged")

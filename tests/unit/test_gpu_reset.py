@@ -31,4 +31,4 @@ def test_refusal_quotes_the_tool(monkeypatch):
     with pytest.raises(ResetRefusedError) as refused:
         reset.reset_gpu(UUID, simulated=False)
     assert refused.value.problem.endswith("refused: GPU is currently in use by another process")
-    assert refused.value.cure == "Stop what uses the GPU and run again, or reboot the host."
+    assert refused.value.cure == "Stop the processes that use the GPU and run again, or reboot the host."

@@ -174,7 +174,7 @@ def test_filter_for_board_variants_matches_each(ids, pattern, boards):
 @pytest.mark.parametrize(
     ("elements", "said"),
     [
-        ([element(profiles={"2c.3g.20gb": 2, "1c.3g.20gb": 2})], "[0]: which of 2x 2c.3g.20gb, 2x 1c.3g.20gb share"),
+        ([element(profiles={"2c.3g.20gb": 2, "1c.3g.20gb": 2})], "[0]: 2x 2c.3g.20gb, 2x 1c.3g.20gb are left out"),
         ([element(profiles={"nonsense": 2})], '[0]: "nonsense" is not the name of a MIG profile'),
         ([element(**{"device-filter": "0xFFFF10DE"})], "no GPU with the PCI id 0xFFFF10DE"),
         ([element(**{"device-filter": "0x23308086"})], "no GPU with the PCI id 0x23308086"),
@@ -199,12 +199,12 @@ H100, A100 = {"device-filter": "0x233010DE"}, {"device-filter": "0x20B010DE"}
 @pytest.mark.parametrize(
     ("elements", "said"),
     [
-        ([element(), element([0], enabled=False)], "all stands beside other GPUs"),
-        ([element([0, 1]), element([1, 2])], "[0] and [1] name the same GPUs"),
-        ([element([0], **H100), element([0])], "[0] and [1] name the same GPUs"),
-        ([element(**H100), element([0])], "[0] and [1] name the same GPUs"),
-        ([element(**H100), element(enabled=False, **H100)], "[0] and [1] name the same GPUs"),
-        ([element([0, 2], **H100), element([2, 0], **A100)], "[0] and [1] name GPU 0, 2, each of another model"),
+        ([element(), element([0], enabled=False)], "one entry selects all"),
+        ([element([0, 1]), element([1, 2])], "[0] and [1] select the same GPUs"),
+        ([element([0], **H100), element([0])], "[0] and [1] select the same GPUs"),
+        ([element(**H100), element([0])], "[0] and [1] select the same GPUs"),
+        ([element(**H100), element(enabled=False, **H100)], "[0] and [1] select the same GPUs"),
+        ([element([0, 2], **H100), element([2, 0], **A100)], "[0] and [1] select GPU 0, 2, each with another model"),
     ],
 )
 def test_conflicting_entries_are_reported(elements, said):

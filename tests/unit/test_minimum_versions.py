@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_vulnerabilities_of_a_toolkit(version, open_ones):
     said = minimum_versions.toolkit(version)
     assert len(re.findall(r"CVE-\d{4}-\d+", said)) == open_ones
-    assert "CVE-2026-24260" in said and "1.19.1 mends" in said and "bulletin 5850 of 2026-06-30" in said
+    assert "CVE-2026-24260" in said and "1.19.1 fixes" in said and "bulletin 5850 of 2026-06-30" in said
 
 
 @pytest.mark.parametrize("version", ["1.19.1", "1.19.1-1", "1.20.0", "2.0.0"])
@@ -46,7 +46,7 @@ def test_fixed_toolkit_has_no_known_vulnerabilities(version):
 def test_vulnerable_driver_of_a_maintained_branch():
     said = minimum_versions.driver("580.105.08")
     assert said == (
-        "the driver 580.105.08 has vulnerabilities that 580.178.04 mends (NVIDIA's security bulletin 5861 of 2026-09-30)"
+        "the driver 580.105.08 has vulnerabilities that 580.178.04 fixes (NVIDIA's security bulletin 5861 of 2026-09-30)"
     )
     # As numbers: 580.95 is older than 580.105.
     assert minimum_versions.driver("580.95.05") and minimum_versions.driver("595.91.06")
@@ -58,11 +58,11 @@ def test_driver_of_an_unmaintained_branch():
     for version in ("535.309.01", "570.211.01", "590.48.01", "550.163.01", "470.256.02"):
         branch = version.partition(".")[0]
         assert minimum_versions.driver(version) == (
-            "the driver is %s, and branch %s is none of those that NVIDIA's security bulletin 5861 of 2026-09-30 mends "
+            "the driver is %s, and branch %s is not among those that NVIDIA's security bulletin 5861 of 2026-09-30 fixes "
             "(580, 595, 610, 615)" % (version, branch)
         )
     old = minimum_versions.driver("535.274.02")
-    assert "has vulnerabilities that 535.309.01 mends" in old and "branch 535 is none of those" in old
+    assert "has vulnerabilities that 535.309.01 fixes" in old and "branch 535 is not among those" in old
 
 
 @pytest.mark.parametrize("version", ["", "620.10.01", "700.1"])
@@ -74,7 +74,7 @@ def test_site_chooses_the_reaction():
     assert judged("it is old", "warn", "x", "Ask for more.") == "it is old"
     assert judged("it is old", "accept", "x", "Ask for more.") == ""
     assert judged("", "refuse", "x", "Ask for more.") == ""
-    with pytest.raises(PlanError, match=r"^x: it is old\. Ask for more\. Or say warn.* Nothing was changed\.$"):
+    with pytest.raises(PlanError, match=r"^x: it is old\. Ask for more\. Or set it to warn.* Nothing was changed\.$"):
         judged("it is old", "refuse", "x", "Ask for more.")
 
 
@@ -85,7 +85,7 @@ def test_documentation_has_the_same_table():
     documented = {(branch, version, names, int(number), url, day) for branch, version, names, number, url, day in rows}
     known = {("", fix.version, ", ".join(fix.vulnerabilities), fix) for fix in TOOLKIT}
     known |= {
-        (str(branch), fix.version, "yes" if branch in minimum_versions.MENDED else "no", fix)
+        (str(branch), fix.version, "yes" if branch in minimum_versions.MAINTAINED else "no", fix)
         for branch, fix in DRIVER.items()
     }
     assert documented == {

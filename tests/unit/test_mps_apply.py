@@ -161,7 +161,7 @@ def test_with_permission_clients_are_ended_first():
 def test_returning_clients_are_reported():
     daemons = Daemons(OLD, KEPT)
     daemons.clients["old"] = [CLIENT]
-    with pytest.raises(BusyError, match="came back"):
+    with pytest.raises(BusyError, match="started again"):
         change(daemons, lambda disturbs: True).stop([])
     assert "old" in daemons.running
 
@@ -187,9 +187,7 @@ def test_restart_that_would_end_clients_is_reported_and_others_are_restored():
     work.stop([])
     work.start(HOST, [])
     daemons.clients["kept"] = [CLIENT]
-    with pytest.raises(
-        ApplyError, match=r"mps kept: it has clients, and takes its limits of before .* only by a restart"
-    ):
+    with pytest.raises(ApplyError, match=r"mps kept: it has clients, and needs a restart for its previous limits .*"):
         work.bring_back(HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
     assert daemons.running["kept"][0] == limited

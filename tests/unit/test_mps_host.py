@@ -495,7 +495,7 @@ def test_daemon_that_ignores_its_limits_is_an_error(host, mps, monkeypatch):
     monkeypatch.setattr(
         Host, "start", lambda self, unit: self.daemons.update(inference={"percentage": 100.0, "limits": {}})
     )
-    with pytest.raises(ApplyError, match="did not take its limits: it says 100"):
+    with pytest.raises(ApplyError, match="did not accept its limits: it reports 100"):
         mps.start(DAEMON, DEVICES)
 
 

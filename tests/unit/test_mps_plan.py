@@ -120,9 +120,9 @@ def test_instance_has_its_own_daemon():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"clients": 49, "active_thread_percentage": 2}, "49 clients are more than MPS serves there, which is 48"),
-        ({"pinned_memory_limit": "21GiB"}, "4 clients of 21GiB each are more than the "),
-        ({"pinned_memory_limit": "90GiB", "oversubscribe": True}, "a limit of 90GiB is more than the "),
+        ({"clients": 49, "active_thread_percentage": 2}, "49 clients are more than MPS supports on it, which is 48"),
+        ({"pinned_memory_limit": "21GiB"}, "4 clients of 21GiB each exceed its memory of "),
+        ({"pinned_memory_limit": "90GiB", "oversubscribe": True}, "a limit of 90GiB exceeds its memory of "),
     ],
 )
 def test_impossible_limits_are_refused(changes, problem):
@@ -226,7 +226,7 @@ def test_unconfirmed_client_is_named_but_not_ended():
     (who,) = disturbance.who
     assert who.pid is None
     assert str(who) == (
-        "pid 77 (python3 serve.py, user alice), its client by the word of the server 42 alone, and is not ended"
+        "pid 77 (python3 serve.py, user alice), its client according to the server 42 only, and is not ended"
     )
     # It holds GPUs by itself, as any other process.
     assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
@@ -382,4 +382,4 @@ def test_other_tenants_have_no_daemon():
 def test_more_tenants_than_mps_has_clients_are_refused():
     names = ["t%d" % n for n in range(49)]
     layout = tenants(*names, provider="mps", oversubscribe={"sm": 10.0, "memory": 10.0})
-    assert "49 clients are more than MPS serves there, which is 48" in refused([layout])
+    assert "49 clients are more than MPS supports on it, which is 48" in refused([layout])

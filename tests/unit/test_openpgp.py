@@ -71,7 +71,7 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
     for content in (PACKET + packet(tag), PACKET + packet(tag) + PACKET):
         with pytest.raises(openpgp.KeyFormatError) as error:
             openpgp.fingerprints(content)
-        assert "the packet with tag %d at byte %d is no part of a public key" % (tag, len(PACKET)) in str(error.value)
+        assert "the packet with tag %d at byte %d is not part of a public key" % (tag, len(PACKET)) in str(error.value)
     if tag < 16:
         # In the old format, where a tag has four bits, and as armour.
         with pytest.raises(openpgp.KeyFormatError, match="tag %d at byte %d " % (tag, len(PACKET))):
@@ -81,14 +81,14 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
 @pytest.mark.parametrize(
     ("behind", "problem"),
     [
-        (bytes([0xC0 | 13, 224, 65]), "tag 13 at byte %d has no length of its own"),
-        (bytes([0xC0 | 2, 254, 65]), "tag 2 at byte %d has no length of its own"),
-        (bytes([0x80 | 13 << 2 | 3, 65]), "tag 13 at byte %d has no length of its own"),
-        (bytes([0xC0 | 13, 2, 65]), "tag 13 at byte %d is cut off"),
-        (bytes([0xC0 | 13, 255, 0, 0]), "tag 13 at byte %d is cut off"),
-        (bytes([0x80 | 13 << 2 | 2, 0, 0]), "tag 13 at byte %d is cut off"),
-        (bytes([0xC0 | 13]), "tag 13 at byte %d is cut off"),
-        (b"\n", "at byte %d it is no OpenPGP data"),
+        (bytes([0xC0 | 13, 224, 65]), "tag 13 at byte %d has no fixed length"),
+        (bytes([0xC0 | 2, 254, 65]), "tag 2 at byte %d has no fixed length"),
+        (bytes([0x80 | 13 << 2 | 3, 65]), "tag 13 at byte %d has no fixed length"),
+        (bytes([0xC0 | 13, 2, 65]), "tag 13 at byte %d is truncated"),
+        (bytes([0xC0 | 13, 255, 0, 0]), "tag 13 at byte %d is truncated"),
+        (bytes([0x80 | 13 << 2 | 2, 0, 0]), "tag 13 at byte %d is truncated"),
+        (bytes([0xC0 | 13]), "tag 13 at byte %d is truncated"),
+        (b"\n", "it is not OpenPGP data at byte %d"),
     ],
 )
 def test_a_packet_without_its_length_is_refused(behind, problem):
@@ -132,7 +132,7 @@ def test_exports_of_gpg():
             openpgp.fingerprints(public + gpg("--export-secret-keys"))
         signed = gpg("--sign", text=b"a message")
         with pytest.raises(
-            openpgp.KeyFormatError, match=r"tag \d+ at byte %d is no part of a public key" % len(public)
+            openpgp.KeyFormatError, match=r"tag \d+ at byte %d is not part of a public key" % len(public)
         ):
             openpgp.fingerprints(public + signed)
         # Signatures alone are no key.

@@ -21,12 +21,14 @@ def answers(code=0, output="", errors=""):
 
 
 def test_no_key_is_trusted_by_default():
-    with pytest.raises(PlanError, match=r"^some_role_repository_fingerprints: there is no fingerprint to trust"):
+    with pytest.raises(PlanError, match=r"^some_role_repository_fingerprints: it is empty, so no key is trusted"):
         keys.verified(OWNER, "/nonexistent", (), "anything", "")
 
 
 def test_invalid_key_is_refused_with_the_variables_name():
-    with pytest.raises(PlanError, match=r"^some_role_repository_key: this is no key: .*some_role_repository_key_url"):
+    with pytest.raises(
+        PlanError, match=r"^some_role_repository_key: this is not a key: .*some_role_repository_key_url"
+    ):
         keys.verified(OWNER, "/nonexistent", ("A" * 40,), "no key", "")
 
 

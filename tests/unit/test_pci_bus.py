@@ -67,9 +67,7 @@ def of_three_gpus(bus, monkeypatch, tmp_path):
 
 def test_uncounted_gpu_is_missing(whole):
     (missing,) = pci.with_bus(GPUS[:2], [], simulated=False)
-    assert str(missing) == (
-        "the GPU at 0000:3d:00.0 is missing: it is on the PCI bus, and the driver does not count it"
-    )
+    assert str(missing) == ("the GPU at 0000:3d:00.0 is missing: it is on the PCI bus, but missing in the driver")
     assert pci.with_bus(GPUS, [], simulated=False) == ()
     assert [gpu.pci_address for gpu in pci.with_bus([], [], simulated=False)] == ADDRESSES
 

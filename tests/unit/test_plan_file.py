@@ -127,7 +127,7 @@ def test_each_moved_part_is_named():
     }
     for said, now in cases.items():
         assert plan_file.differences(saved, host_of(now)) == [said]
-        with pytest.raises(PlanError, match="the host is not what it was when the plan was made"):
+        with pytest.raises(PlanError, match="the host has changed since the plan was made"):
             restore(saved, now, wanted)
 
 

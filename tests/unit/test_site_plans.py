@@ -39,9 +39,9 @@ def test_changed_daemon_or_tenant_is_a_change():
 
 
 def test_gpu_that_lost_its_entry_is_named_without_a_change():
-    same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, no entry names it: keeps exclusive"), changed=0)
+    same = result((0, "keep 7g.80gb@0"), (1, "unmanaged, without an entry: keeps exclusive"), changed=0)
     same["plan_lines"][1]["unmanaged"] = True
-    assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, no entry names it: keeps exclusive"]}
+    assert plans({"one": same}) == {"one": ["gpu 1 (GPU-5c89d3fb): unmanaged, without an entry: keeps exclusive"]}
 
 
 def test_fleet_without_changes_is_one_line():
@@ -59,8 +59,8 @@ def test_blocking_holders_are_named():
     assert plans({"one": busy}) == {
         "one": [
             "gpu 1 (GPU-5c89d3fb): nothing to do",
-            "in the way: gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process) is in use by pid 7 (python3 train.py), pid 8",
-            "in the way: vgpu a is in use by pid 9",
+            "blocking: gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process) is in use by pid 7 (python3 train.py), pid 8",
+            "blocking: vgpu a is in use by pid 9",
         ]
     }
 
@@ -69,12 +69,12 @@ def test_many_blocking_holders_are_shortened():
     held = [{"what": "gpu 0 (GPU-5c89d3fa): 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=held)})["one"]
     assert len(found) == 22
-    assert found[-2].startswith("in the way: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "in the way: 3 more"
+    assert found[-2].startswith("blocking: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "blocking: 3 more"
     assert found[1].count("pid 7") == 20 and found[1].endswith(", 5 more")
     # Of a longer list not all is read.
     crowd = [{"what": "gpu 0: 7g.80gb@0", "who": ["pid 7"] * 5000}] * 5000
     found = plans({"one": dict(result((0, "disable MIG mode")), busy=crowd)})["one"]
-    assert found[1].endswith(", at least 180 more") and found[-1] == "in the way: at least 180 more"
+    assert found[1].endswith(", at least 180 more") and found[-1] == "blocking: at least 180 more"
     assert len(str(found)) < 10000
 
 

@@ -328,7 +328,7 @@ def test_unrestorable_state_is_a_warning(machine):
     whole = dataclasses.replace(machine.gpus[1], mig=dataclasses.replace(machine.gpus[1].mig, profiles=()))
     machine.gpus = (machine.gpus[0], whole, *machine.gpus[2:])
     found = machine.decide([{"gpus": [0], "sharing": "exclusive"}])
-    assert actions(found) == {1: "leave"} and "does not tell the MIG profiles" in found.warnings[0]
+    assert actions(found) == {1: "leave"} and "does not report the MIG profiles" in found.warnings[0]
     assert found.plan.changes
 
 

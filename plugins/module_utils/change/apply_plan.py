@@ -83,14 +83,14 @@ def apply(
     # GPUs with a mode change first, so that a refused reset is known before anything else is done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
-    beside = HostChange(changes)
+    services = HostChange(changes)
     records = None
     if context.applied is not None and applied is not None:
         records = {"old": context.applied.read().to_data(), "new": applied}
-    context.journal.begin(before, after, beside.record, records)
+    context.journal.begin(before, after, services.record, records)
     done: list[str] = []
     try:
-        beside.stop(done)
+        services.stop(done)
         for gpu_plan in changed:
             if context.look is not None:
                 _make_way(gpu_plan, context.look, context.clear)
@@ -99,9 +99,9 @@ def apply(
         for gpu_plan in changed:
             _require(host, gpu_plan.gpu)
         expect(host, after, ownership)
-        beside.start(host, done)
+        services.start(host, done)
     except BaseException as error:
-        _undo(context, before, after, error, done, beside)
+        _undo(context, before, after, error, done, services)
         raise
     with settled("new"):
         if context.record is not None:
@@ -110,7 +110,7 @@ def apply(
         if records is not None and context.applied is not None:
             context.applied.write(records["new"])
         context.journal.end()
-        beside.forget()
+        services.forget()
     return host
 
 
@@ -125,7 +125,7 @@ def settled(outcome: str) -> Iterator[None]:
         cure = error.cure if isinstance(error, FleetError) else durable.cure_of(error)
         raise ApplyError(
             where,
-            "the %s layout stands, but that could not be written down: %s" % (outcome, problem),
+            "the %s layout is applied, but this could not be recorded: %s" % (outcome, problem),
             ("%s Then run again." % cure.replace(", and run again.", ".")).lstrip(),
             outcome=outcome,
         ) from error
@@ -195,7 +195,7 @@ def _undo(
     after: Sequence[Target],
     cause: BaseException,
     done: list[str],
-    beside: HostChange,
+    services: HostChange,
 ) -> None:
     """Roll back after a failed step. Raises ApplyError for a FleetError, returns for other exceptions."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -203,7 +203,7 @@ def _undo(
         raise ApplyError(
             known.where,
             "%s, in the middle of a change" % known.problem,
-            "%s The journal is kept, and the next run finishes the change or takes it back." % known.ADVICE,
+            "%s The journal is kept, and the next run completes the change or rolls it back." % known.ADVICE,
             outcome="unknown",
             steps_done=done,
         ) from cause
@@ -211,14 +211,14 @@ def _undo(
         # The rollback removes only what this run made. An unknown holder does not stop it half way. Neither does a holder
         # without a process, if ending holders is permitted.
         counts = can_be_ended if context.clear is not None else is_known
-        beside.clear_away()
+        services.clear_away()
         host = go_back(context, before, counts)
-        beside.bring_back(host)
+        services.bring_back(host)
     except FleetError as error:
         raise ApplyError(
             known.where,
-            "%s; going back failed as well: %s" % (known.problem, error),
-            "Run again: the journal is kept. If that fails too, look at the host with nvidia-smi.",
+            "%s; the rollback failed as well: %s" % (known.problem, error),
+            "Run again: the journal is kept. If that fails too, check the host with nvidia-smi.",
             outcome="unknown",
             steps_done=done,
         ) from cause
@@ -228,7 +228,7 @@ def _undo(
         sick = end_journal(context.journal, host, before, after)
     if known is not cause:
         return
-    problem = "%s; the layout of before is back" % known.problem
+    problem = "%s; the previous layout was restored" % known.problem
     if sick:
         problem += " on the GPUs that work, but not on %s" % " and ".join(map(str, sick))
     if isinstance(known, BusyError):
@@ -264,7 +264,7 @@ def go_back(
             failed[target.gpu_uuid] = error
     disturbs = [disturbance for disturbance in Plan(tuple(plans)).disturbs if any(map(counts, disturbance.who))]
     if disturbs:
-        problem = "the layout of before cannot be brought back without ending what runs there"
+        problem = "the previous layout cannot be restored without ending these workloads"
         raise BusyError(disturbs, problem, "Stop it and run again.")
     for gpu_plan in plans:
         try:

@@ -111,8 +111,8 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         services = services_for(request.parts, known, session.private)
         host = look(session, services)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
-        there = answering(request.layout, host, request.lost)
-        decision = _decide(request, there.layout, _Observed(host, ownership, services, applied), installs)
+        working = answering(request.layout, host, request.lost)
+        decision = _decide(request, working.layout, _Observed(host, ownership, services, applied), installs)
         plan = decision.plan
         if on_busy == FAIL:
             plan.refuse_disturbance()
@@ -131,7 +131,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
             from ..holders.kernel import foreseen
 
             reboots = tuple(filter(None, map(foreseen, switching)))
-        run = Run(plan, host, followed=followed, missing=missing, warnings=there.warnings, reboots=reboots)
+        run = Run(plan, host, followed=followed, missing=missing, warnings=working.warnings, reboots=reboots)
         return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
 
 
@@ -227,10 +227,10 @@ class _Attempts:
         lost = host.lost
         self.lost = len(lost)
         ownership = Ownership(self.request.unlisted, self.record.read())
-        there = answering(self.request.layout, host, self.request.lost)
+        working = answering(self.request.layout, host, self.request.lost)
         restore = not self.not_restored
         observed = _Observed(host, ownership, services, applied)
-        decision = _decide(self.request, there.layout, observed, restore=restore)
+        decision = _decide(self.request, working.layout, observed, restore=restore)
         plan, self.restores = decision.plan, decision.restores
         if GPUS in self.request.parts:
             # From here on, pending modes of an earlier run are set or reverted.
@@ -242,7 +242,7 @@ class _Attempts:
             # Clients of kept services count here, because the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
-            run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
+            run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=working.warnings)
             return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
         if plan.changes:
             if plan.changes_devices:
@@ -264,7 +264,7 @@ class _Attempts:
         if decision.applied.entries is not None:
             self._applied_record().write(decision.applied.to_data())
         failed = ("unmanaged GPUs are not restored: %s" % self.not_restored,) if self.not_restored else ()
-        run = Run(plan, host, self.recovered, tuple(self.ended), warnings=(*there.warnings, *newly_lost(lost, host)))
+        run = Run(plan, host, self.recovered, tuple(self.ended), warnings=(*working.warnings, *newly_lost(lost, host)))
         return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=failed or decision.warnings)
 
     def _applied_record(self) -> AppliedRecord:
@@ -285,10 +285,10 @@ class _Attempts:
         """Record settings before the change, so that the run after an interrupted one reads them, too."""
         for technique in SETTINGS:
             default = (None, technique.default)
-            coming = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
-            if coming:
+            changing = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
+            if changing:
                 technique.record(
-                    self.request.directory, host.gpus, coming.union(gpu.uuid for gpu in host.lost if gpu.uuid)
+                    self.request.directory, host.gpus, changing.union(gpu.uuid for gpu in host.lost if gpu.uuid)
                 )
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
@@ -318,7 +318,7 @@ class _Attempts:
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
         ]
         if disturbs and self.on_busy.policy != FORCE:
-            raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
+            raise BusyError(disturbs, "the required reboot would end these workloads", "Stop them and run again.")
         left = {gpu.gpu.uuid: gpu.left for gpu in decision.plan.gpus}
         lost = [
             "%s: %s" % (gpu.short_label, instance_text(instance))
@@ -329,7 +329,7 @@ class _Attempts:
         if lost and self.request.unlisted != "remove":
             raise ApplyError(
                 "; ".join(lost),
-                "no instance survives the reboot that is needed, and the layout does not put these back",
+                "the required reboot destroys all instances, and the layout does not recreate these",
                 "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
                 outcome="old",
             )

@@ -39,7 +39,7 @@ def argspec() -> dict[str, Any]:
 
 
 def argspec_of_gpus() -> dict[str, Any]:
-    """Return the options of modules that change GPUs and instances (also the fragment `layout.gpus`)."""
+    """Return the options of modules that change GPUs and instances (fragment `openfleet.gpu.layout.gpus`)."""
     return dict(
         argspec(),
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},

@@ -24,11 +24,11 @@ from .targets import asked
 
 SCHEMA = 4
 _WHERE = "the saved plan"
-_ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
+_SAVE_AGAIN = "Check the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
 
 
 def save(plan: Plan, host: Host) -> dict[str, Any]:
-    """A host's plan as data, with what was observed when it was made."""
+    """Return a host's plan as data, with the observed state."""
     return {
         "schema": SCHEMA,
         "driver_version": host.driver_version,
@@ -65,7 +65,7 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
     try:
         return _restore(_checked(saved), host, tuple(targets), ownership)
     except (KeyError, TypeError, AttributeError) as error:
-        raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
+        raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _SAVE_AGAIN) from None
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
@@ -75,7 +75,7 @@ def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
         if not all(step in then["steps"] for step in part.to_data()):
             was = "; ".join(then["plan"]) or "none"
             raise PlanError(
-                _WHERE, "the steps would be others now: %s (saved: %s)" % ("; ".join(part.lines()), was), _ANEW
+                _WHERE, "the steps have changed: %s (saved: %s)" % ("; ".join(part.lines()), was), _SAVE_AGAIN
             )
 
 
@@ -89,7 +89,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _ANEW) from None
+        raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _SAVE_AGAIN) from None
     hosts = _checked(data).get("hosts", {})
     if host not in hosts:
         raise PlanError(
@@ -116,7 +116,7 @@ def _checked(data: Any) -> Mapping[str, Any]:
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:
     other_layout = _asked_otherwise(saved, {gpu.uuid: gpu for gpu in host.gpus}, targets)
     if other_layout:
-        raise PlanError(_WHERE, "gpu_layout asks for something else now: %s" % "; ".join(other_layout), _ANEW)
+        raise PlanError(_WHERE, "gpu_layout has changed: %s" % "; ".join(other_layout), _SAVE_AGAIN)
     moved = differences(saved, host)
     if any(gpu["uuid"] not in {now.uuid for now in host.gpus} for gpu in saved["gpus"]):
         raise _moved(moved)
@@ -136,7 +136,7 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
         if _steps(g) != planned[g.gpu.uuid]["steps"]
     ]
     if other:
-        raise PlanError(_WHERE, "the steps would be others now: %s" % "; ".join(other), _ANEW)
+        raise PlanError(_WHERE, "the steps have changed: %s" % "; ".join(other), _SAVE_AGAIN)
     return plan
 
 
@@ -149,7 +149,7 @@ def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool
 
 
 def _moved(moved: Sequence[str]) -> PlanError:
-    return PlanError(_WHERE, "the host is not what it was when the plan was made: %s" % "; ".join(moved), _ANEW)
+    return PlanError(_WHERE, "the host has changed since the plan was made: %s" % "; ".join(moved), _SAVE_AGAIN)
 
 
 def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
@@ -157,9 +157,9 @@ def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
     found = []
     if saved["driver_version"] != host.driver_version:
         found.append("the driver was %s and is %s" % (saved["driver_version"], host.driver_version))
-    there = {gpu.uuid: gpu for gpu in host.gpus}
+    current = {gpu.uuid: gpu for gpu in host.gpus}
     for gpu in saved["gpus"]:
-        now = there.get(gpu["uuid"])
+        now = current.get(gpu["uuid"])
         if now is None:
             found.append("gpu %d (%s, %s) is gone" % (gpu["index"], gpu["name"], gpu["uuid"]))
         else:
@@ -201,11 +201,11 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets:
     for target in targets:
         gpu = then.pop(target.gpu_uuid, None)
         if gpu is None:
-            found.append("%s is named by %s and is not in the plan" % (gpus[target.gpu_uuid].label, target.where))
+            found.append("%s is in %s, but not in the plan" % (gpus[target.gpu_uuid].label, target.where))
         elif gpu["asked"] != _asked(target):
             found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, asked(target)))
     # A missing GPU is reported as such, whether or not the layout selects it.
-    found += ["gpu %d (%s) is not named any more" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
+    found += ["gpu %d (%s) is no longer in gpu_layout" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
     return found
 
 

@@ -35,27 +35,27 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     _observe_settings(context.session, journal, entry)
     host = context.observe()
     gpus = host.gpus
-    there = {gpu.uuid for gpu in gpus}
+    uuids = {gpu.uuid for gpu in gpus}
     named = {target.gpu_uuid for target in (*entry.before, *entry.after)}
-    if named and not named & there and not entry.beside and any(lost_of(host, uuid) for uuid in named):
+    if named and not named & uuids and not entry.beside and any(lost_of(host, uuid) for uuid in named):
         # The journal has only lost GPUs, and waits for them.
         return None
-    before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
+    before, after = ([t for t in targets if t.gpu_uuid in uuids] for targets in (entry.before, entry.after))
     outcome = "new"
     changed = [service for service in services if service.key in entry.beside]
-    beside_only = not entry.before and not entry.after
-    unfinished = beside_only and any(service.unfinished(entry.beside[service.key]) for service in changed)
+    only_services = not entry.before and not entry.after
+    unfinished = only_services and any(service.unfinished(entry.beside[service.key]) for service in changed)
     reached = None if unfinished else _reached(gpus, after)
     if reached is None:
         try:
             host, reached = _back_or_on(context, before, after)
         except UnansweredCallError as error:
-            problem = "%s, and its recovery as well: %s" % (entry.cut_off(), error.problem)
+            problem = "%s, and its recovery as well: %s" % (entry.interrupted(), error.problem)
             cure = "%s The journal is kept, and the next run tries again." % error.ADVICE
             raise ApplyError(error.where, problem, cure) from error
         except FleetError as error:
-            problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
-            cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
+            problem = "%s, and the previous layout cannot be restored: %s" % (entry.interrupted(), error.problem)
+            cure = "%s Or remove %s to continue from the current state." % (error.cure, journal.path)
             if isinstance(error, BusyError):
                 raise BusyError(error.disturbs, problem, cure) from error
             raise ApplyError(error.where, problem, cure) from error

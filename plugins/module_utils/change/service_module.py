@@ -81,7 +81,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
             service.observe_on(())
             part = service.plan(PartRequest(Layout(()), Plan(()), _NO_GPUS, (), removes=True))
             if part.disturbs and on_busy.policy != FORCE and (on_busy.policy == FAIL or not check_mode):
-                cure = "Stop it and run again; gpu_layout_on_busy (the option on_busy) can wait for it or end it."
+                cure = "Stop it and run again. gpu_layout_on_busy (the option on_busy) can wait for it or end it."
                 raise BusyError(part.disturbs, "nothing was changed", cure)
             change = service.change(part, lambda: _NO_GPUS, clear if on_busy.policy == FORCE else None)
             if change is not None and not check_mode:

@@ -33,9 +33,9 @@ _WITHOUT_PART = {DEFAULT: "shared", EXCLUSIVE_PROCESS: "exclusive"}
 
 @frozen
 class Applied:
-    """What the collection last applied: entries that name GPUs by UUID, with every placement and name spelled out.
+    """The last applied state: entries with the GPUs' UUIDs, and with all placements and names.
 
-    None in place of entries: the state directory is of a release without this record.
+    `entries` is None if an earlier release without this record used the state directory.
     """
 
     entries: tuple[Entry, ...] | None = None
@@ -304,9 +304,9 @@ def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
 
 def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) -> Unmanaged:
     current, recorded = state(gpu, seen), describe(entry)
-    text = "unmanaged, no entry names it: "
+    text = "unmanaged, without an entry: "
     if action == "release":
-        text = "released, no entry names it (it has %s)" % current
+        text = "released, without an entry (it has %s)" % current
     elif action == "restore":
         text += "restores %s" % recorded
     elif action == "leave":
@@ -380,8 +380,8 @@ def _planned_gpu(plan: GpuPlan) -> Gpu:
     )
     settings = {name: Setting(value) for name, value in target.settings.items() if value is not None}
     mode = target.compute_mode or gpu.compute_mode
-    coming = gpu.with_instances(instances, target.mig_enabled)
-    return dataclasses.replace(coming, compute_mode=mode, settings={**gpu.settings, **settings})
+    result = gpu.with_instances(instances, target.mig_enabled)
+    return dataclasses.replace(result, compute_mode=mode, settings={**gpu.settings, **settings})
 
 
 def _taken(entries: Iterable[Entry]) -> dict[str, set[str]]:

@@ -55,11 +55,9 @@ def _text(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FleetError(
-            path, "there is no such file", "Name one; the role gpu_layout writes the host's own."
-        ) from None
+        raise FleetError(path, "there is no such file", "Give a file. The role gpu_layout writes the host's.") from None
     except UnicodeDecodeError as error:
-        raise FleetError(path, "it is no text: %s" % error, "Write it as UTF-8.") from None
+        raise FleetError(path, "it is not a text file: %s" % error, "Write it as UTF-8.") from None
 
 
 def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
@@ -70,7 +68,7 @@ def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
     except ValueError as error:
         # JSON is also YAML, so the first character decides how an invalid file is reported.
         if text.lstrip()[:1] in ("{", "["):
-            raise FleetError(path, "it is not valid JSON: %s" % error, "Mend it there.") from None
+            raise FleetError(path, "it is not valid JSON: %s" % error, "Fix the file.") from None
     try:
         import yaml
     except ImportError:
@@ -82,7 +80,7 @@ def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
     try:
         return documents(yaml, text)
     except yaml.YAMLError as error:
-        raise FleetError(path, "it is not valid YAML: %s" % " ".join(str(error).split()), "Mend it there.") from None
+        raise FleetError(path, "it is not valid YAML: %s" % " ".join(str(error).split()), "Fix the file.") from None
 
 
 def _one_document(yaml: Any, text: str) -> Any:

@@ -35,7 +35,7 @@ MOST_BYTES = 4 * 1024 * 1024
 #: Limits: holders of a GPU or an instance, and characters of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
 #: Fields of a holder.
-_TOLD = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
+_FIELDS = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child has no lock of its own, because it is left running if it hangs in the driver and cannot be killed.
+    # The child holds no lock, because it keeps running if it hangs in the driver and cannot be killed.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -122,7 +122,9 @@ def _lock(file: Any) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() >= deadline:
-                raise FleetError(_THIS_HOST, "another look at it does not end", "Run it again later.") from None
+                raise FleetError(
+                    _THIS_HOST, "another query of the holders does not end", "Run it again later."
+                ) from None
         time.sleep(_POLL_SECONDS)
 
 
@@ -153,11 +155,13 @@ def _held(place: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holders(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    told = [{**{name: one[name] for name in _TOLD}, "who": one["who"][:_MOST_LETTERS]} for one in found[:_MOST_HOLDERS]]
+    rows = [
+        {**{name: one[name] for name in _FIELDS}, "who": one["who"][:_MOST_LETTERS]} for one in found[:_MOST_HOLDERS]
+    ]
     if len(found) > _MOST_HOLDERS:
         more = {"kind": "unknown", "who": "%d more" % (len(found) - _MOST_HOLDERS), "watches": False}
-        told.append({**dict.fromkeys(_TOLD), **more})
-    return told
+        rows.append({**dict.fromkeys(_FIELDS), **more})
+    return rows
 
 
 def _tenant(tenant: Mapping[str, Any]) -> dict[str, Any]:

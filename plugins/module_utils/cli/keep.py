@@ -36,14 +36,14 @@ _FIRST_DESCRIPTOR = 3
 
 def keep(options: Namespace) -> int:
     """Send a request to the service of this host, and print its answer."""
-    told = _ask(options.socket, _request(options))
-    error = told.get("error")
+    reply = _ask(options.socket, _request(options))
+    error = reply.get("error")
     if isinstance(error, dict):
         raise KeepError(*(printable(str(error.get(name, ""))) for name in ("where", "problem", "cure")))
     if options.json:
-        print(json.dumps({name: value for name, value in told.items() if name != "log"}))
+        print(json.dumps({name: value for name, value in reply.items() if name != "log"}))
     else:
-        print("\n".join(_lines(told)))
+        print("\n".join(_lines(reply)))
     return 0
 
 
@@ -55,8 +55,8 @@ def serve(options: Namespace) -> int:
 
     def answered(line: bytes, uid: int) -> str:
         request = parse(line)
-        told = answer(request, uid, settings, lambda: _holders(settings.state_directory))
-        return json.dumps(dict(told, log=to_log(request, uid, told)))
+        reply = answer(request, uid, settings, lambda: _holders(settings.state_directory))
+        return json.dumps(dict(reply, log=to_log(request, uid, reply)))
 
     if os.environ.get("LISTEN_FDS") != "1":
         raise FleetError("keep-serve", "systemd has handed over no socket", "Start gpu-layout-keep.socket instead.")
@@ -101,39 +101,39 @@ def _request(options: Namespace) -> Mapping[str, Any]:
 
 
 def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises KeepError where there is no answer."""
+    """Send a request, and retry it if it was rejected. Raises KeepError without an answer."""
     line = json.dumps(request).encode() + b"\n"
     if len(line) > keep_server.MOST_LINE_BYTES:
         raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")
     deadline, delay = time.monotonic() + _SECONDS, _FIRST_DELAY
     while True:
-        told = _ask_once(path, line, deadline)
-        error = told.get("error")
+        reply = _ask_once(path, line, deadline)
+        error = reply.get("error")
         if not isinstance(error, dict) or not error.get("again") or time.monotonic() + delay > deadline:
-            return told
+            return reply
         # Spread the retries of users who were rejected together.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _MOST_DELAY)
 
 
 def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
-    """Raises KeepError where there is no answer."""
+    """Send a request and return the answer. Raises KeepError without an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, path, deadline)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
         # A rejected connection has a reason to read, although the request was not accepted.
         with contextlib.suppress(OSError):
             connection.sendall(line)
-        said = _read(connection)
+        data = _read(connection)
     try:
-        told = json.loads(said.decode())
+        reply = json.loads(data.decode())
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        reply = None
+    if not isinstance(reply, dict):
         raise KeepError(
-            "this host", "its service for keeps gave no answer", "Try again; see: journalctl -u gpu-layout-keep."
+            "this host", "its service for keeps did not answer", "Try again, or see journalctl -u gpu-layout-keep."
         )
-    return told
+    return reply
 
 
 def _connect(connection: socket.socket, path: str, deadline: float) -> None:
@@ -144,8 +144,8 @@ def _connect(connection: socket.socket, path: str, deadline: float) -> None:
     try:
         connection.connect(path)
     except BlockingIOError:
-        problem = "so many ask at once that %s took no request for %d s" % (path, _SECONDS)
-        cure = "Try again. Root sees who asks by: ss -xp | grep %s." % os.path.basename(path)  # noqa: PTH119
+        problem = "%s has too many requests, and accepted none for %d s" % (path, _SECONDS)
+        cure = "Try again. Root can list the clients with ss -xp | grep %s." % os.path.basename(path)  # noqa: PTH119
         raise KeepError("this host", problem, cure) from None
     except OSError:
         cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
@@ -153,27 +153,27 @@ def _connect(connection: socket.socket, path: str, deadline: float) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    said = b""
+    data = b""
     with contextlib.suppress(OSError):
-        while len(said) <= keep_server.MOST_ANSWER_BYTES and not said.endswith(b"\n"):
+        while len(data) <= keep_server.MOST_ANSWER_BYTES and not data.endswith(b"\n"):
             chunk = connection.recv(keep_server.MOST_ANSWER_BYTES)
             if not chunk:
                 break
-            said += chunk
-    return said
+            data += chunk
+    return data
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    if "kept" in told:
-        row = told["kept"]
+def _lines(reply: Mapping[str, Any]) -> Iterator[str]:
+    if "kept" in reply:
+        row = reply["kept"]
         yield "%s is kept until %s: it is not stopped for being idle before that." % (_name(row), utc(row["until"]))
         yield "To end it sooner: gpu-layout keep --end %s" % _name(row).rpartition(" ")[2]
-    for row in told.get("ended", ()):
+    for row in reply.get("ended", ()):
         yield "%s is no longer kept." % _name(row)
-    if "keeps" in told:
-        for row in told["keeps"]:
+    if "keeps" in reply:
+        for row in reply["keeps"]:
             yield "%s  until %s  by %s" % (_name(row), utc(row["until"]), printable(str(row["user"])))
-        if not told["keeps"]:
+        if not reply["keeps"]:
             yield "Nothing of yours is kept on this host."
 
 

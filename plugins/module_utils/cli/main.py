@@ -51,11 +51,11 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of these arguments, with only their subcommand if they name one, because each takes time."""
+    """Return the parser for these arguments. It has only their subcommand if possible, since each takes time."""
     parser = argparse.ArgumentParser(
         prog="gpu-layout",
-        description="How the NVIDIA GPUs of this host are shared: look, plan, apply, adopt.",
-        epilog="Exit status: 0 done, 1 error, 2 wrong usage. docs/gpu-layout-command.md tells more.",
+        description="Show, plan, apply and export how the NVIDIA GPUs of this host are shared.",
+        epilog="Exit status: 0 done, 1 error, 2 wrong usage. See docs/gpu-layout-command.md.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
@@ -68,14 +68,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 def _show(show: argparse.ArgumentParser) -> None:
     show.add_argument(
-        "--telemetry", action="store_true", help="with memory, power, temperature and load just now (JSON)"
+        "--telemetry", action="store_true", help="add current memory, power, temperature and utilization (JSON)"
     )
     _saved_layout(show)
     _state_directory(show)
 
 
 def _plan(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--exit-code", action="store_true", help="exit with 2 where something would change")
+    plan.add_argument("--exit-code", action="store_true", help="exit with 2 if something would change")
     _layout(plan)
 
 
@@ -86,35 +86,35 @@ def _apply(apply: argparse.ArgumentParser) -> None:
         type=seconds,
         default=600.0,
         metavar="SECONDS",
-        help="--on-busy wait: wait so long (default: 600)",
+        help="time limit of --on-busy wait (default: 600)",
     )
     apply.add_argument(
         "--grace-period",
         type=seconds,
         default=30.0,
         metavar="SECONDS",
-        help="--on-busy force: so long between SIGTERM and SIGKILL (default: 30)",
+        help="time between SIGTERM and SIGKILL of --on-busy force (default: 30)",
     )
     apply.add_argument(
         "--restart-services",
         type=lambda text: [name for name in text.split(",") if name],
         default="nvidia-dcgm.service,dcgm-exporter.service,nvidia-dcgm-exporter.service",
         metavar="UNIT,UNIT",
-        help="those that list MIG devices when they start; restarted if they run and devices changed (default: %(default)s)",
+        help="services that read MIG devices at their start, restarted if they run and devices change (default: %(default)s)",
     )
     apply.add_argument(
         "--lock-timeout",
         type=seconds,
         default=60.0,
         metavar="SECONDS",
-        help="wait so long for another run that is changing this host (default: 60)",
+        help="how long to wait for another run that is changing this host (default: 60)",
     )
     apply.add_argument(
         "--driver-timeout",
         type=seconds,
         default=0.0,
         metavar="SECONDS",
-        help="wait so long for the driver to answer, as at boot (default: 0)",
+        help="how long to wait for the driver to answer, as at boot (default: 0)",
     )
 
 
@@ -122,8 +122,8 @@ def _keep(keep: argparse.ArgumentParser) -> None:
     keep.add_argument(
         "name", metavar="NAME", nargs="?", help="a service, a container, or the pid of a process on a GPU"
     )
-    keep.add_argument("duration", metavar="DURATION", nargs="?", help="30m, 12h, 3d, 1w; the host has a longest one")
-    keep.add_argument("--list", action="store_true", help="show what is kept")
+    keep.add_argument("duration", metavar="DURATION", nargs="?", help="30m, 12h, 3d or 1w, up to the limit of the host")
+    keep.add_argument("--list", action="store_true", help="list the keeps")
     keep.add_argument("--end", metavar="NAME", help="end a keep")
     keep.add_argument(
         "--socket", default=KEEP_SOCKET, metavar="FILE", help="the service's socket (default: %(default)s)"
@@ -132,7 +132,7 @@ def _keep(keep: argparse.ArgumentParser) -> None:
 
 def _keep_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
-        "--settings", default=KEEP_SETTINGS, metavar="FILE", help="what the role wrote (default: %(default)s)"
+        "--settings", default=KEEP_SETTINGS, metavar="FILE", help="settings from the role (default: %(default)s)"
     )
 
 
@@ -140,25 +140,25 @@ def _metrics(metrics: argparse.ArgumentParser) -> None:
     metrics.add_argument(
         "--textfile",
         metavar="DIRECTORY",
-        help="write them to openfleet_gpu_layout.prom in this directory, as node_exporter reads it",
+        help="write openfleet_gpu_layout.prom for node_exporter to this directory",
     )
     _saved_layout(metrics)
     metrics.add_argument(
         "--unlisted",
         choices=["fail", "remove", "keep"],
         default="fail",
-        help="keep: instances that neither the layout names nor an earlier run made are no difference (default: fail)",
+        help="keep: foreign instances without a layout entry are no difference (default: fail)",
     )
     _state_directory(metrics)
 
 
 def _export(export: argparse.ArgumentParser) -> None:
-    export.add_argument("--pin-placements", action="store_true", help="with the placement of every instance")
+    export.add_argument("--pin-placements", action="store_true", help="include the placement of every instance")
     export.add_argument(
         "--select-by",
         choices=["index", "uuid", "pci"],
         default="index",
-        help="how GPUs are named (default: index, which serves hosts that are alike; the others name this host's own)",
+        help="selectors for GPUs (default: index, which fits equal hosts; the others fit only this host)",
     )
 
 
@@ -170,7 +170,7 @@ def _fits(fits: argparse.ArgumentParser) -> None:
         "profiles",
         metavar="PROFILE",
         nargs="+",
-        help="3g.40gb, 2x1g.10gb for two of them, 3g.40gb@4 at placement 4",
+        help="3g.40gb, 2x1g.10gb for two, or 3g.40gb@4 for placement 4",
     )
 
 
@@ -196,7 +196,7 @@ def _saved_layout(command: argparse.ArgumentParser) -> None:
         "--layout",
         default=LAYOUT,
         metavar="FILE",
-        help="the layout: gpu_layout as JSON, or as YAML where PyYAML is there; - reads standard input (default: %(default)s)",
+        help="gpu_layout as JSON, or as YAML with PyYAML; - reads standard input (default: %(default)s)",
     )
 
 
@@ -206,25 +206,25 @@ def _layout(command: argparse.ArgumentParser) -> None:
         "--unlisted",
         choices=["fail", "remove", "keep"],
         default="fail",
-        help="what to do with MIG instances that neither the layout names nor an earlier run made (default: fail)",
+        help="what to do with foreign MIG instances without a layout entry (default: fail)",
     )
     command.add_argument(
         "--lost",
         choices=["fail", "skip"],
         default="fail",
-        help="where the layout names a GPU that fell off the bus: stop, or change the other GPUs (default: fail)",
+        help="if a GPU of the layout fell off the bus: stop, or change the other GPUs (default: fail)",
     )
     command.add_argument(
         "--unnamed",
         choices=["keep", "release"],
         default="keep",
-        help="GPUs that had an entry and have none any more: restore what they had, or take it away (default: keep)",
+        help="GPUs that lost their entry: restore their last state, or release them (default: keep)",
     )
     command.add_argument(
         "--on-busy",
         choices=["fail", "wait", "force"],
         default="fail",
-        help="where something that has to go is in use: stop, wait for it, or end its processes (default: fail)",
+        help="if workloads block the change: stop, wait for them, or end them (default: fail)",
     )
     _state_directory(command)
 
@@ -234,7 +234,7 @@ def _state_directory(command: argparse.ArgumentParser) -> None:
         "--state-directory",
         default=STATE_DIRECTORY,
         metavar="DIRECTORY",
-        help="lock, journal and record of this host (default: %(default)s)",
+        help="folder of the host's lock, journal and records (default: %(default)s)",
     )
 
 
@@ -245,25 +245,29 @@ def seconds(text: str) -> float:
     return seconds
 
 
-#: Subcommands in the order of the help: the function, the help text, and the function that adds arguments.
+#: Subcommands in help order: the function, its help text, and the function that adds its arguments.
 _COMMANDS = {
-    "show": (".on_gpus:show", "what the GPUs are and who uses them", _show),
-    "plan": (".on_gpus:plan", "what apply would do; changes nothing", _plan),
-    "apply": (".on_gpus:apply", "make the GPUs what the layout says", _apply),
+    "show": (".on_gpus:show", "show the GPUs and their processes", _show),
+    "plan": (".on_gpus:plan", "show the changes of apply, and change nothing", _plan),
+    "apply": (".on_gpus:apply", "apply the layout to the GPUs", _apply),
     "holders": (
         ".holders:holders",
-        "who holds each GPU; the command for accounts that may do no more",
+        "list the holders of each GPU (for accounts without other rights)",
         _nothing,
     ),
     "keep": (
         ".keep:keep",
-        "keep your idle service, container or process from being stopped; needs no root",
+        "exempt your idle service, container or process from being stopped (without root)",
         _keep,
     ),
-    "keep-serve": (".keep:serve", "the service behind keep, which systemd starts", _keep_serve),
+    "keep-serve": (".keep:serve", "the service of keep (started by systemd)", _keep_serve),
     **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
-    "metrics": (".metrics:metrics", "how the host stands to its layout, for Prometheus", _metrics),
-    "export": (".on_gpus:export", "the state of the GPUs as gpu_layout, in YAML", _export),
-    "fits": (".without_gpus:fits", "whether MIG profiles fit on a GPU model; needs no GPU", _fits),
-    "import": (".without_gpus:import_", "gpu_layout from a configuration of nvidia-mig-parted", _import),
+    "metrics": (
+        ".metrics:metrics",
+        "print the host's drift from its layout and its GPU holders for Prometheus",
+        _metrics,
+    ),
+    "export": (".on_gpus:export", "print the state of the GPUs as gpu_layout, in YAML", _export),
+    "fits": (".without_gpus:fits", "check whether MIG profiles fit on a GPU model (without a GPU)", _fits),
+    "import": (".without_gpus:import_", "convert a configuration of nvidia-mig-parted to gpu_layout", _import),
 }

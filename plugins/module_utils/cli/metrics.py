@@ -44,7 +44,7 @@ def metrics(options: Namespace) -> int:
     except BaseException:
         # The file must not keep old values as if they were current.
         if options.textfile:
-            failed = Snapshot(time.time(), problems=(FleetError("this host", "the look at it did not end"),))
+            failed = Snapshot(time.time(), problems=(FleetError("this host", "reading the host did not end"),))
             write(Path(options.textfile), render(families(failed)))
         raise
     if options.textfile:

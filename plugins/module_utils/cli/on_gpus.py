@@ -54,7 +54,7 @@ def show(options: Namespace) -> int:
 
 
 def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any, ...]:
-    """Return the GPUs that the collection changed and that no entry names; none on a host without a layout."""
+    """Return the GPUs that the collection changed and that have no entry. Empty on a host without a layout."""
     from ..change.unnamed import AppliedRecord, unnamed_gpus
 
     applied = AppliedRecord(options.state_directory).read()
@@ -78,17 +78,17 @@ def plan(options: Namespace) -> int:
     request = Request(layout, options.state_directory, options.unlisted, lost=options.lost, unnamed=options.unnamed)
     run = predict(request, options.on_busy)
     _warn(run)
-    cut_off = _is_cut_off(Journal(options.state_directory).read(), run.host)
-    if cut_off:
-        print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
+    interrupted = _is_interrupted(Journal(options.state_directory).read(), run.host)
+    if interrupted:
+        print("gpu-layout: an earlier run was interrupted, and apply will complete or undo it first", file=sys.stderr)
     if options.json:
-        print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
+        print(json.dumps(dict(_result(run), cut_off=interrupted), indent=2))
     else:
         print("\n".join([*run.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
-    return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
+    return EXIT_CHANGES if options.exit_code and (run.changed or interrupted) else 0
 
 
-def _is_cut_off(entry: Any, host: Host) -> bool:
+def _is_interrupted(entry: Any, host: Host) -> bool:
     """Return whether apply would complete an interrupted run. A remainder for lost GPUs waits for them."""
     targets = () if entry is None else (*entry.before, *entry.after)
     return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
@@ -103,9 +103,9 @@ def apply(options: Namespace) -> int:
     from .files import read_layout
 
     if options.layout != "-" and settle(Path(options.layout), options.state_directory):
-        _say("the layout on trial was taken back: a run ended before its MIG modes were left pending for a reboot")
+        _say("the previous layout was restored: a run ended before it left its MIG modes pending for a reboot")
         if not Path(options.layout).exists():
-            _say("there was no layout before it: nothing to apply")
+            _say("there was no previous layout, so nothing is applied")
             return 0
     request = Request(
         parse_layout(read_layout(options.layout)),
@@ -120,10 +120,10 @@ def apply(options: Namespace) -> int:
     _warn(run)
     if options.json:
         done = {"recovered": run.recovered, "ended": list(run.ended), "followed": list(run.followed)}
-        print(json.dumps(dict(_told(run), **done), indent=2))
+        print(json.dumps(dict(_result(run), **done), indent=2))
         return 0
     if run.recovered:
-        print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
+        print("an earlier run was interrupted, and this run started from the %s layout" % run.recovered)
     for who in run.ended:
         print("ended: %s" % who)
     print("\n".join([*run.lines(), *run.followed, _done(run.plan.counts())]))
@@ -170,22 +170,22 @@ def _warn(run: Any) -> None:
         _say(text)
 
 
-def _told(run: Any) -> dict[str, Any]:
+def _result(run: Any) -> dict[str, Any]:
     busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
-    told = {
+    data = {
         "changed": run.changed,
         "plan": run.lines(),
         "counts": run.plan.counts(),
         "busy": busy,
     }
     if run.unmanaged:
-        told["unmanaged"] = [to_data(each) for each in run.unmanaged]
+        data["unmanaged"] = [to_data(each) for each in run.unmanaged]
     warnings = [*run.warnings, *run.not_restored]
-    return dict(told, warnings=warnings) if warnings else told
+    return dict(data, warnings=warnings) if warnings else data
 
 
 def _in_the_way(run: Any) -> list[str]:
-    return ["in the way: %s" % disturbance for disturbance in run.plan.disturbs]
+    return ["blocking: %s" % disturbance for disturbance in run.plan.disturbs]
 
 
 def _planned(counts: dict[str, int]) -> str:

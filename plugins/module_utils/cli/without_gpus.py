@@ -101,7 +101,7 @@ def _wanted(text: str) -> list[WantedInstance]:
     except ProfileNameError as error:
         raise FleetError(text, error.problem, error.cure) from None
     if profile.is_split:
-        cure = "Ask for %s: its compute instances take no room of their own." % profile.gpu_instance
+        cure = "Use %s instead: its compute instances need no further space." % profile.gpu_instance
         raise FleetError(text, "it is a compute instance", cure)
     return [WantedInstance(name, None if start is None else int(start))] * int(count or 1)
 

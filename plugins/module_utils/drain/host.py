@@ -115,7 +115,7 @@ class _Execution:
             self.record.save()
 
     def report_kubernetes(self, node: dict[str, Any], action: str) -> None:
-        """In a dry run, report the action of the controller, whose tasks do not run then."""
+        """Report in a dry run the action of the controller, whose tasks do not run then."""
         if self.dry and not node["cordoned_before"]:
             states = ("schedulable", "cordoned") if action == "cordon" else ("cordoned", "schedulable")
             self.result.steps.append("%s Kubernetes node %s" % (action, node["node"]))

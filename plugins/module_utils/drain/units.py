@@ -49,7 +49,7 @@ class Unit:
 
     @property
     def runs(self) -> bool:
-        """Whether a stop has to be undone. A unit that is already stopping was stopped by someone else."""
+        """Return whether a stop has to be undone. A unit that is already stopping was stopped by someone else."""
         return self.active not in (*_OFF, "deactivating")
 
     @property

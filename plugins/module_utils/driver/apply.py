@@ -168,8 +168,8 @@ class DriverChange:
         """Restore the old packages and files. Always raises."""
         changed = [step.items for step in self._steps("packages")]
         before = {package.name for package in self.host.packages}
-        there = {package.name for package in self.look().packages}
-        added = [name for name, _old, _new in changed if name not in before and name in there]
+        current = {package.name for package in self.look().packages}
+        added = [name for name, _old, _new in changed if name not in before and name in current]
         kept = sorted(str(path) for path in self.kept.glob("*.deb")) if self.kept.is_dir() else []
         problem = self.manager.put_back(kept, added, self.mark) if changed else ""
         self._restore_files()
@@ -185,14 +185,14 @@ class DriverChange:
         if problem or now.library != self.host.library or any(package.broken for package in now.packages):
             raise ApplyError(
                 error.where,
-                "%s; and the old driver could not be restored: %s" % (error.problem, problem or "it is not whole"),
+                "%s; and the old driver could not be restored: %s" % (error.problem, problem or "it is incomplete"),
                 "Its packages are in %s. %s" % (self.kept, error.cure),
                 outcome="unknown",
                 steps_done=self.done,
             ) from error
         durable.remove(self.journal)
         shutil.rmtree(str(self.kept), ignore_errors=True)
-        old = "The host is on %s again." % self.host.library if self.host.library else "Nothing is left of it."
+        old = "%s was restored." % self.host.library if self.host.library else "It was removed again."
         raise ApplyError(
             error.where, error.problem, "%s %s" % (old, error.cure), outcome="old", steps_done=()
         ) from error

@@ -79,8 +79,8 @@ class Apt(apt.AptBase):
         if not found:
             raise PlanError(
                 name,
-                "the sources have no %s, which belongs to the driver and must be of its version" % version,
-                "Ask for another version: %s has %s. Nothing was changed."
+                "the sources have no %s, which belongs to the driver and must have its version" % version,
+                "Request another version: %s has %s. Nothing was changed."
                 % (name, ", ".join(self.versions(name)) or "none"),
             )
         return "%s=%s" % (name, found[0])

@@ -82,7 +82,7 @@ class Driver:
             self.params["vulnerable"],
             "nvidia_driver_vulnerable",
             "Request a version that fixes them, from one of the branches %s."
-            % ", ".join(map(str, minimum_versions.MENDED)),
+            % ", ".join(map(str, minimum_versions.MAINTAINED)),
         )
         imex_nodes = tuple(self.params["imex_nodes"]) if self.request.imex else ()
         needs = files.Needs(wanted.flavor, imex_nodes, self.host.dracut, rules.needs_subnet_manager(self.host, wanted))

@@ -55,8 +55,8 @@ class Dnf(dnf.DnfBase):
             elif name in names.locked:
                 raise PlanError(
                     name,
-                    "the sources have no %s, which belongs to the driver and must be of its version" % chosen,
-                    "Ask for another version. Nothing was changed.",
+                    "the sources have no %s, which belongs to the driver and must have its version" % chosen,
+                    "Request another version. Nothing was changed.",
                 )
         following = [
             (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
@@ -105,7 +105,7 @@ class Dnf(dnf.DnfBase):
                 raise PlanError(
                     "packages",
                     "this would change %s %s, which versionlock keeps" % (name, package.version),
-                    "Remove its lock (dnf versionlock delete %s), or ask for another version. Nothing was changed."
+                    "Remove its lock (dnf versionlock delete %s), or request another version. Nothing was changed."
                     % name,
                 )
         installs = {(name, _installed(host, name), new) for action, name, new in rows if action == "install"}

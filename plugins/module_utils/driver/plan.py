@@ -65,7 +65,7 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
             raise problem
     steps = []
     if host.interrupted or any(package.broken for package in host.packages):
-        steps.append(Step("repair", "finish what was interrupted"))
+        steps.append(Step("repair", "complete the interrupted change"))
     if request.source == "repository" and not keys.trusts(host.key_fingerprints, trusted):
         steps.append(Step("key", "trust the repository's key %s" % ", ".join(trusted)))
     steps += [Step("write", "write %s" % path, (path, text)) for path, text in files.items()
@@ -84,8 +84,8 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     stale = [path for path in host.files if path not in files and path != IMEX_NODES]
     steps += [Step("delete", "delete %s" % path, (path,)) for path in stale]
     if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
-        to = "stays away from" if BLACKLIST in files else "is in it again from"
-        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau %s the next boot on" % to))
+        verb = "exclude" if BLACKLIST in files else "include"
+        steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
     if own_modules and not changes and host.on_disk != version:
         text = "build the kernel modules %s for %s" % (version, host.kernel)
         steps.append(Step("modules", text, (version, host.kernel)))
@@ -95,7 +95,8 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
         raise PlanError(
             "nvidia_driver_reboot",
             "a reboot is needed: %s" % reboot,
-            "Say now (reboot when it is done) or later (you will), or reboot the host and run again. Nothing was changed.",
+            "Set it to now (reboot at the end of the run) or later (reboot it yourself), or reboot the host and run again. "
+            "Nothing was changed.",
         )
     steps += _services(host, wanted, version, changes, bool(reboot))
     restart = _restart(host, files, bool(reboot))
@@ -118,7 +119,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     rules.refuse_foreign(host, request)
     changes = bool(transaction and transaction.removals)
     if host.interrupted or any(package.broken for package in host.packages):
-        steps.append(Step("repair", "finish what was interrupted"))
+        steps.append(Step("repair", "complete the interrupted change"))
     if transaction and changes:
         _refuse_removals(transaction, request, host, patterns, None)
         steps += _packages(transaction)
@@ -129,13 +130,13 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     ours += [keyring] if host.key_fingerprints else []
     steps += [Step("delete", "delete %s" % path, (path,)) for path in ours]
     if BLACKLIST in host.files or DRACUT in host.files:
-        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau is in it again"))
-    reboot = "the kernel module %s is loaded still" % host.loaded if changes and host.loaded else ""
+        steps.append(Step("initramfs", "rebuild the initramfs to include nouveau"))
+    reboot = "the kernel module %s is still loaded" % host.loaded if changes and host.loaded else ""
     if reboot and request.reboot == "never":
         raise PlanError(
             "nvidia_driver_reboot",
             "a reboot is needed: %s" % reboot,
-            "Say now (reboot when it is done) or later (you will). Nothing was changed.",
+            "Set it to now (reboot at the end of the run) or later (reboot it yourself). Nothing was changed.",
         )
     # Remove the files last: until the packages are removed, the pin blocks other versions.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
@@ -162,7 +163,7 @@ def _refuse_removals(transaction: Transaction, request: Request, host: Host, pat
     if foreign:
         raise PlanError(
             "packages",
-            "this would remove %s too, which is no part of the driver and depends on it" % ", ".join(foreign),
+            "this would also remove %s, which is not part of the driver but depends on it" % ", ".join(foreign),
             "Remove it yourself, or add it to nvidia_driver_allow_removal. Nothing was changed.",
         )
 
@@ -191,7 +192,7 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
         names = tuple(sorted(driver - held))
         return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
     names = tuple(sorted(driver & held))
-    return [Step("release", "no longer hold %s" % ", ".join(names), names)] if names else []
+    return [Step("release", "release the hold of %s" % ", ".join(names), names)] if names else []
 
 
 def _reboot(host: Host, wanted: Wanted, version: str, transaction: Transaction | None) -> str:

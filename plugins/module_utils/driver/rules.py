@@ -91,8 +91,8 @@ def choose(versions: Iterable[str], request: Request, anchor: str, prefer: str) 
     if not fitting:
         raise PlanError(
             "nvidia_driver_version",
-            "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
-            "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
+            "%s is not available as %s from %s" % (request.version, anchor, request.source),
+            "Available: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
         )
     return prefer if prefer in fitting else fitting[0]
 
@@ -120,26 +120,28 @@ def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
         raise PlanError(
             "nvidia_driver_version",
             "branch %d has no support for %s, which is older than Turing" % (branch, ", ".join(old)),
-            "Ask for branch %d, the last one that has." % _LAST_BEFORE_TURING,
+            "Request branch %d, the last one that supports it." % _LAST_BEFORE_TURING,
         )
     if asked == "none":
         return asked
     if asked == "open" and old:
         raise PlanError(
             "nvidia_driver_kernel_modules",
-            "the open kernel modules do not run %s, which is older than Turing" % ", ".join(old),
-            "Say proprietary, or auto.",
+            "the open kernel modules do not support %s, which is older than Turing" % ", ".join(old),
+            "Set it to proprietary or auto.",
         )
     if asked == "proprietary" and branch >= _NO_PROPRIETARY:
-        raise PlanError("nvidia_driver_kernel_modules", "branch %d has no proprietary modules" % branch, "Say open.")
+        raise PlanError(
+            "nvidia_driver_kernel_modules", "branch %d has no proprietary modules" % branch, "Set it to open."
+        )
     if asked == "proprietary" and new:
         raise PlanError(
             "nvidia_driver_kernel_modules",
-            "%s (Blackwell or Grace Hopper) run with the open modules alone" % ", ".join(new),
-            "Say open, or auto.",
+            "%s (Blackwell or Grace Hopper) needs the open modules" % ", ".join(new),
+            "Set it to open or auto.",
         )
     if asked == "auto" and old and new:
-        raise PlanError("this host", "no driver runs all of its GPUs", "Take out %s." % ", ".join(old))
+        raise PlanError("this host", "no driver supports all of its GPUs", "Take out %s." % ", ".join(old))
     return asked if asked != "auto" else "proprietary" if old else "open"
 
 
@@ -161,9 +163,9 @@ def package_set(catalogue: dict[str, Any], distribution: str, source: str, branc
     if not found:
         raise PlanError(
             "nvidia_driver_version",
-            "branch %d cannot be had from nvidia_driver_source %s on %s" % (branch, source, distribution),
-            "There are: %s."
-            % (", ".join("%s and later" % entry["since"] for entry in sets) or "none; take another source"),
+            "branch %d is not available from nvidia_driver_source %s on %s" % (branch, source, distribution),
+            "Available: %s."
+            % (", ".join("%s and later" % entry["since"] for entry in sets) or "none, so set another source"),
         )
     return max(found, key=lambda entry: entry["since"])
 
@@ -176,7 +178,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
         raise PlanError(
             "nvidia_driver_kernel_modules",
             "nvidia_driver_source %s has no %s kernel modules here" % (request.source, chosen),
-            "There are: %s." % ", ".join(sorted(names["modules"])),
+            "Available: %s." % ", ".join(sorted(names["modules"])),
         )
     modules = names["modules"].get(chosen, [])
     free: list[str] = []
@@ -241,7 +243,7 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
         raise PlanError(
             "nvidia_driver_source",
             "%s has no %s, which this host needs" % (request.source, what.replace("_", " ")),
-            "Take nvidia_driver_source: repository, whose packages are all of one version.",
+            "Set nvidia_driver_source: repository, which has all packages in the same version.",
         )
     return names[what]
 
@@ -289,7 +291,7 @@ def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | No
     )
     return PlanError(
         "Secure Boot",
-        "it is on, and its firmware trusts no key that a kernel module built on this host could be signed with",
+        "it is on, and the firmware trusts no key for signing kernel modules that are built on this host",
         "As root: %smokutil --import %s (it asks for a password); then reboot, choose Enroll MOK on the console, and run "
         "again. Nothing was installed." % (make, certificate),
     )
@@ -327,7 +329,7 @@ def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherW
             cure = "Run the .run file of %s with --uninstall." % host.library
             found.append(OtherWay("the driver %s of no package (%s)" % (host.library, host.installer_log), cure))
     if host.driver_container:
-        cure = "Take it away in the cluster first (GPU operator: driver.enabled=false)."
+        cure = "Remove it in the cluster first (GPU operator: driver.enabled=false)."
         found.append(OtherWay("a driver container (%s)" % host.driver_container, cure))
     return tuple(found)
 
@@ -342,9 +344,9 @@ def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tupl
 
 
 def refuse_foreign(host: Host, request: Request) -> tuple[str, ...]:
-    """Return the names of the foreign packages that may be removed with the driver. Raises PlanError if others are there."""
+    """Return the names of the foreign packages that may be removed with the driver. Raises PlanError if there are others."""
     ways = _foreign_packages(host)
-    problem = "this host has a driver from elsewhere, which state absent does not remove unasked"
+    problem = "this host has a driver from elsewhere, which state absent does not remove without permission"
     _refuse(ways, request, "nvidia_driver_state", problem)
     return tuple(name for way in ways for name in way.names)
 
@@ -395,9 +397,9 @@ def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, 
         raise PlanError(
             "nvidia_driver_version",
             "%s has no support for GPUs of this host: %s" % (version, "; ".join(refused)),
-            'Ask for branch "%d" or a later one. Nothing was changed.' % branch_of(needed)
+            'Request branch "%d" or a later one. Nothing was changed.' % branch_of(needed)
             if branch_of(needed) > branch_of(version)
-            else "Ask for version %s or a later one. Nothing was changed." % needed,
+            else "Request version %s or a later one. Nothing was changed." % needed,
         )
     return tuple(notes)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what a host's GPUs are to the layout that says so: how an existing fleet is adopted. Pure."""
+"""Export the current state of a host's GPUs as a layout, to adopt an existing fleet. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..layout.types import Entry, Layout, Selector
 from ..model import Gpu
 from ..techniques.forms import FORMS
 
-#: The sharing that a compute mode means, MIG off.
+#: The sharing by compute mode, with MIG off.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
 
 
 @frozen
 class Exported:
-    """The layout, and a sentence for each GPU or instance that no layout can express."""
+    """An exported layout, and a sentence for each GPU or instance that no layout can express."""
 
     layout: Layout
     left_out: tuple[str, ...]
@@ -33,10 +33,10 @@ def exported(
     seen: Seen | None = None,
     whole: bool = True,
 ) -> Exported:
-    """The layout of these GPUs; GPUs that are alike share an entry. `select_by` is index, uuid or pci.
-    Without `whole` the host has other GPUs too, and no entry names all.
+    """Return the layout of these GPUs. Equal GPUs share an entry. `select_by` is index, uuid or pci.
 
-    Applied to the same GPUs, with what is `seen` beside them, it changes nothing, except what `left_out` names.
+    Without `whole` the host has other GPUs too, and no entry uses the selector all. `seen` are the observed objects of services.
+    Applied to the same host, the layout changes nothing except the objects in `left_out`.
     """
     left_out: list[str] = []
     alike: dict[Entry, list[Gpu]] = {}
@@ -59,8 +59,8 @@ def exported(
 
 
 def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
-    """What a layout says of this GPU, without a number and selectors."""
-    # A GPU without compute modes is in the default one.
+    """Return the entry of a GPU without number and selectors."""
+    # A GPU without compute modes has the default one.
     mode = gpu.compute_mode or ("default" if gpu.compute_mode_fixed else None)
     sharing = _SHARINGS.get(mode or "")
     parts = export_parts(FORMS, gpu, seen)
@@ -77,5 +77,5 @@ def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
 def _selector(gpu: Gpu, by: str) -> Selector:
     if by == "pci" and gpu.pci_address:
         return Selector(by, gpu.pci_address)
-    # A GPU that is not on a PCI bus has a UUID at least.
+    # A GPU without a PCI bus still has a UUID.
     return Selector(by, gpu.index) if by == "index" else Selector("uuid", gpu.uuid)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Exports the host that this runs on: for the command gpu-layout and the module layout_export."""
+"""Export the layout of this host, for the command gpu-layout and the module layout_export."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
 from .layout import Exported, exported
 
-#: How GPUs are named in a layout.
+#: Kinds of selectors for GPUs.
 SELECT_BY = ("index", "uuid", "pci")
 
 
 def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
-    """Return the layout of the current state. Raises NvmlError, also where the host has GPUs and none of them works."""
+    """Return the layout of the current state. Raises NvmlError, also if the host has GPUs but none works."""
     with BoundedSession() as session:
-        # nvidia-smi and daemons know only the GPUs of the whole host.
+        # nvidia-smi and daemons do not see GPUs that are simulated for this process only.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the kubelet's assignments of GPUs to pods from the checkpoints of its device and DRA managers.
 
-Formats: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. Until 1.19 DeviceIDs
-was a list; since then it maps NUMA nodes to lists. Until 1.31 a claim had its devices in CDIDevices, not in DriverState.
+Formats: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps NUMA
+nodes to lists, but was a list until 1.19. Until 1.31 a claim had its devices in CDIDevices, not in DriverState.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Allocation:
 def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
     """Return a holder for each container or claim of a pod and each of its GPUs or GPU instances.
 
-    The kubelet removes allocations of ended pods only when it admits the next pod. So an entry counts while a process
-    of its pod runs (by cgroup), or while the kubelet keeps the pod's folder. An entry from before the boot counts only
+    The kubelet removes allocations of ended pods only when it admits the next pod. So an entry counts while its pod has a
+    running process (by cgroup), or while the kubelet keeps the pod's folder. An entry from before the boot counts only
     once the kubelet runs.
     """
     return [

@@ -177,7 +177,7 @@ def first_line(name: str) -> str:
 
 
 def name_of(run: Run, job: str) -> str:
-    """Return a job's name, which may be any text, in a query of its own. Raises NoAnswerError."""
+    """Query a job's name separately, since it may be any text. Raises NoAnswerError."""
     try:
         return _query(run, "squeue", "--all", "--noheader", "--jobs", job, "--format", "%j").rstrip("\n")
     except NoAnswerError as error:

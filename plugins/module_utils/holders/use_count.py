@@ -38,8 +38,8 @@ class Found:
     """Results of a scan.
 
     `least` and `most` limit the references of the open files, since a mapping may be of a file that is open anyway.
-    `least` is None if processes may share files. `complete`: all processes were examined. `uses`: a process has a node
-    of the driver open.
+    `least` is None if processes may share files. `complete`: all processes were examined. `uses`: a process has one of
+    the driver's nodes open.
     """
 
     least: int | None

@@ -25,7 +25,7 @@ LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 # Folders of unit files, of drop-ins and of quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
 
-# What a unit prints where another run has the host's lock; and the lines in which the last start of a unit says it.
+# The message of a unit if another run has the host's lock, and the number of last lines in which it appears.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 # Differences are shown only for files that every user may read.
@@ -73,7 +73,7 @@ class Installation:
 
     @property
     def is_host(self) -> bool:
-        """Whether the root is the host's, with its systemd and accounts."""
+        """Return whether the root is the host's, with its systemd and accounts."""
         return self.root == Path("/")
 
     def path(self, relative: str) -> Path:

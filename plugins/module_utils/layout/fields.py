@@ -78,7 +78,7 @@ class Names:
                 name,
                 node,
                 "the %s %s" % (kind, name),
-                "Give each one its own name on a host.",
+                "Give each one a different name on a host.",
             )
         return name
 
@@ -90,7 +90,7 @@ class Names:
             if first is not node:
                 node.report(
                     "%s is already the earlier name of %s" % (quoted(name), _owner(first.where)),
-                    "A name leads to one %s: take one of the two away." % kind,
+                    "An earlier name belongs to one %s: remove one of the two." % kind,
                 )
         return name
 
@@ -111,12 +111,12 @@ def _report_former(node: Node, name: str, kind: str, owner: str) -> None:
     key = node.where.rpartition(".")[2]
     if owner == _owner(node.where):
         node.report(
-            "the %s has the name %s now" % (kind, quoted(name)), "Name the one that it had, or take %s away." % key
+            "the %s already has the name %s" % (kind, quoted(name)), "Give its previous name, or remove %s." % key
         )
     else:
         node.report(
             "%s is the name of another %s, %s" % (quoted(name), kind, owner),
-            "Take %s away; or rename that %s first, in a run before this one." % (key, kind),
+            "Remove %s, or rename that %s first, in an earlier run." % (key, kind),
         )
 
 

@@ -21,11 +21,11 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     if selector.kind == "index" and gpus:
         problem = "this host has no GPU %s" % selector.value
         raise SelectorError(where, problem, "It has %s.%s" % (_indices(gpus), _octal_hint(selector)))
-    there = (
+    available = (
         ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
         or "no GPU at all"
     )
-    raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
+    raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % available)
 
 
 def _indices(gpus: Sequence[Gpu]) -> str:

@@ -86,7 +86,7 @@ class _Parser:
             if part != sharing and part in fields:
                 fields[part].report(
                     "the part %s does not belong to sharing: %s" % (part, sharing),
-                    "Take it away, or set sharing: %s." % part,
+                    "Remove it, or set sharing: %s." % part,
                 )
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
@@ -111,5 +111,5 @@ class _Parser:
         place = self._gpus.get(Selector("all"))
         if place is not None and len(self._gpus) > 1:
             other = next(where for where in self._gpus.values() if where != place)
-            problem = "all names every GPU, and %s names some of them again" % other
+            problem = "all selects every GPU, and %s selects some of them again" % other
             root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))

@@ -146,7 +146,7 @@ class BoundedSession:
 
     @property
     def private(self) -> bool:
-        """Whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
+        """Return whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def __enter__(self) -> BoundedSession:

@@ -38,11 +38,11 @@ _OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
 
 _CURES = {
     NO_PERMISSION: "Run as root (become: true).",
-    IN_USE: "Something still uses it; see gpu_info for the processes.",
+    IN_USE: "Stop the processes that use it (see gpu_info).",
     RESET_REQUIRED: "Reset the GPU or reboot the host.",
     INSUFFICIENT_POWER: "Connect the power cables of the card.",
-    GPU_IS_LOST: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
-    VERSION_MISMATCH: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
+    GPU_IS_LOST: "The GPU has fallen off the bus. Check the kernel log and power-cycle the host.",
+    VERSION_MISMATCH: "The driver was upgraded while its kernel module was loaded. Reload the module or reboot the host.",
 }
 
 # More than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
@@ -115,7 +115,7 @@ def _binding() -> Any:
     except ImportError:
         raise DriverAbsentError(
             "python %s" % sys.executable,
-            "the Python module pynvml (package nvidia-ml-py) is not there",
+            "the Python module pynvml (package nvidia-ml-py) is not installed",
             "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
             call="import",
         ) from None
@@ -259,7 +259,7 @@ def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
     if code in (None, GPU_IS_LOST):
-        cures = ["If a reset or power cycle does not bring it back, check its power cable, seating and riser."]
+        cures = ["If a reset or power cycle does not help, check its power cable, seating and riser."]
     elif code in _CURES:
         cures = [_CURES[code]]
     if first.index is None:

@@ -64,7 +64,7 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
         return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
     if len(missing) <= len(unplaced) + len(elsewhere):
         return tuple(lost)
-    problem = "it is on the PCI bus, and the driver does not count it"
+    problem = "it is on the PCI bus, but missing in the driver"
     return (*lost, *(LostGpu(None, problem, uuid=_uuid(address), pci_address=address) for address in missing))
 
 

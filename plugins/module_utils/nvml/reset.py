@@ -23,13 +23,13 @@ Reset = Callable[[str, bool], None]
 def reset_gpu(gpu: str, simulated: bool) -> None:
     """Reset the GPU with this UUID. Raises ResetRefusedError with the tool's message, as for a GPU in use."""
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
-    where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
+    where, cure = "gpu %s" % gpu, "Stop the processes that use the GPU and run again, or reboot the host."
     try:
         done = run_tool(command, timeout_seconds=TIMEOUT_SECONDS)
     except FileNotFoundError:
         raise ResetRefusedError(
             where,
-            "%s is not installed, and resets GPUs" % command[0],
+            "%s is not installed, which resets GPUs" % command[0],
             "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), or reboot the host.",
             gpu=gpu,
         ) from None

@@ -70,12 +70,12 @@ class Session(Calls):
 
     @property
     def simulated(self) -> bool:
-        """Whether the library is the collection's simulated one, which exports an additional symbol."""
+        """Return whether the library is the collection's simulated one, which exports an additional symbol."""
         return hasattr(self._nvml.nvmlLib, "gpusimVersion")
 
     @property
     def private(self) -> bool:
-        """Whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
+        """Return whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
@@ -209,7 +209,7 @@ class Session(Calls):
         if mode is None:
             return "the driver reports no compute mode for it"
         if self._best_effort("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
-            return "it is a virtual GPU of a guest, which has the default mode alone"
+            return "it is a virtual GPU of a guest, which has only the default mode"
         if not self.simulated and os.path.exists(WSL_DEVICE):  # noqa: PTH110
             return "in the Windows Subsystem for Linux it belongs to Windows"
         return None

@@ -104,7 +104,7 @@ class AptBase(Manager):
                 "packages",
                 "apt finds no way to %s %s: %s"
                 % (arguments[0], self.owner.what, complaints(done.stdout + done.stderr)),
-                "Give the host the sources that it lacks, or ask for another version. Nothing was changed.",
+                "Add the missing sources to the host, or request another version. Nothing was changed.",
             )
         return done.stdout
 
@@ -159,9 +159,9 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
     )
 
 
-def complaints(said: str) -> str:
+def complaints(output: str) -> str:
     """Return the error lines, else the warnings, else the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):
         found = [line for line in lines if line.startswith(marks)]
         if found:

@@ -99,11 +99,11 @@ class DnfBase(Manager):
                 "packages",
                 "dnf finds no way to %s %s: %s"
                 % (next(word for word in arguments if word[0] != "-"), self.owner.what, complaints(done.stderr)),
-                "Enable the missing repositories, or ask for another version. Nothing was changed.",
+                "Enable the missing repositories, or request another version. Nothing was changed.",
             )
         return rows
 
-    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:
@@ -111,7 +111,7 @@ class DnfBase(Manager):
 
     @property
     def _comment(self) -> str:
-        """The option that marks a transaction as the role's own in DNF's history."""
+        """Return the option that marks a transaction as the role's own in DNF's history."""
         return "--comment=%s" % self.owner.name
 
     def repair(self) -> str:
@@ -213,10 +213,10 @@ def _lines(path: str) -> set[str]:
         return set()
 
 
-def complaints(said: str) -> str:
+def complaints(output: str) -> str:
     """Return the lines that say what is wrong: errors, with the lines that are indented below them, or the last words."""
     found: list[str] = []
-    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     for line in lines:
         if line.lower().startswith("error") or (found and line.startswith(" ")):
             found.append(line.strip())

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which package manager a host's packages belong to."""
+"""Determine the package manager of a host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PROGRAMS = (("apt-get", "apt"), ("dnf", "dnf"))
 
 
 def package_manager(release: str = "/etc/os-release") -> str:
-    """Return apt or dnf, empty for neither.
+    """Return apt, dnf, or "" for neither.
 
-    The distribution says so: EPEL has apt, and Debian has dnf. Programs decide only for an unknown distribution.
+    The distribution decides, because EPEL has apt and Debian has dnf. Programs decide only for an unknown distribution.
     """
     fields = dict(line.split("=", 1) for line in (read_text(release) or "").splitlines() if "=" in line)
     names = " ".join(fields.get(name, "").strip("\"' ") for name in ("ID", "ID_LIKE")).split()

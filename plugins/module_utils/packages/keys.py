@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of repositories: which ones a host has, and how another comes to be trusted."""
+"""Read and verify the keys of repositories."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..http_opener import FAILURES, Request, opener
 from .model import Owner
 from .openpgp import KeyFormatError, binary, fingerprints
 
-#: A key ring has some kilobytes; whatever is larger is something else.
+#: Maximum size of a key. Key rings have some kilobytes.
 _LIMIT_BYTES = 1 << 20
 
 
 def of(keyring: str) -> tuple[str, ...]:
-    """Fingerprints of the keys in a key ring; none where there is no file, and "damaged" where it is no key ring."""
+    """Return the fingerprints of a key ring, none if the file is missing, or "damaged" if it is no key ring."""
     try:
         content = Path(keyring).read_bytes()
         return fingerprints(content) if content else ()
@@ -29,24 +29,26 @@ def of(keyring: str) -> tuple[str, ...]:
         return ("damaged",)
 
 
-def trusts(there: Sequence[str], trusted: Sequence[str]) -> bool:
-    """Whether a key ring has keys that are to be trusted, and no others."""
-    return bool(there) and set(there) <= set(trusted)
+def trusts(keys: Sequence[str], trusted: Sequence[str]) -> bool:
+    """Return whether a key ring has trusted keys and no others."""
+    return bool(keys) and set(keys) <= set(trusted)
 
 
 def normal(texts: Sequence[str]) -> tuple[str, ...]:
-    """Fingerprints as they are compared, however people write them."""
+    """Return fingerprints in upper case without blanks, for comparison."""
     return tuple(text.replace(" ", "").upper() for text in texts)
 
 
 def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url: str) -> bytes:
-    """The repository's key: that of the key ring, or the one given, or else what the address has; once its fingerprint is one
-    of those to be trusted. Raises PlanError."""
+    """Return the repository's key from the key ring, from `given`, or else from the address.
+
+    Raises PlanError if its fingerprint is not trusted or it cannot be fetched.
+    """
     if not trusted:
         raise PlanError(
             owner.role + "_repository_fingerprints",
-            "there is no fingerprint to trust, so that no key can be trusted",
-            "Set the fingerprint of the key that the repository is signed with, from its vendor.",
+            "it is empty, so no key is trusted",
+            "Set it to the fingerprint of the repository's signing key, as its vendor publishes it.",
         )
     if trusts(of(keyring), trusted):
         return Path(keyring).read_bytes()
@@ -57,13 +59,13 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
     except KeyFormatError as error:
         raise PlanError(
             where,
-            "this is no key: %s" % error,
+            "this is not a key: %s" % error,
             "See %s_repository_key_url. Nothing was changed." % owner.role,
         ) from None
     if not set(found) <= set(trusted):
         raise PlanError(
             where,
-            "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(trusted)),
+            "the key has the fingerprint %s, but the trusted one is %s" % (", ".join(found), ", ".join(trusted)),
             "If the repository has a new key, set %s_repository_fingerprints; else the connection is intercepted. Nothing was "
             "changed." % owner.role,
         )
@@ -73,13 +75,13 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
 def _fetch(owner: Owner, url: str) -> bytes:
     request = Request(url, headers={"User-Agent": "openfleet.gpu"})
     try:
-        # Elsewhere too: its fingerprint is what it is trusted by.
+        # Any address will do, because the fingerprint is verified.
         with opener(redirects=True).open(request, timeout=30) as answer:
             return answer.read(_LIMIT_BYTES)
     except FAILURES as error:
         raise PlanError(
             url,
             "the repository's key cannot be fetched: %s" % error,
-            "See that the address answers (proxy: %s), or give the key with %s_repository_key. Nothing was changed."
+            "Check that the address answers (proxy: %s), or give the key with %s_repository_key. Nothing was changed."
             % (os.environ.get("https_proxy") or "none is set", owner.role),
         ) from None

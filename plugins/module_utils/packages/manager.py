@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What APT and DNF have in common: questions with options of their own, changes, and the refusal of a repository."""
+"""Share code between APT and DNF: queries with private options, changes, and errors of a repository."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .model import Owner
 
 
 class Manager:
-    """A package manager of the host, asked for what the owner brings."""
+    """A package manager of the host, for the packages of an owner."""
 
-    #: Name of the manager, as in the host's facts.
+    #: Name of the manager, as in Ansible's facts.
     manager: str
     #: The command with the options of every change.
     command: Sequence[str]
@@ -26,11 +26,11 @@ class Manager:
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
         self._private: Path | None = None
-        #: What makes the manager ask in the private directory; nothing outside of open and close.
+        #: Options for queries in the private directory. Empty unless it is open.
         self._options: tuple[str, ...] = ()
 
     def make_private(self) -> Path:
-        """Return a new directory for questions, in place of an earlier one."""
+        """Return a new private directory for queries, and remove an earlier one."""
         self.close()
         self._private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
         return self._private
@@ -42,19 +42,19 @@ class Manager:
         self._private, self._options = None, ()
 
     def change(self, *arguments: str) -> str:
-        """Change packages. Empty, or what went wrong."""
+        """Change packages. Return "" or the error."""
         return self.problem_of(self.call([*self.command, *self._options, *arguments]))
 
     @staticmethod
     def problem_of(done: Done) -> str:
-        """Return what went wrong; empty if nothing did."""
+        """Return the error of a command, or ""."""
         raise NotImplementedError
 
     def refused(self, url: str, problem: str) -> PlanError:
-        """Return the error for a repository that cannot be used."""
+        """Return the error for an unusable repository."""
         return PlanError(
             url,
             "the repository cannot be used: %s" % problem,
-            "See that the address is right and answers, and that it is signed with the key of "
+            "Check that the address is right and answers, and that the repository is signed with the key of "
             "%s_repository_fingerprints. Nothing was changed." % self.owner.role,
         )

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What packages are talked of in."""
+"""Define values about packages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ..frozen import frozen
 
 @frozen
 class Owner:
-    """Who brings packages: the role by whose name its variables begin, and the name of the files that it writes."""
+    """The role that installs packages: the prefix of its variables, and the name of the files that it writes."""
 
     role: str
     name: str
-    #: What it brings, in words: the driver, the toolkit.
+    #: Its software in words: the driver, the toolkit.
     what: str
 
 
 @frozen
 class Package:
-    """An installed package. `broken`: its installation was begun and did not end well."""
+    """An installed package. `broken`: its installation failed or was interrupted."""
 
     name: str
     version: str
@@ -30,7 +30,7 @@ class Package:
 
 @frozen
 class Step:
-    """One thing to do. `kind` names the way it is done, `items` what it is done to."""
+    """One step: its kind, and the packages or files that it changes (`items`)."""
 
     kind: str
     text: str

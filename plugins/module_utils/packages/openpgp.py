@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fingerprints of OpenPGP keys, read without gpg, which few hosts have (RFC 9580, formerly RFC 4880).
+"""Read fingerprints of OpenPGP keys without gpg, which few hosts have (RFC 9580, formerly RFC 4880).
 
-What was read here is then given to apt, dnf and gpgv, so that nothing passes that they might take for one more key: only the
-packets of public keys (RFC 9580, 10.1), of which each key ring begins with a primary key.
+apt, dnf and gpgv use the same bytes later. So anything that they might accept as a further key is refused: only packets of public
+keys are allowed (RFC 9580, 10.1), and the first is a primary key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Iterator
 _PUBLIC_KEY = 6
 #: Signature, public key, user id, public subkey, user attribute: RFC 9580, 5.
 _OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
-#: Packets that are refused and that may have been exported by mistake, by name.
+#: Names of refused packets that may have been exported by mistake.
 _NAMES = {
     5: "a secret key",
     7: "a secret subkey",
@@ -28,11 +28,11 @@ _NAMES = {
 
 
 class KeyFormatError(ValueError):
-    """What was given is no OpenPGP key."""
+    """The data is not an OpenPGP key."""
 
 
 def binary(content: bytes) -> bytes:
-    """The keys without ASCII armour, as every apt reads them. Raises KeyFormatError."""
+    """Return the keys without ASCII armour, as every apt accepts them. Raises KeyFormatError."""
     if b"-----BEGIN" not in content:
         return content
     blocks: list[bytes] = []
@@ -47,17 +47,17 @@ def binary(content: bytes) -> bytes:
                 raise KeyFormatError("its armour is damaged: %s" % error) from None
             body = None
         elif body is not None and b":" not in line and not line.startswith(b"="):
-            # Left out: header lines (Version: ...), and the checksum.
+            # Skip header lines (Version: ...) and the checksum.
             body.append(line)
     if not blocks or body is not None:
-        raise KeyFormatError("it has no whole public key block")
+        raise KeyFormatError("it has no complete public key block")
     return b"".join(blocks)
 
 
 def fingerprints(content: bytes) -> tuple[str, ...]:
-    """Return those of the primary keys, in upper case, in order.
+    """Return the fingerprints of the primary keys in upper case, in order.
 
-    Raises KeyFormatError where there is none, and for every packet that is not part of a public key.
+    Raises KeyFormatError if there is none, or for a packet that is not part of a public key.
     """
     found = []
     for tag, offset, body in _packets(binary(content)):
@@ -84,31 +84,31 @@ def _fingerprint(body: bytes) -> str:
 
 
 def _packets(content: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Give the tag, the place and the body of each packet of public keys (RFC 9580, 4.2); any other is an error."""
+    """Yield tag, position and body of each packet (RFC 9580, 4.2). Other packets than those of public keys are errors."""
     position = 0
     while position < len(content):
         start, head = position, content[position]
         if not head & 0x80:
-            raise KeyFormatError("at byte %d it is no OpenPGP data" % start)
+            raise KeyFormatError("it is not OpenPGP data at byte %d" % start)
         tag = head & 0x3F if head & 0x40 else (head >> 2) & 0x0F
         if tag not in _OF_PUBLIC_KEYS:
             name = " (%s)" % _NAMES[tag] if tag in _NAMES else ""
-            raise _wrong(tag, start, "is no part of a public key%s" % name)
+            raise _wrong(tag, start, "is not part of a public key%s" % name)
         try:
             length, position = _length(content, position)
         except IndexError:
-            raise _wrong(tag, start, "is cut off") from None
+            raise _wrong(tag, start, "is truncated") from None
         if length is None:
-            raise _wrong(tag, start, "has no length of its own, as packets of keys have")
+            raise _wrong(tag, start, "has no fixed length, unlike packets of keys")
         body = content[position : position + length]
         if len(body) != length:
-            raise _wrong(tag, start, "is cut off")
+            raise _wrong(tag, start, "is truncated")
         yield tag, start, body
         position += length
 
 
 def _length(content: bytes, position: int) -> tuple[int | None, int]:
-    """Return how long a packet's body is and where it begins; None for one in parts, or up to the end."""
+    """Return length and start of a packet's body. The length is None for a body in parts or up to the end."""
     head, position = content[position], position + 1
     if not head & 0x40:
         # 1, 2 or 4 octets; 3 is up to the end (RFC 9580, 4.2.2).
@@ -123,5 +123,5 @@ def _length(content: bytes, position: int) -> tuple[int | None, int]:
 
 
 def _number(content: bytes, position: int, octets: int) -> int:
-    """Raises IndexError where the octets are not there."""
+    """Return the number in these octets. Raises IndexError if they are missing."""
     return int.from_bytes([content[at] for at in range(position, position + octets)], "big")

@@ -5,5 +5,9 @@
 
 #: (name, function as `main` in cli names it, help).
 COMMANDS = (
-    ("vgpu-agent", "..techniques.vgpu.serve:serve", "hand vGPU tenants their shared memory; systemd starts it"),
+    (
+        "vgpu-agent",
+        "..techniques.vgpu.serve:serve",
+        "the service for shared memory of vGPU tenants (started by systemd)",
+    ),
 )

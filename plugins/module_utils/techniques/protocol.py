@@ -84,5 +84,5 @@ class SettingTechnique(Technique, Protocol):
     def difference(self, then: str | None, now: str | None) -> str | None:
         """Return the difference of an observed from a saved setting in words, or None."""
 
-    def record(self, directory: str, gpus: Sequence[Gpu], coming: Iterable[str] = ()) -> None:
+    def record(self, directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
         """Record the GPUs with a setting other than the default, and the UUIDs of those that will get one."""

@@ -151,7 +151,7 @@ def _unless_lost(path: str, lost: list[str], after: str) -> str:
         raise PlanError(
             path,
             "nvidia-ctk would drop %s from it" % ", ".join(lost),
-            "Take a later container_toolkit_version (1.18.0 drops the imports of containerd), or leave this engine out of "
+            "Set a later container_toolkit_version (1.18.0 drops the imports of containerd), or leave this engine out of "
             "container_toolkit_runtimes. The file was not changed.",
         )
     return after

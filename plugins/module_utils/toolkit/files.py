@@ -77,8 +77,8 @@ ExecStart=/bin/sh -c 'nvidia-ctk cdi generate --format=yaml --output= >/var/run/
 ExecStart=/bin/chmod 0644 /var/run/cdi/nvidia.new
 ExecStart=/bin/mv -f /var/run/cdi/nvidia.new /var/run/cdi/nvidia.yaml
 
-# As root, because only root sees all devices of a GPU in MIG mode. SYS_MODULE, MKNOD, CHOWN and FOWNER are for the first client
-# of the driver, which may load it and create its nodes. Some numbers are only assigned then, so all devices must be allowed.
+# As root, because only root sees all devices of a GPU in MIG mode. The driver's first client may load it and create its nodes,
+# with SYS_MODULE, MKNOD, CHOWN and FOWNER. Some numbers are only assigned then, so all devices must be allowed.
 CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_MODULE CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
 NoNewPrivileges=yes
 ProtectSystem=strict

@@ -34,7 +34,7 @@ def present(host: Host, request: Request, version: str, wanted: Mapping[str, str
     steps = []
     broken = tuple(package.name for package in host.packages if package.broken)
     if broken:
-        steps.append(Step("repair", "finish the installation of %s, which was begun" % ", ".join(broken), broken))
+        steps.append(Step("repair", "complete the interrupted installation of %s" % ", ".join(broken), broken))
     if request.source == "repository" and not keys.trusts(host.key_fingerprints, trusted):
         steps.append(Step("key", "write %s" % files.KEYRINGS[host.manager]))
     steps += _writes(host, wanted)
@@ -42,14 +42,16 @@ def present(host: Host, request: Request, version: str, wanted: Mapping[str, str
         steps.append(Step("install", _install_text(host, version), (version,)))
     steps += _holds(host, request, changes)
     if host.selinux_denies and request.selinux_boolean:
-        steps.append(Step("selinux", "let containers use devices (SELinux boolean container_use_devices)", ("on",)))
+        steps.append(
+            Step("selinux", "permit containers to use devices (SELinux boolean container_use_devices)", ("on",))
+        )
     configured, effects, pending = _engines(host, request, version, changes)
     steps += configured
     notes = []
     if request.cdi:
         steps += _specification(host, changes)
         if not host.driver:
-            notes.append("no driver for the running kernel: the CDI specification is made when there is one")
+            notes.append("no driver for the running kernel, so the CDI specification will be written once it has one")
     steps += effects
     return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))
 
@@ -66,13 +68,13 @@ def _install_text(host: Host, version: str) -> str:
 def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     steps = []
     for path in (files.SOURCES[host.manager], *files.UNITS):
-        text, there = wanted.get(path, ""), host.files.get(path, "")
-        if text == there or (there and path in files.UNITS and not there.startswith(files.HEAD)):
+        text, current = wanted.get(path, ""), host.files.get(path, "")
+        if text == current or (current and path in files.UNITS and not current.startswith(files.HEAD)):
             # Any unit of that name will do.
             continue
         if text:
             steps.append(Step("write", "write %s" % path, (path, text)))
-        elif there.startswith(files.HEAD):
+        elif current.startswith(files.HEAD):
             steps.append(Step("delete", "delete %s" % path, (path,)))
     if files.SOURCES[host.manager] not in wanted and host.key_fingerprints:
         steps.append(Step("delete", "delete %s" % files.KEYRINGS[host.manager], (files.KEYRINGS[host.manager],)))
@@ -86,11 +88,11 @@ def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
         names = tuple(name for name in rules.PACKAGES if changes or name not in held)
         return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
     names = tuple(name for name in rules.PACKAGES if name in held and not changes)
-    return [Step("release", "no longer hold %s" % ", ".join(names), names)] if names else []
+    return [Step("release", "release the hold of %s" % ", ".join(names), names)] if names else []
 
 
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
-    """(steps that configure, steps by which engines take it, engines that must not yet)"""
+    """Return (configuring steps, steps that reload or restart engines, engines that may not be restarted now)."""
     configured, effects, pending = [], [], []
     for engine in rules.engines(host, request):
         if not engine.config:
@@ -110,7 +112,7 @@ def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple
 
 
 def _differs(engine: Engine, host: Host, request: Request, version: str, changes: bool) -> tuple[bool, bool]:
-    """(whether its configuration changes, whether its use of CDI does)"""
+    """Return (whether an engine's configuration changes, whether its use of CDI changes)."""
     texts = host.configured.get(engine.name)
     if texts is None or changes:
         wants = request.engine_cdi and engine.name == "docker"
@@ -123,7 +125,7 @@ def _differs(engine: Engine, host: Host, request: Request, version: str, changes
 
 
 def _due(engine: Engine, host: Host) -> tuple[bool, bool]:
-    """(whether the engine still runs with the configuration of before, whether that concerns CDI)"""
+    """Return (whether an engine still runs with its previous configuration, whether its use of CDI is pending)."""
     record = host.record.get("pending", {}).get(engine.name)
     unit = host.units.get(engine.unit)
     if not record or unit is None or not unit.active or unit.start != record["start"]:
@@ -133,8 +135,8 @@ def _due(engine: Engine, host: Host) -> tuple[bool, bool]:
 
 def _pending_notes(pending: Iterable[str]) -> list[str]:
     return [
-        "%s runs on with its former configuration: restarting it may end containers. Restart it when that suits, or let "
-        "container_toolkit_restart say always" % name
+        "%s keeps running with its previous configuration, because a restart may end containers. Restart it at a good time, or "
+        "set container_toolkit_restart: always" % name
         for name in pending
     ]
 
@@ -150,9 +152,10 @@ def _specification(host: Host, changes: bool) -> list[Step]:
         steps.append(Step("enable", "enable %s" % ", ".join(units), units))
     if host.driver and (changes or not host.specs or host.stale_specs):
         what = ", ".join(host.stale_specs) or files.SPECIFICATION
-        steps.append(Step("specification", "write %s for the devices that are there" % what))
+        steps.append(Step("specification", "write %s for the current devices" % what))
     if host.private_specs:
-        steps.append(Step("publish", "let everybody read %s" % ", ".join(host.private_specs), host.private_specs))
+        text = "make %s readable for all users" % ", ".join(host.private_specs)
+        steps.append(Step("publish", text, host.private_specs))
     return steps
 
 
@@ -165,7 +168,7 @@ def absent(host: Host, request: Request) -> Plan:
     for engine in rules.ENGINES:
         texts = engines.without(engine, host.files, noted.get(engine.name, {})) if engine.config else {}
         if texts:
-            steps.append(Step("unconfigure", "take the nvidia runtime out of %s" % engine.name, (engine.name,)))
+            steps.append(Step("unconfigure", "remove the nvidia runtime from %s" % engine.name, (engine.name,)))
             before = host.files.get(engine.config, "")
             cdi = engines.cdi_changes(engine, before, texts.get(engine.config, before))
             how = rules.takes_effect_by(engine, host, request.restart, cdi)
@@ -188,7 +191,7 @@ def absent(host: Host, request: Request) -> Plan:
     ours += [files.SPECIFICATION] if files.SPECIFICATION in host.specs else []
     steps += [Step("delete", "delete %s" % path, (path,)) for path in ours]
     if host.record.get("selinux"):
-        steps.append(Step("selinux", "no longer let containers use devices (container_use_devices)", ("off",)))
+        steps.append(Step("selinux", "forbid containers to use devices (container_use_devices)", ("off",)))
     left = [path for path in host.specs if path != files.SPECIFICATION]
-    notes = ["%s is left, and names hooks of the toolkit: delete it if it is not used" % path for path in left]
+    notes = ["%s remains, and refers to hooks of the toolkit. Delete it if it is not used" % path for path in left]
     return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))

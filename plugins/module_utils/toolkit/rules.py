@@ -84,7 +84,7 @@ def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
         raise PlanError(
             "container_toolkit_version",
             "the sources do not have all packages of the toolkit in version %s" % asked,
-            "There is: %s. Nothing was changed." % (", ".join(there[:8]) or "none"),
+            "Available: %s. Nothing was changed." % (", ".join(there[:8]) or "none"),
         )
     return fitting[-1]
 

@@ -64,7 +64,7 @@ def _write_image(path: str, call: Callable[..., Any]) -> None:
     program = call(["sh", "-c", "command -v nvidia-smi"]).stdout.strip()
     libraries = [name for name in _LIBRARY.findall(call(["ldd", program]).stdout) if "libnvidia" not in name]
     if not libraries:
-        raise _failed("what %s is linked with cannot be seen" % program, "See that ldd is there.")
+        raise _failed("the libraries of %s cannot be determined" % program, "Check that ldd is installed.")
     with tarfile.open(path, "w") as image:
         for folder in ("dev", "etc", "proc", "run", "sys", "tmp", "usr/bin", "var"):
             entry = tarfile.TarInfo(folder)

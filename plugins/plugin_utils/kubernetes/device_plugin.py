@@ -216,7 +216,7 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
     """Refuse MPS that the plugin's daemon cannot express.
 
     It divides memory and SMs evenly (cmd/mps-control-daemon/mps/daemon.go). README, "With CUDA MPS": not on devices with
-    MIG. The plugin refuses `sharing.mps` with the strategy mixed.
+    MIG. The plugin refuses ``sharing.mps`` with the strategy mixed.
     """
     entry = group[0].entry
     assert entry is not None

@@ -59,7 +59,7 @@ def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
         # A GPU that lost its entry is named in each run, until it is released or has an entry again.
         lines = [line for line in lines if line.get("unmanaged")]
     held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
-    return [*map(_line, lines), *map("in the way: {}".format, _first(held))]
+    return [*map(_line, lines), *map("blocking: {}".format, _first(held))]
 
 
 def _line(line: Mapping[str, Any]) -> str:

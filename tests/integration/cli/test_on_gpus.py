@@ -120,7 +120,7 @@ def test_failed_step_rolls_back(host):
     other = host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}])
     done = host("apply", "--layout", other, "--json", status=1)
     assert json.loads(done.stdout)["error"]["outcome"] == "old"
-    assert "the layout of before is back" in done.stderr
+    assert "the previous layout was restored" in done.stderr
     assert host.seen() == there
 
 
@@ -130,8 +130,8 @@ def test_next_run_completes_an_interrupted_one(host):
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
     other = host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}], "other.json")
     host("apply", "--layout", other, status=-9)
-    assert "a run was cut off" in host("plan", "--layout", other, "--exit-code", status=2).stderr
-    assert "the old layout stood when this one began" in host("apply", "--layout", other).stdout
+    assert "an earlier run was interrupted" in host("plan", "--layout", other, "--exit-code", status=2).stderr
+    assert "this run started from the old layout" in host("apply", "--layout", other).stdout
     assert host.seen()[0] == [("1g.10gb", start) for start in range(7)]
 
 
@@ -392,7 +392,7 @@ def test_busy_gpu_is_refused_waited_for_or_ended(host):
         assert "pid %d" % job.pid in json.loads(refused.stdout)["error"]["busy"][0]["who"][0]
         planned = host("plan", "--layout", layout, "--on-busy", "wait").stdout
         held = r"gpu 0 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\) is in use by pid %d\b" % job.pid
-        assert re.search("in the way: " + held, planned)
+        assert re.search("blocking: " + held, planned)
         # It does not wait at all: how a wait begins and ends is shown below.
         waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0", status=1)
         assert re.search("in use by pid %d" % job.pid, waited.stderr)
@@ -436,7 +436,7 @@ def test_boot_rolls_back_a_layout_without_pending_modes(host, on_trial):
     layout, unit = on_trial
     host.gpusim("reboot")
     done = host("apply", "--layout", str(layout))
-    assert "the layout on trial was taken back" in done.stderr
+    assert "the previous layout was restored" in done.stderr
     assert "exclusive" in layout.read_text() and unit.read_text() == OLD_UNIT
     assert leftovers(host) == []
     assert host.seen() == {0: [], 1: []}
@@ -447,7 +447,7 @@ def test_boot_removes_a_first_layout_on_trial(host, on_trial):
     layout, unit = on_trial
     for path in on_trial:
         path.with_name(path.name + ".former").write_text("")
-    assert "nothing to apply" in host("apply", "--layout", str(layout)).stderr
+    assert "there was no previous layout" in host("apply", "--layout", str(layout)).stderr
     assert not layout.exists() and not unit.exists() and leftovers(host) == []
 
 
@@ -466,10 +466,10 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     assert host.module("mig", layout=ALL_MIG, leave_pending=True)["reboot_required"]
     host.gpusim("reboot")
     done = host("apply", "--layout", str(layout))
-    assert "taken back" not in done.stderr and "create 7g.80gb@0" in done.stdout
+    assert "was restored" not in done.stderr and "create 7g.80gb@0" in done.stdout
     assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
     # A second boot, before the run that asked for the reboot comes back: nothing is on trial any more.
-    assert "taken back" not in host("apply", "--layout", str(layout)).stderr
+    assert "was restored" not in host("apply", "--layout", str(layout)).stderr
 
 
 def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial):
@@ -477,5 +477,5 @@ def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial
     host.module("mig", layout=ALL_MIG, leave_pending=True)
     # A later run without leave to reboot: it takes the modes back.
     assert host.module("mig", layout=ALL_MIG)["reboot_required"]
-    assert "taken back" in host("apply", "--layout", str(layout)).stderr
+    assert "was restored" in host("apply", "--layout", str(layout)).stderr
     assert "exclusive" in layout.read_text()

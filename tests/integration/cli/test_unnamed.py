@@ -39,12 +39,12 @@ def record(host):
 @pytest.mark.host_python
 def test_gpu_without_an_entry_keeps_its_instances_over_a_reboot(shared):
     done = apply(shared, FIRST)
-    line = "gpu 1: unmanaged, no entry names it: keeps mig (3g.40gb@0, 3g.40gb@4)"
+    line = "gpu 1: unmanaged, without an entry: keeps mig (3g.40gb@0, 3g.40gb@4)"
     assert line in done.stdout.splitlines() and "nothing changed" in done.stdout
     assert planned(shared, FIRST)["plan"].count(line) == 1
     shared.gpusim("reboot")
     restored = planned(shared, FIRST)
-    assert "gpu 1: unmanaged, no entry names it: restores mig (3g.40gb@0, 3g.40gb@4)" in restored["plan"]
+    assert "gpu 1: unmanaged, without an entry: restores mig (3g.40gb@0, 3g.40gb@4)" in restored["plan"]
     assert restored["counts"]["create"] == 4
     assert apply(shared, FIRST, "--unnamed", "keep").stdout.count("create 3g.40gb") == 4
     assert shared.seen()[1] == SECOND_GPU
@@ -55,7 +55,7 @@ def test_gpu_without_an_entry_keeps_its_instances_over_a_reboot(shared):
 def test_released_gpus_lose_their_instances_at_once(shared):
     told = planned(shared, FIRST, "--unnamed", "release")
     assert told["counts"] == {"create": 0, "destroy": 2, "keep": 2, "gpus_changed": 1}
-    assert any(line.startswith("gpu 1: released, no entry names it") for line in told["plan"])
+    assert any(line.startswith("gpu 1: released, without an entry") for line in told["plan"])
     assert shared.seen()[1] == SECOND_GPU
     apply(shared, FIRST, "--unnamed", "release")
     assert shared.seen()[1] == []
@@ -79,7 +79,7 @@ def test_module_names_unmanaged_gpus_and_carries_out_a_saved_release(shared):
     saved = shared.module("layout", check=True, **options)
     assert shared.seen()[1] == SECOND_GPU
     refused = shared.module("layout", layout=FIRST, state_directory=directory, plan=saved["plan_data"])
-    assert refused["failed"] and "asks for something else now: gpu 1" in refused["msg"]
+    assert refused["failed"] and "gpu_layout has changed: gpu 1" in refused["msg"]
     done = shared.module("layout", plan=saved["plan_data"], **options)
     assert done["counts"]["destroy"] == 2 and shared.seen()[1] == []
     again = shared.module("layout", plan=saved["plan_data"], **options)
@@ -104,7 +104,7 @@ def test_show_and_metrics_name_unmanaged_gpus(shared):
     apply(shared, FIRST)
     arguments = ["--layout", shared.layout(FIRST), "--state-directory", str(shared.folder / "state.d")]
     shown = shared("show", *arguments)
-    assert "gpu 1: unmanaged, no entry names it: keeps mig (3g.40gb@0, 3g.40gb@4)" in shown.stdout
+    assert "gpu 1: unmanaged, without an entry: keeps mig (3g.40gb@0, 3g.40gb@4)" in shown.stdout
     (told,) = json.loads(shared("show", "--json", *arguments).stdout)["unmanaged"]
     assert told["index"] == 1
     shared.gpusim("reboot")
@@ -203,8 +203,8 @@ def test_settings_and_tenants_are_kept_and_released(host, monkeypatch):
     layout = [{"gpus": [1], "sharing": "exclusive"}, {"gpus": [0, 2], "sharing": "vgpu", "vgpu": tenants}]
     apply(host, layout)
     kept = apply(host, [])
-    assert "gpu 1: unmanaged, no entry names it: keeps exclusive" in kept.stdout
-    assert "gpu 0: unmanaged, no entry names it: keeps vgpu (a)" in kept.stdout
+    assert "gpu 1: unmanaged, without an entry: keeps exclusive" in kept.stdout
+    assert "gpu 0: unmanaged, without an entry: keeps vgpu (a)" in kept.stdout
     host.gpusim("reboot")
     assert "set compute mode exclusive_process" in apply(host, []).stdout
     assert "nothing changed" in apply(host, []).stdout

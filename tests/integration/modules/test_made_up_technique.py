@@ -162,7 +162,7 @@ def test_saved_plan_is_applied_or_reports_changes(made_up):
     assert [step["count"] for step in saved["lanes"]["steps"]] == [2]
     assert "is to be exclusive" in run(made_up, [{"gpus": [0], "sharing": "exclusive"}], plan=saved)["msg"]
     refused = run(made_up, [lanes(4)], plan=saved)["msg"]
-    assert "the steps would be others now: lanes: 4 instead of 0" in refused and counts(made_up) == []
+    assert "the steps have changed: lanes: 4 instead of 0" in refused and counts(made_up) == []
     assert run(made_up, [lanes(2)], plan=saved)["changed"]
     assert counts(made_up) == [2]
 

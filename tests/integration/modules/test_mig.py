@@ -208,7 +208,7 @@ def test_failed_step_rolls_back(host, call, nth):
         return
     assert failed["outcome"] == "old", failed
     assert call in failed["msg"]
-    assert "the layout of before is back" in failed["msg"]
+    assert "the previous layout was restored" in failed["msg"]
     assert host.seen() == there
     assert host.module("mig", layout=new)["changed"]
 

@@ -102,7 +102,7 @@ def test_failed_run_ends_its_waves_and_reports_progress(fleet):
     fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
     assert run.returncode != 0
-    assert "the layout of before is back" in said(run)
+    assert "the previous layout was restored" in said(run)
     assert "Applied: 2 created, 0 destroyed, 0 kept; 1 GPU changed on 1 of 3 hosts" in run.stdout
     assert "Failed: three: gpu 0 (GPU-" in run.stdout
     assert run.stdout.count("Failed: ") == 1
@@ -160,7 +160,7 @@ def test_every_moved_instance_is_named(host, planned):
         else:
             assert "%s@%d" % (was[start], start) not in said
     assert "gpu 1: compute mode was default and is exclusive_process" in said
-    assert "Look at the difference and save a new plan" in said
+    assert "Check the difference and save a new plan" in said
 
 
 def planned_instances(plan):
@@ -188,9 +188,9 @@ def test_another_layout_needs_another_plan(host, planned):
     moved_entries = list(reversed(NEW))
     assert host.module("mig", check=True, layout=moved_entries, plan=planned)["changed"]
     said = refused(host, planned, [NEW[0], mig(1, "3g.40gb")])
-    assert "gpu_layout asks for something else now: gpu 1" in said
+    assert "gpu_layout has changed: gpu 1" in said
     assert "is to be mig: 1x 3g.40gb" in said
-    assert "is not named any more" in refused(host, planned, NEW[:1])
+    assert "is no longer in gpu_layout" in refused(host, planned, NEW[:1])
 
 
 def test_process_started_after_saving_is_not_ended(host, planned):
@@ -223,7 +223,7 @@ def test_process_started_after_saving_is_not_ended(host, planned):
 def test_steps_that_the_planner_would_not_make_are_refused(host, planned):
     """A plan file is compared with the planner's result, never applied directly."""
     planned["gpus"][0]["steps"].pop()
-    assert "the steps would be others now: gpu 0: " in refused(host, planned)
+    assert "the steps have changed: gpu 0: " in refused(host, planned)
     assert "it was not written by this collection" in refused(host, {"schema": 4})
     assert "it has schema None" in refused(host, {})
 

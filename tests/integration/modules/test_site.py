@@ -78,7 +78,7 @@ def test_gpu_without_an_entry_is_named_until_released(host, library, tmp_path):
     assert fleet.play({"one": LAYOUT}).returncode == 0
     kept = fleet.play({"one": []}, *options)
     assert kept.returncode == 0, kept.stdout + kept.stderr
-    words = "unmanaged, no entry names it: keeps mig (3g.40gb@0, 3g.40gb@4)"
+    words = "unmanaged, without an entry: keeps mig (3g.40gb@0, 3g.40gb@4)"
     assert words in kept.stdout.split("Print the plan of each host")[1].split("TASK [")[0]
     assert words in (report / "report.txt").read_text() and words in (report / "report.html").read_text()
     assert "1 GPU unmanaged (gpu_layout_unnamed)" in kept.stdout.split("GPU FLEET")[1]
@@ -86,7 +86,7 @@ def test_gpu_without_an_entry_is_named_until_released(host, library, tmp_path):
     assert " --unnamed keep " in unit
     released = fleet.play({"one": []}, *options, "-e", "gpu_layout_unnamed=release")
     assert released.returncode == 0, released.stdout + released.stderr
-    assert "released, no entry names it" in released.stdout and list(fleet.seen().values()) == [[]]
+    assert "released, without an entry" in released.stdout and list(fleet.seen().values()) == [[]]
     assert "unmanaged" not in (report / "report.txt").read_text() + released.stdout.split("GPU FLEET")[1]
 
 

@@ -86,7 +86,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     assert "RETRYING: [one]" not in said
     # A real run prints the plans of hosts with a workload in the way, before anything changes.
     plans = " ".join(said.split("PLAY [Apply", 1)[0].split())
-    assert "in the way: gpu 0 (GPU-" in plans and "two: - " in plans and "one: - " not in plans
+    assert "blocking: gpu 0 (GPU-" in plans and "two: - " in plans and "one: - " not in plans
     assert re.search("two: waiting: " + HELD % job.pid, said), said
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
 
@@ -99,8 +99,8 @@ def test_dry_run_names_holders_to_wait_for_drain_or_end(fleet, job, on_busy):
     status, said = play(fleet, "--check", on_busy=on_busy)
     assert status == 0, said
     plans = " ".join(said.split("PLAY [Decide whether to continue]", 1)[1].split("PLAY [", 1)[0].split())
-    assert re.search("two: - .*in the way: " + HELD % job.pid, plans), plans
-    assert plans.count("in the way: ") == 1
+    assert re.search("two: - .*blocking: " + HELD % job.pid, plans), plans
+    assert plans.count("blocking: ") == 1
     assert job.poll() is None
     assert fleet.seen() == {"one": [("7g.80gb", 0)], "two": [("7g.80gb", 0)]}
 

@@ -230,7 +230,7 @@ def test_run_fails_if_rollback_and_completion_would_end_a_job(host):
     there = host.seen()
     try:
         stopped = host.module("mig", layout=OLD)
-        assert "a run was cut off half way (pid" in stopped["msg"]
+        assert "a run was interrupted (pid" in stopped["msg"]
         assert "pid %d" % job.pid in stopped["msg"]
         assert stopped["busy"]
         assert host.seen() == there

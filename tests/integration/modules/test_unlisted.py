@@ -57,7 +57,7 @@ def test_keep_fails_without_room_around_foreign_instances(shared):
         "mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}], unlisted="keep"
     )
     assert refused["failed"]
-    assert "do not fit beside what stands there and is not the layout's: 3g.40gb@4" in refused["msg"]
+    assert "do not fit beside instances that are not in the layout: 3g.40gb@4" in refused["msg"]
 
 
 def test_foreign_instances_in_the_layout_are_adopted(shared):

@@ -133,7 +133,7 @@ def test_without_the_library_tenants_are_refused(fleet):
 def test_gpus_in_a_container_have_no_tenants_of_the_host(host):
     host.create(H100)
     refused = run(host, *BASE)
-    assert "simulated GPUs of this process alone" in refused["msg"]
+    assert "simulated for this process only" in refused["msg"]
     assert host.module("gpu_info")["vgpu_tenants"] == []
 
 
@@ -146,7 +146,7 @@ def test_gpus_in_a_container_have_no_tenants_of_the_host(host):
         ([entry([0], tenant("a", gpu="0000:ff:00.0"))], ["tenants[0].gpu", "not in its entry"]),
         ([entry([0], tenant("a_"))], ["tenants[0].name", "cannot end in _"]),
         ([entry([0], tenant("a")), entry([1], tenant("a"))], ["already named by gpu_layout[0]"]),
-        ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all names every GPU"]),
+        ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all selects every GPU"]),
         ([entry([0], tenant("a"), provider="dmem")], ["vgpu.provider", "Linux 6.14"]),
     ],
 )
@@ -345,13 +345,13 @@ def test_saved_plan_is_applied_exactly_or_refused(fleet):
     assert [step["step"] for step in saved["vgpu"]["steps"]] == ["ChangeTenant", "AddTenant"]
     run(fleet, entry([0, 1], tenant("a"), tenant("meanwhile")))
     refused = run(fleet, after, plan=saved)
-    assert "the steps would be others now" in refused["msg"] and "vgpu meanwhile: remove" in refused["msg"]
+    assert "the steps have changed" in refused["msg"] and "vgpu meanwhile: remove" in refused["msg"]
     run(fleet, entry([0, 1], tenant("a")))
     done = run(fleet, after, plan=saved)
     assert done["plan"] == [gpu["plan"] for gpu in saved["gpus"]] + saved["vgpu"]["plan"]
     assert not run(fleet, after, plan=saved)["changed"]
     other = run(fleet, entry([0, 1], tenant("a", "4GiB"), tenant("c")), plan=saved)
-    assert "the steps would be others now" in other["msg"]
+    assert "the steps have changed" in other["msg"]
 
 
 # --- tenants that get another name -------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ def test_saved_plan_with_a_rename_is_applied_or_refused(fleet):
     assert [(step["step"], step["name"]) for step in saved["vgpu"]["steps"]] == [("ChangeTenant", "b")]
     run(fleet, entry([0], tenant("c", was="a")))
     refused = run(fleet, RENAME, plan=saved)
-    assert "the steps would be others now: vgpu b: rename tenant c to b, end the name c" in refused["msg"], refused
+    assert "the steps have changed: vgpu b: rename tenant c to b, end the name c" in refused["msg"], refused
     run(fleet, entry([0], tenant("a")))
     assert run(fleet, RENAME, plan=saved)["changed"]
     assert not run(fleet, RENAME, plan=saved)["changed"]

@@ -171,7 +171,7 @@ def test_force_gives_up_on_restarting_processes(whole, jobs):
         "ended",
         "ended",
         "ended",
-        "old: it was ended and came back; the layout of before is back",
+        "old: it was ended and started again; the previous layout was restored",
     ]
     assert whole.seen() == there
 

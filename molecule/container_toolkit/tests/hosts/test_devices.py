@@ -98,7 +98,7 @@ def test_rootless_podman_reads_the_specification_and_smoke_test_reports_the_cont
         Ask(then="podman images --all"),
         Ask(first="mv /dev/nvidia1 /dev/hidden", then="mv /dev/hidden /dev/nvidia1", fails=True),
     )
-    assert published.steps == [f"let everybody read {SPECIFICATION}"]
+    assert published.steps == [f"make {SPECIFICATION} readable for all users"]
     assert alice(command).rc == 0
     assert (right.steps, right.result["smoke_test"]) == ([], "a container of podman sees 2 devices, the host's own")
     assert "smoke" not in right.seen
@@ -111,7 +111,7 @@ def test_new_mig_devices_are_listed_and_usable(boxes, image):
     try:
         assert "1:0" not in listed(boxes), "the control: nobody notices by itself"
         foretold, written, again = run_roles("boxes", Ask(check=True, then=f"cat {SPECIFICATION}"), Ask(), Ask())
-        assert foretold.steps == [f"write {SPECIFICATION} for the devices that are there"]
+        assert foretold.steps == [f"write {SPECIFICATION} for the current devices"]
         assert "all" in names(foretold.seen) and "1:0" not in names(foretold.seen)
         assert written.steps == foretold.steps
         assert written.result["smoke_test"] == "a container of podman sees 4 devices, the host's own"

@@ -138,7 +138,7 @@ def test_restart_that_ends_containers_waits_for_permission(engines, container):
         Ask(never, first=RESTART),
     )
     assert first.result["restart_pending"] == ["docker"]
-    assert "runs on with its former configuration" in first.result["notes"][0]
+    assert "keeps running with its previous configuration" in first.result["notes"][0]
     assert Look.read(first.seen).daemon["features"]["cdi"] is True
     assert (again.changed, again.result["restart_pending"]) == (False, ["docker"])
     look = Look.read(again.seen)

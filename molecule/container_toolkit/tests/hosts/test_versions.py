@@ -53,7 +53,7 @@ REFUSED = [
         },
         "key cannot be fetched",
     ),
-    ({"container_toolkit_version": "1.99.0"}, r"There is: 1\.18\.2-1, 1\.18\.1-1, 1\.18\.0-1, 1\.17\.8-1"),
+    ({"container_toolkit_version": "1.99.0"}, r"Available: 1\.18\.2-1, 1\.18\.1-1, 1\.18\.0-1, 1\.17\.8-1"),
     ({"container_toolkit_version": "1.18"}, "is not a version of the toolkit"),
 ]
 

@@ -26,7 +26,7 @@ def has_its_old_layout(apply, canary):
 def test_refused_step_rolls_back_at_once(apply, canary):
     canary.fail_at(*HALF_WAY)
     said = apply(canary, "second").failed()
-    assert "Insufficient Resources" in said and "the layout of before is back" in said, said
+    assert "Insufficient Resources" in said and "the previous layout was restored" in said, said
     assert canary.not_as("first") == []
     assert not canary.cut_off
 

@@ -56,7 +56,7 @@ def test_service_stops_for_the_change_and_runs_in_the_new_layout(site, served):
 def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     served.fail_at(HALF_WAY[0], 1)
     said = site("hopper", gpu_layout=WHOLE, **DRAIN).failed("hopper")
-    assert "the layout of before is back" in said
+    assert "the previous layout was restored" in said
     assert served.not_as("first") == []
     assert active(served) and at_work(served)
 

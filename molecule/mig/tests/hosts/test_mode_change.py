@@ -62,7 +62,7 @@ def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
         ampere.go_on(pid)
         said = run.failed()
         assert ampere.runs(job)
-    assert "the layout of before is back" in said
+    assert "the previous layout was restored" in said
     assert ampere.not_as("first") == []
     assert modes(ampere) == [("Enabled",) * 2, ("Enabled",) * 2, ("Disabled",) * 2, ("Disabled",) * 2]
     assert not ampere.cut_off

@@ -21,7 +21,7 @@ def test_failed_host_is_rolled_back_and_ends_the_waves(site, fleet, later):
     canary, hopper, *_ = fleet
     hopper.fail_at(*HALF_WAY)
     said = site(layout_stage="second").failed("hopper")
-    assert "the layout of before is back" in said
+    assert "the previous layout was restored" in said
     assert canary.not_as("second") == []
     assert hopper.not_as("first") == [] and not hopper.cut_off
     assert later() == "as before"

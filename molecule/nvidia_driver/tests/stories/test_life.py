@@ -72,9 +72,9 @@ def test_upgrades_by_others_do_not_change_the_driver(lab_host, state_of):
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
-    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "is to be trusted"),
+    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "but the trusted one is"),
     ({"repository_url": "http://127.0.0.1:9/nobody/{directory}"}, "cannot be used"),
-    ({"version": "580.1.1"}, "There is: 590.48.01, 590.44.01, 580.105.08, 580.95.05"),
+    ({"version": "580.1.1"}, "Available: 590.48.01, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),
     ({"kernel_modules": "proprietary", "version": "620"}, "has no proprietary modules"),
 ]
@@ -191,7 +191,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
         Ask(newest, then=f"! ls /var/lib/openfleet-gpu/driver.json; {SEE}"),
         Ask(later, then=SEE),
     )
-    assert "The host is on 580.105.08 again" in broken.failed
+    assert "580.105.08 was restored" in broken.failed
     assert "Bad return status for module build" in broken.failed
     after, active, _client = see(broken.seen)
     is_whole(after, "580.105.08")
@@ -200,7 +200,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
-    assert finished.planned[0] == "finish what was interrupted"
+    assert finished.planned[0] == "complete the interrupted change"
     after, active, _client = see(finished.seen)
     is_whole(after, "590.48.01")
     assert active == RUNNING

@@ -21,7 +21,7 @@ def test_failed_start_restores_the_old_daemon(hopper):
         failed = hopper.apply({"gpus": [1], "sharing": "mig", "mig": [part]})
         assert failed["error"]["outcome"] == "old", failed
         assert "broken" in failed["error"]["where"]
-        assert "the layout of before is back" in failed["error"]["problem"]
+        assert "the previous layout was restored" in failed["error"]["problem"]
         assert any("enable MIG mode" in step for step in failed["error"]["steps_done"])
     finally:
         hopper.ask(f"rm -r {BROKEN} && systemctl daemon-reload")
@@ -54,7 +54,7 @@ def test_too_much_memory_is_refused_before_any_change(hopper):
     failed = hopper.apply(
         {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="big", pinned_memory_limit="40GiB")}
     )
-    assert "4 clients of 40GiB each are more than the" in failed["error"]["problem"]
+    assert "4 clients of 40GiB each exceed its memory" in failed["error"]["problem"]
     assert hopper.gpu(1) == gpu
     assert set(hopper.daemons()) == {"small", "inference"}
 

@@ -55,7 +55,7 @@ def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
             set_so_far.append(gpu_plan.gpu.uuid)
             session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
             if session.mig_mode(gpu_plan.gpu.uuid)[1] != gpu_plan.target.mig_enabled:
-                problem = "the driver does not keep the MIG mode pending, so a reboot would not bring it about"
+                problem = "the driver does not keep the MIG mode pending, so a reboot would not activate it"
                 raise NvmlError(gpu_plan.gpu.label, problem, "Check the kernel log.", gpu=gpu_plan.gpu.uuid)
     except BaseException as error:
         for gpu in set_so_far:
@@ -107,7 +107,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     known = [each for each in host.gpus if each.uuid == gpu]
     if holders or not known:
         problem = "it is in use, so its MIG mode cannot change now: %s" % ", ".join(map(str, holders[:_NAMED]))
-        return NvmlError(where, problem, "Stop what uses it and run again.", code=IN_USE, gpu=gpu)
+        return NvmlError(where, problem, "Stop the processes that use it and run again.", code=IN_USE, gpu=gpu)
     in_kernel = holders_in_kernel(known[0])
     problem = "no process uses it, but %s holds it inside the kernel, so its MIG mode cannot change now"
     error = ResetRefusedError if survives_reboot(known[0]) else NvmlError

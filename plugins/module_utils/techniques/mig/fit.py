@@ -108,11 +108,11 @@ class Capacity:
         chosen = [self.profiles[name] for name in names]
         slices = sum(p.compute_slices for p in chosen)
         if slices > self.compute_slices:
-            return "%d compute slices are asked for and the GPU has %d" % (slices, self.compute_slices)
+            return "they need %d compute slices, and the GPU has %d" % (slices, self.compute_slices)
         for kind in GpuInstanceProfile.ENGINES:
             asked = sum(getattr(p, kind) for p in chosen)
             if asked > self.engines[kind]:
-                return "%d media engines (%s) are asked for and the GPU has %d" % (asked, kind, self.engines[kind])
+                return "they need %d media engines (%s), and the GPU has %d" % (asked, kind, self.engines[kind])
         return None
 
     def outlook(self, taken: int) -> tuple[int, ...]:

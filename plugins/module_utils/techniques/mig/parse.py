@@ -53,8 +53,8 @@ def _instance(node: Node, context: PartContext, inside: Sequence[Form]) -> MigIn
     placement = fields.read("placement", lambda field: field.integer(0, MOST_INSTANCES - 1))
     if placement is not None and count is not None and count > 1:
         node.report(
-            "one placement cannot serve %d instances" % count,
-            "Write one element for each instance, each with its placement, or take placement away.",
+            "%d instances cannot have the same placement" % count,
+            "Write one element for each instance, each with its placement, or remove placement.",
         )
     split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
     sharing, part = _shared(fields, dataclasses.replace(context, selectors=(), inside_mig=True), inside)
@@ -83,7 +83,7 @@ def _gpu_instance_profile(node: Node) -> ProfileName | None:
     name = _profile_name(node)
     if name is not None and node.value != name.gpu_instance:
         node.report(
-            "%s names a compute instance" % quoted(node.value),
+            "%s is a compute instance" % quoted(node.value),
             "Write profile: %s, and list compute instances in compute_instances." % name.gpu_instance,
         )
         return None
@@ -99,13 +99,13 @@ def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ..
     for each, name in zip(nodes, names):
         if name.gpu_instance != profile.gpu_instance:
             each.report(
-                "%s is no part of a %s" % (name, profile),
-                "Parts of it are named like 1c.%s." % profile.gpu_instance,
+                "%s is not a part of a %s" % (name, profile),
+                "Its parts have names like 1c.%s." % profile.gpu_instance,
             )
     slices = sum(name.compute_slices for name in names)
     if slices > profile.gpu_slices:
         node.report(
             "the parts take %d compute slices, a %s has %d" % (slices, profile, profile.gpu_slices),
-            "Take parts away, or choose smaller ones.",
+            "Remove parts, or choose smaller ones.",
         )
     return () if names == [profile] else tuple(str(name) for name in names)

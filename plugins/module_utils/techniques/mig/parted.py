@@ -38,14 +38,14 @@ class Converted:
 def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Converted]:
     """Return the layouts by label. `models` has the names of GPUs by PCI id.
 
-    Raises FleetError, naming the place in `source`, for a file that is no configuration of mig-parted.
+    Raises FleetError with the place in `source` for a file that is not a configuration of mig-parted.
     """
     configs = data.get("mig-configs") if isinstance(data, Mapping) else None
     if not isinstance(configs, Mapping):
-        raise FleetError(source, "it has no mig-configs", "Name a configuration of nvidia-mig-parted.")
+        raise FleetError(source, "it has no mig-configs", "Give a configuration of nvidia-mig-parted.")
     if data.get("version") != VERSION:
-        problem = "its version is %s, and %s is known" % (data.get("version"), VERSION)
-        raise FleetError("%s: version" % source, problem, "Write version: %s if that is what it is." % VERSION)
+        problem = "its version is %s, and only %s is supported" % (data.get("version"), VERSION)
+        raise FleetError("%s: version" % source, problem, "Write version: %s if that is its version." % VERSION)
     boards = {board.pci_device_id: board.name for model in models.values() for board in model.boards}
     return {
         str(label): _Config("%s: mig-configs.%s" % (source, label), boards).read(config)
@@ -119,7 +119,7 @@ class _Config:
             if gpus.models is not None and gpus.indices:
                 self._differs(
                     gpus.place,
-                    "a layout names GPUs by index or by model, not by both: device-filter is left out. Use it on hosts whose "
+                    "a layout selects GPUs by index or by model, not by both: device-filter is left out. Use it on hosts whose "
                     "%s %s" % (_numbers(gpus.indices), " or ".join(gpus.models)),
                 )
             return list(gpus.indices)
@@ -137,20 +137,20 @@ class _Config:
     def _check_together(self, named: Sequence[_Gpus], models: int) -> None:
         """Report entries that cannot be in one layout, which names each GPU once and only existing ones."""
         if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
-            self._differs("", "all stands beside other GPUs, which a layout refuses: list the GPUs of each entry")
+            self._differs("", "one entry selects all and another selects GPUs again: list the GPUs of each entry")
             return
         if models > 1:
             self._differs(
-                "", "it serves several models, and a host's layout names only GPUs that it has: keep those on each host"
+                "", "it has several models, and a host's layout may only have the host's GPUs: keep those on each host"
             )
         for one, other in itertools.combinations(named, 2):
             both, shared = "%s and %s" % (one.place, other.place), one.shared_indices(other)
             if shared and not one.share_a_model(other):
                 numbers = ", ".join(map(str, shared))
-                what = "%s name GPU %s, each of another model: keep on each host the entry of its own"
+                what = "%s select GPU %s, each with another model: keep the entry of the host's model on each host"
                 self._differs("", what % (both, numbers))
             elif shared or (one.share_a_model(other) and None in (one.indices, other.indices)):
-                self._differs("", "%s name the same GPUs, which a layout refuses: leave them to one entry" % both)
+                self._differs("", "%s select the same GPUs: keep them in one entry" % both)
 
     def _sharing(self, place: str, element: Mapping[str, Any]) -> dict[str, Any]:
         enabled = element.get("mig-enabled")
@@ -198,7 +198,7 @@ class _Config:
             names = ", ".join("%dx %s" % (number, name) for name, number in Counter(map(str, asked)).items())
             self._differs(
                 place,
-                "which of %s share an instance is decided by the hardware there: say it with compute_instances; left out"
+                "%s are left out, because the hardware decides which of them share an instance: use compute_instances"
                 % names,
             )
             return []
@@ -211,7 +211,7 @@ class _Config:
         self._problems.append("%s%s: %s" % (self._where, place, what))
 
     def _no(self, place: str, wanted: str, value: Any) -> FleetError:
-        return FleetError(self._where + place, "expected %s, got %r" % (wanted, value), "Mend it there.")
+        return FleetError(self._where + place, "expected %s, got %r" % (wanted, value), "Fix the file.")
 
 
 def _pattern(models: Sequence[str], known: Iterable[str]) -> str:

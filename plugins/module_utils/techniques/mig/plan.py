@@ -57,7 +57,7 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
-    """Refuse to remove instances that are not the collection's."""
+    """Refuse to remove foreign instances."""
     if not doomed:
         return
     names = ", ".join(
@@ -66,16 +66,16 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
     )
     raise PlanError(
         "%s on %s" % (target.where, gpu.label),
-        "there are instances that the layout does not name and that this collection did not create: %s" % names,
-        "Name them in gpu_layout, or set gpu_layout_unlisted to remove%s."
-        % (" or to keep" if target.mig_enabled else "; they cannot stay on a GPU without MIG mode"),
+        "it has instances that are not in the layout and that this collection did not create: %s" % names,
+        "Add them to gpu_layout, or set gpu_layout_unlisted to remove%s."
+        % (" or keep" if target.mig_enabled else ". They cannot stay on a GPU without MIG mode"),
     )
 
 
 def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[Target, tuple[GpuInstance, ...]]:
     """Return the target that keeps every foreign instance, and the foreign instances that it does not name.
 
-    A foreign instance is adopted if the layout has an equal one and the collection has too few of its own.
+    A foreign instance is adopted if the layout has an equal one and the collection owns too few.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
     wanted: list[WantedInstance] = list(target.instances)
@@ -169,7 +169,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
     if not gpu.mig.capable and _DISPLAY_BOARD.search(gpu.name):
         raise PlanError(
             where,
-            "this board has MIG only in the display mode compute, and it is in another one",
+            "this board has MIG only in the display mode compute, and it has another mode",
             "Set it with NVIDIA's DisplayModeSelector 1.72 or later (https://developer.nvidia.com/displaymodeselector): "
             "`./displaymodeselector --listgpumodes`, then `./displaymodeselector --gpumode=compute --gpu=N`. Reboot the host and "
             "run again. The board then drives no display. If it has that mode already, update its VBIOS (nvidia-smi "
@@ -184,7 +184,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
     if not gpu.mig.profiles:
         raise PlanError(
             where,
-            "the driver does not tell the MIG profiles of this GPU while its MIG mode is off",
+            "the driver does not report the MIG profiles of this GPU while its MIG mode is off",
             "Upgrade the driver to 550 or later, or enable MIG mode once by hand (nvidia-smi -i %s -mig 1) and run again."
             % gpu.uuid,
         )
@@ -248,9 +248,9 @@ def _place(
         if left and capacity.fits(names):
             raise PlanError(
                 "%s on %s" % (target.where, gpu.label),
-                "%s do not fit beside what stands there and is not the layout's: %s"
+                "%s do not fit beside instances that are not in the layout: %s"
                 % (listing(names), ", ".join(map(instance_text, left))),
-                "Name these instances in gpu_layout, or set gpu_layout_unlisted to remove.",
+                "Add these instances to gpu_layout, or set gpu_layout_unlisted to remove.",
             )
         pinned = any(wanted.start is not None for wanted in target.instances)
         part = capacity.largest_part(names)
@@ -259,7 +259,7 @@ def _place(
             if pinned and capacity.fits(names):
                 raise PlanError(
                     "%s on %s" % (target.where, gpu.label),
-                    "%s do not fit with the placements given" % listing(names),
+                    "%s do not fit with these placements" % listing(names),
                     "Without `placement` they would fit.",
                 )
         raise PlanError(

@@ -79,9 +79,9 @@ class MpsChange:
             if devices is None:
                 raise ApplyError(
                     step.where,
-                    "what the MPS daemon %s was to serve is not there: %s"
+                    "the devices for the MPS daemon %s do not exist: %s"
                     % (step.name, self._plan.places(step.daemon.places)),
-                    "Look for another tool that partitions these GPUs.",
+                    "Check for another tool that partitions these GPUs.",
                 )
             self._started.append(step.name)
             self._host.start(step.daemon, devices)
@@ -115,12 +115,12 @@ class MpsChange:
         else:
             raise ApplyError(
                 "mps %s" % seen.daemon.name,
-                "it has clients, and takes its limits of before (%s) only by a restart" % caps(seen.daemon),
+                "it has clients, and needs a restart for its previous limits (%s)" % caps(seen.daemon),
                 "Run again when they have ended.",
             )
 
     def forget(self) -> None:
-        """Remove the files of daemons that the new layout does not name."""
+        """Remove the files of daemons that are not in the new layout."""
         for step in self._plan.stops:
             if step.forget:
                 self._host.forget(step.name)

@@ -82,7 +82,7 @@ def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
     A percentage here becomes the daemon's default. A memory limit would not, so a command sets it (_limits).
     """
     return _environment(
-        "Of the MPS control daemon %s; written by openfleet.gpu, changed by gpu_layout." % daemon.name,
+        "Settings of the MPS control daemon %s. Written by openfleet.gpu, change gpu_layout instead." % daemon.name,
         {
             "CUDA_VISIBLE_DEVICES": ",".join(devices),
             PIPE_DIRECTORY: pipe_directory(daemon.name),
@@ -103,7 +103,7 @@ def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
     """Return the environment of clients, with the daemon's UUIDs: a client without the daemon sees the same devices."""
     return _environment(
-        "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file; written by openfleet.gpu."
+        "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file. Written by openfleet.gpu."
         % daemon.name,
         {PIPE_DIRECTORY: pipe_directory(daemon.name), "CUDA_VISIBLE_DEVICES": ",".join(devices)},
     )

@@ -80,13 +80,13 @@ class MpsHost(Daemons):
         if not (self._root / _PROGRAM).exists():
             return Problem(
                 "/" + _PROGRAM,
-                "it is not installed, and MPS cannot be had without it",
+                "it is not installed, and MPS needs it",
                 "It comes with the driver: nvidia-cuda-mps on Debian, nvidia-compute-utils-BRANCH on Ubuntu, "
-                "nvidia-driver-cuda (or xorg-x11-drv-nvidia-cuda) on RHEL and its kin, NVIDIA's .run file anywhere.",
+                "nvidia-driver-cuda (or xorg-x11-drv-nvidia-cuda) on RHEL and derivatives, or NVIDIA's .run file.",
             )
         if not systemd.booted(self._root):
             return Problem(
-                "this host", "systemd is not its init system, and runs no MPS daemon", "Use a host with systemd."
+                "this host", "systemd is not its init system, which MPS daemons need", "Use a host with systemd."
             )
         return None
 
@@ -262,15 +262,15 @@ class MpsHost(Daemons):
         """Return an error with the last lines of the unit's journal."""
         unit = unit_of(name)
         command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
-        said = None
+        text = None
         with contextlib.suppress(FileNotFoundError):
-            said, _problem = ask(self._run, command)
-        lines = [line for line in (said or "").splitlines() if line and not any(word in line for word in _CHATTER)]
+            text, _problem = ask(self._run, command)
+        lines = [line for line in (text or "").splitlines() if line and not any(word in line for word in _CHATTER)]
         if lines:
             last = " / ".join(line[:_JOURNAL_LETTERS] for line in lines[-_JOURNAL_LINES:])
-            problem += ". The last of its journal: %s" % printable(last)
+            problem += ". End of its journal: %s" % printable(last)
         return ApplyError(
-            'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, mend it and run again." % unit
+            'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, fix the cause and run again." % unit
         )
 
     def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, deadline: float) -> None:
@@ -295,7 +295,7 @@ class MpsHost(Daemons):
         if percentage != daemon.active_thread_percentage or set(limits) != {
             rounded_limit(daemon.pinned_memory_limit_bytes)
         }:
-            problem = "it did not take its limits: it says %s percent and %s bytes for its devices" % (
+            problem = "it did not accept its limits: it reports %s percent and %s bytes for its devices" % (
                 percentage,
                 limits,
             )

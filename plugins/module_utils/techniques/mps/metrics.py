@@ -28,20 +28,20 @@ def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> li
     """Return the differences and their GPUs. A daemon that is only down is no difference: it has its own metric."""
     asked = wanted(layout, gpus, host.driver_version, seen)
     steps = plan(asked, seen, gpus, host, adjustable).steps
-    there = {one.daemon.name: one for one in seen}
-    found = []
+    by_name = {one.daemon.name: one for one in seen}
+    differences = []
     for step in steps:
         if isinstance(step, StopMps) and not step.forget:
             # systemd restarts it, and its metric shows it.
             continue
-        one = there.get(step.name)
+        one = by_name.get(step.name)
         if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
             continue
         daemons = [one.daemon] if one is not None else []
         daemons += [] if isinstance(step, StopMps) else [step.daemon]
         places = {place.gpu_uuid for daemon in daemons for place in daemon.places}
-        found.append(("mps %s: %s" % (step.name, step), places))
-    return found
+        differences.append(("mps %s: %s" % (step.name, step), places))
+    return differences
 
 
 def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:

@@ -94,7 +94,7 @@ class Daemons:
                 except (KeyError, TypeError):
                     raise durable.damaged(path) from None
                 if daemon.name != path.stem:
-                    raise durable.damaged(path, 'tells of the MPS daemon "%s"' % daemon.name)
+                    raise durable.damaged(path, 'describes the MPS daemon "%s"' % daemon.name)
                 yield daemon, devices
 
     def _look(

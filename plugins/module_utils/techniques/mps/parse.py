@@ -24,7 +24,7 @@ KEYS = dict(KEYS_INSIDE_MIG, daemon_per=Key("daemon_per: entry"))
 
 
 def parse(node: Node, context: PartContext) -> Mps | None:
-    """Return the part; None after reporting why it is none."""
+    """Return the part, or None after reporting the error."""
     fields = node.fields(KEYS_INSIDE_MIG if context.inside_mig else KEYS)
     if fields is None:
         return None

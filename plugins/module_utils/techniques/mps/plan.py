@@ -61,7 +61,7 @@ def wanted(
             raise PlanError(
                 each.where,
                 "the MPS daemon %s of %s would have the same name" % (each.daemon.name, other.where),
-                "Name one of them otherwise.",
+                "Give one of them another name.",
             )
     return tuple(names[name] for name in sorted(names))
 
@@ -157,7 +157,7 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
     """Return the processes that would lose their work. A daemon that does not answer may have any client."""
     gpu = one.daemon.places[0].gpu_uuid
     if one.running and one.active_thread_percentage is None:
-        who = "clients that its daemon (pid %s) does not tell of: %s" % (one.pid, one.problem or "it is silent")
+        who = "clients that its daemon (pid %s) does not report: %s" % (one.pid, one.problem or "it does not answer")
         return (Holder(gpu, None, UNKNOWN, who, one.pid),)
     found = []
     for client in one.clients:
@@ -168,7 +168,7 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
             # Root must not end a process only because a user's process names it.
-            who += " by the word of the server %d alone, and is not ended" % client.server_pid
+            who += " according to the server %d only, and is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
 
@@ -212,8 +212,8 @@ def _of_instances(
         if part.sharing == KEY and len(part.compute_slices) > 1:
             raise PlanError(
                 "%s.mig[%d].mps" % (entry.where, position),
-                "a %s that is split is several MIG devices, and a daemon serves one" % part.profile,
-                "Take compute_instances away, or mps.",
+                "a split %s is several MIG devices, and a daemon serves one" % part.profile,
+                "Remove compute_instances or mps.",
             )
     if all(part.sharing != KEY for part in parts):
         return []
@@ -290,15 +290,14 @@ def _check(
     if limits_bind(gpu.compute_capability) is False:
         raise PlanError(
             place,
-            "clients of a GPU before Volta cannot be held to a share of it (compute capability %s)"
-            % gpu.compute_capability,
+            "MPS cannot limit clients of a GPU before Volta (compute capability %s)" % gpu.compute_capability,
             "Choose another sharing for it (exclusive, shared or time_slicing).",
         )
     most = most_clients(gpu.compute_capability, driver_version, slices)
     if most is not None and mps.clients > most:
         raise PlanError(
             place,
-            "%d clients are more than MPS serves there, which is %d" % (mps.clients, most),
+            "%d clients are more than MPS supports on it, which is %d" % (mps.clients, most),
             "Lower clients.",
         )
     limit = mps.pinned_memory_limit_bytes
@@ -307,18 +306,16 @@ def _check(
     if memory_bytes is None:
         raise PlanError(
             place,
-            "its driver reports no memory size, which pinned_memory_limit is checked against",
-            "Take pinned_memory_limit away.",
+            "its driver reports no memory size to check pinned_memory_limit against",
+            "Remove pinned_memory_limit.",
         )
     has = format_size(memory_bytes // MIB * MIB)
     if limit > memory_bytes:
-        raise PlanError(
-            place, "a limit of %s is more than the %s that there are" % (format_size(limit), has), "Lower it."
-        )
+        raise PlanError(place, "a limit of %s exceeds its memory of %s" % (format_size(limit), has), "Lower it.")
     if mps.clients * limit > memory_bytes and not mps.oversubscribe:
         raise PlanError(
             place,
-            "%d clients of %s each are more than the %s that there are" % (mps.clients, format_size(limit), has),
+            "%d clients of %s each exceed its memory of %s" % (mps.clients, format_size(limit), has),
             "Lower clients or pinned_memory_limit, or set oversubscribe: true.",
         )
 

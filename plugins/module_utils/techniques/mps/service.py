@@ -114,7 +114,7 @@ class MpsService:
         if self._host is None:
             raise PlanError(
                 where,
-                "these are simulated GPUs of this process alone, which no daemon can serve",
+                "GPUs that are simulated for this process only cannot have a daemon",
                 "Simulate them for the whole host (the role gpu_simulator).",
             )
         problem = self._host.available()

@@ -26,7 +26,7 @@ class StopMps:
         return self.seen.daemon.name
 
     def __str__(self) -> str:
-        return "stop" if self.seen.running else "take away what is left of it"
+        return "stop" if self.seen.running else "remove its files"
 
 
 @frozen

@@ -25,7 +25,7 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
     """Set it and check it. Raises NvmlError if nvidia-smi lists another value afterwards."""
     number = TIME_SLICES.index(name)
     # 470 needs the number as a separate argument, and later releases accept that (--help).
-    said, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
+    output, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
     listed, unread = ask([*LIST, "-i", gpu_uuid], run)
     found = list(read_rows(listed).values())
     if found == [name]:
@@ -33,14 +33,15 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
     if reason == unread == NOT_INSTALLED:
         raise NvmlError(
             "gpu %s" % gpu_uuid,
-            "the time slice was to be %s, and %s" % (name, reason),
+            "the time slice %s cannot be set: %s" % (name, reason),
             "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), and run again.",
             gpu=gpu_uuid,
         )
     shown = "shows %s" % found[0] if found else "does not show it (%s)" % unread
     raise NvmlError(
         "gpu %s" % gpu_uuid,
-        "the time slice was to be %s, and nvidia-smi %s; it said: %s" % (name, shown, reason or " ".join(said.split())),
-        "See whether this GPU has time slices (nvidia-smi compute-policy -i %s -l)." % gpu_uuid,
+        "the time slice %s was set, but nvidia-smi %s. Its message was: %s"
+        % (name, shown, reason or " ".join(output.split())),
+        "Check whether this GPU has time slices (nvidia-smi compute-policy -i %s -l)." % gpu_uuid,
         gpu=gpu_uuid,
     )

@@ -34,7 +34,7 @@ class Record:
             durable.write(self.path, data)
 
 
-def record(directory: str, gpus: Sequence[Gpu], coming: Iterable[str] = ()) -> None:
+def record(directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
     """Record the GPUs that have a time slice other than the default, and the UUIDs of those that will get one."""
     sliced = {gpu.uuid for gpu in gpus if time_slice_of(gpu) not in (None, DEFAULT)}
-    Record(directory).write(sliced.union(coming))
+    Record(directory).write(sliced.union(changing))

@@ -29,7 +29,7 @@ COMPUTE_MODE = "default"
 
 #: How shares apply if tenants contend for a GPU.
 POLICIES = ("fixed", "contended", "burst")
-#: What enforces quotas. `auto` occurs only in layouts. A tenant has one of the others.
+#: Providers, which enforce quotas. `auto` occurs only in layouts. A tenant has one of the others.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
 #: The turnstile is a file. Neighbours can truncate it, which ends the tenant's programs.
@@ -82,7 +82,7 @@ class VgpuTenant:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the tenant."""
+        """Return all names of the tenant."""
         return (self.name, *self.aliases)
 
     @property

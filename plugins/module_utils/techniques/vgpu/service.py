@@ -125,7 +125,7 @@ def _check(desired: Sequence[WantedTenant], host: VgpuHost | None, installs: boo
     if host is None:
         raise PlanError(
             desired[0].where,
-            "simulated GPUs of this process alone cannot have tenants",
+            "GPUs that are simulated for this process only cannot have tenants",
             "Simulate GPUs for the whole host (role gpu_simulator).",
         )
     for each in desired:

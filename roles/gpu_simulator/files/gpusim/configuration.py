@@ -148,7 +148,7 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
 
 
 def _module_id(model: Model, position: int, branch: int) -> int:
-    """The number of a GPU's module. The real order on a board differs from that of NVML, and between boards."""
+    """Return the number of a GPU's module. The real order on a board differs from that of NVML, and between boards."""
     if model.on_module:
         return position % MODULES_PER_BOARD + 1
     return int(branch >= FIRST_DRIVER_THAT_NUMBERS_CARDS)

@@ -120,7 +120,7 @@ def _value(fields: dict[str, Field], path: str, name: str, part: str, unconfirme
         text = f"{part} was not read: {field.reason}"
         unconfirmed[name] = f"{unconfirmed[name]}; {text}" if name in unconfirmed else text
     elif path == "power_watts.idle" and field.value is None:
-        unconfirmed[name] = "idle draw was not told"
+        unconfirmed[name] = "idle power was not read"
     return field.value
 
 

@@ -68,7 +68,7 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 	return sample ? take(host, &on, sample) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* `device` is the GPU; its instance is named by id, not by a MIG device. */
+/* `device` is the GPU. The instance is given by its id, not as a MIG device. */
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvmlGpmSample_t sample)
 {
 	QUERY_GPU(nvmlGpmMigSampleGet);

@@ -163,8 +163,8 @@ int gpusimCreate(const char *configuration);
 int gpusimDump(char *buffer, size_t *size);
 
 /*
- * Waits at most timeout_ms until the number of changes differs from `*seen`, and stores it there. TIMEOUT (10) if it
- * is the same. A change by another process ends the wait. Only the next call detects a change by a process
+ * Waits at most timeout_ms until the number of changes differs from `*seen`, and stores it there. TIMEOUT (10)
+ * without a difference. A change by another process ends the wait. Only the next call detects a change by a process
  * that was killed at its end, or another state file of that name.
  */
 int gpusimWait(uint32_t *seen, unsigned timeout_ms);
@@ -197,8 +197,8 @@ int gpusimSet(int gpu, const char *key, const char *value);
  *   utilization_percent             high value, 0..100, default 0; utilization_low_percent default 0
  *   memory_mib                      high value, default 0; memory_low_mib default: memory_mib
  *   power_mw                        high value; power_low_mw default: power_mw. Default of both:
- *                                   follows utilisation between idle power and the power limit
- *   memory_utilization_percent      default: half of the utilisation
+ *                                   follows utilization between idle power and the power limit
+ *   memory_utilization_percent      default: half of the utilization
  *   sm_percent, occupancy_percent, tensor_percent, bandwidth_percent
  *                                   GPM values of SMs, warps, tensor cores and DRAM bandwidth, in percent
  *                                   of utilization; defaults 100, 50, 50, 50

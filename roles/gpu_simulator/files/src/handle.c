@@ -15,7 +15,7 @@ typedef enum { KIND_GPU, KIND_MIG_DEVICE, KIND_GI, KIND_CI } kind_t;
 struct handle {
 	kind_t kind;
 	int gpu, gi, ci;
-	uint64_t serial;	/* of the instance; 0 for a GPU */
+	uint64_t serial;	/* instance's number, 0 for a GPU */
 };
 
 enum { CHUNK = 256 };

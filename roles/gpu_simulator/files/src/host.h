@@ -57,10 +57,10 @@ typedef struct { float utilization_percent; int32_t memory_mib, power_mw; } samp
 
 typedef struct {
 	int32_t pattern;
-	int32_t memory_utilization_percent;	/* UNKNOWN: half of the utilisation */
-	int32_t sm_percent, occupancy_percent, tensor_percent, bandwidth_percent;	/* of the utilisation */
+	int32_t memory_utilization_percent;	/* UNKNOWN: half the utilization */
+	int32_t sm_percent, occupancy_percent, tensor_percent, bandwidth_percent;	/* relative to utilization */
 	int64_t since_ns;			/* CLOCK_BOOTTIME of the attachment */
-	int64_t period_ns;			/* of the whole pattern, or between samples */
+	int64_t period_ns;			/* length of the pattern, or time between samples */
 	sample_t low, high;
 	int32_t first_sample, sample_count;	/* in host_t.samples */
 } load_t;
@@ -130,7 +130,7 @@ typedef struct {
 	int64_t lost;				/* fallen off the bus */
 	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
-	activity_t activity;			/* likewise */
+	activity_t activity;			/* up to energy_since_ns, too */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */
 } gpu_t;
@@ -156,7 +156,7 @@ typedef struct {
 	int64_t cuda_version;
 	uint64_t next_serial;
 	int32_t gpu_count, sample_count;
-	uint64_t event_count;			/* total raised */
+	uint64_t event_count;			/* all events so far */
 	event_t events[MAX_EVENTS];
 	process_t processes[MAX_PROCESSES];
 	gpu_t gpus[MAX_GPUS];

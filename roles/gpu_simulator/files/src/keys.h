@@ -14,9 +14,9 @@
 
 typedef enum { KEY_INTEGER, KEY_TEXT, KEY_SPANS, KEY_PEERS, KEY_CLOCKS } key_kind_t;
 
-enum { MAX_KEYS = 96 };	/* of a section */
+enum { MAX_KEYS = 96 };	/* per section */
 
-/* May be omitted, must not be, or may even be changed later (gpusimSet). */
+/* Optional, mandatory, or optional and changeable later (gpusimSet). */
 enum { OPTIONAL = 0, MANDATORY = 1, ADJUSTABLE = 2 };
 
 typedef struct {
@@ -24,7 +24,7 @@ typedef struct {
 	key_kind_t kind;
 	int flags;
 	size_t offset, size;
-	int64_t initial;	/* of an omitted integer */
+	int64_t initial;	/* value if the integer is omitted */
 } config_key_t;
 
 typedef struct {
@@ -40,7 +40,7 @@ const config_key_t *key_by_name(const section_t *section, const char *name);
 /* Gives every member its initial value. */
 void key_defaults(const section_t *section, void *object);
 
-/* Stores the text of a value; Returns NULL or the error. */
+/* Stores the text of a value. Returns NULL or the error. */
 const char *key_store(const config_key_t *key, void *object, const char *text);
 
 /* Parses a whole decimal or 0x number. */

@@ -12,7 +12,7 @@
 typedef struct {
 	double utilization_percent, memory_utilization_percent;
 	int64_t memory_mib;
-	double power_mw;		/* UNKNOWN: follows utilisation */
+	double power_mw;		/* UNKNOWN: follows utilization */
 } level_t;
 
 /* CLOCK_BOOTTIME: the same for all processes of a host. */

@@ -15,7 +15,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	QUERY(nvmlDeviceGetUtilizationRates);
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* Utilisation rates do not exist in MIG mode, for the GPU as for its instances. */
+	/* In MIG mode neither the GPU nor its instances have utilization rates. */
 	if (on.gpu->mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
 	telemetry_t now = telemetry_of(host, on.gpu_index);

@@ -45,7 +45,7 @@ static struct {
 	int descriptor;
 	bool writable;
 	file_t *file;
-	_Atomic(traffic_t *) traffic;	/* of the file, NULL if read-only; calls are counted without the mutex */
+	_Atomic(traffic_t *) traffic;	/* counts in the file, NULL if read-only; they need no mutex */
 	dev_t device;
 	ino_t inode;
 } map = { .descriptor = -1 };

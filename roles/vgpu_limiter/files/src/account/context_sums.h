@@ -11,7 +11,7 @@
 
 bool tenant_reserve_context(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 void tenant_give_back_context(struct tenant *, int gpu, uint64_t bytes);
-uint64_t tenant_context_cost(struct tenant *, int gpu);	/* of one context, 0 if unknown */
+uint64_t tenant_context_cost(struct tenant *, int gpu);	/* cost of one context, 0 if unknown */
 void tenant_learn_context(struct tenant *, int gpu, uint64_t bytes);	/* keeps the lowest value */
 /* Replace the reservation by NVML's value for this process beyond its allocations. */
 void tenant_set_context(struct tenant *, int gpu, uint64_t bytes);

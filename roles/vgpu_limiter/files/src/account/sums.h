@@ -20,7 +20,7 @@ void tenant_note_peak(struct tenant *, int gpu);
 /* Count an allocation that finally failed. */
 void tenant_refused(struct tenant *, int gpu);
 
-uint64_t tenant_own_used(struct tenant *, int gpu);		/* of this process, without its contexts */
+uint64_t tenant_own_used(struct tenant *, int gpu);		/* this process, without its contexts */
 /* Return the number of the tenant's living processes, with their host PIDs. Omits processes in other PID namespaces,
  * and all if this process is in one. */
 int tenant_pids(struct tenant *, unsigned pids[REGION_SLOTS]);

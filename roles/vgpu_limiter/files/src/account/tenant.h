@@ -15,7 +15,7 @@ struct tenant {
 	struct mutex memory;		/* held with the region's lock */
 	struct region *region;		/* NULL: not open yet */
 	char name[TENANT_NAME];		/* quota->counted_as when the region was opened */
-	uint64_t device, inode;		/* of the mapped file */
+	uint64_t device, inode;		/* identity of the mapped file */
 	bool uncounted;			/* the shared region is unusable, so memory under a quota is refused */
 	int slot;			/* in region->slots */
 	uint32_t nonce;			/* distinguishes this process from earlier owners of the slot */

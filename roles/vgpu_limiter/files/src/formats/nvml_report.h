@@ -17,7 +17,7 @@
 enum { NVML_REPORT_NO_SLOT = 0xffffffff };
 
 struct nvml_report_row {
-	uint32_t slot, nonce;			/* of the process in the region */
+	uint32_t slot, nonce;			/* the process's slot in the region */
 	uint64_t beyond[REGION_GPUS];		/* bytes, UINT64_MAX if NVML does not list the process */
 	uint64_t steady[REGION_GPUS];		/* minimum of this and the previous value, 0 if not reported twice */
 };

@@ -14,7 +14,7 @@
 #include "formats/quota.h"
 
 enum identity {
-	IDENTITY_NONE,			/* of no tenant */
+	IDENTITY_NONE,			/* no tenant */
 	IDENTITY_VARIABLE,		/* named by OPENFLEET_VGPU */
 	IDENTITY_MOUNTED,		/* the mounted quota folder's tenant, as in containers */
 	IDENTITY_UNCLEAR,		/* several folders are mounted, so nothing may be allocated */

@@ -28,7 +28,7 @@
 #define ASK_EXPECTED_NS INT64_C(500000)	/* poll interval if it is not due */
 
 /* Estimate the remaining time of work in flight. Each launch begins after its submission and after the previous
- * launch. Of many launches, for example if other GPUs wait for this one, only the first may have begun late. */
+ * launch. Only the first of many launches may have begun late, for example if other GPUs wait for this one. */
 static int64_t ahead(const struct busy *b, int64_t now)
 {
 	uint32_t from = b->put - b->done > AHEAD_MOST ? b->put - 1 : b->done;

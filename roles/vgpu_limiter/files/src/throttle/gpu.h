@@ -26,11 +26,11 @@ struct seat_pages {
 
 struct throttle_gpu {
 	struct turnstile_file *file;	/* NULL: unusable. Its locks always tell which processes are alive */
-	struct turnstile *mine;		/* of the agent's seats, else of the file, else of a turnstile private to this process */
+	struct turnstile *mine;		/* own seat from the agent, else in the file, else private to this process */
 	struct seat_pages pages;	/* the agent's memory, if any. `mine` then points to it */
 	struct turnstile view;
 	char path[512];
-	uint64_t device, inode;		/* of the mapped file */
+	uint64_t device, inode;		/* identity of the mapped file */
 	int seat;			/* -1: the quota has no seat (any more) */
 	unsigned process;
 	struct terms terms;		/* from the quota, whatever the turnstile contains */

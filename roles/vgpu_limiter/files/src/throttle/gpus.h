@@ -14,7 +14,7 @@ enum { THROTTLE_STREAMS = 64 };	/* with more streams, ask the driver again */
 
 /* Another GPU of the tenant. */
 struct peer {
-	bool looked;			/* of the tenant's seat there */
+	bool looked;			/* the seat was looked up */
 	bool page;			/* memory of the agent, to be unmapped */
 	struct seat *seat;		/* NULL: none */
 	int64_t ahead;			/* difference of launches at the last check, */
@@ -34,7 +34,7 @@ struct throttle {
 	bool blocking;				/* each launch waits for its kernel (CUDA_LAUNCH_BLOCKING) */
 	const struct quota *quota;		/* time of the seats' values */
 	struct throttle_gpu *gpus[QUOTA_GPUS];	/* by index in the quota, NULL: not used yet */
-	struct peer peers[QUOTA_GPUS];		/* likewise */
+	struct peer peers[QUOTA_GPUS];		/* by index in the quota, too */
 	struct { CUstream stream; CUcontext context; } streams[THROTTLE_STREAMS];	/* with a known context, by a hash */
 };
 

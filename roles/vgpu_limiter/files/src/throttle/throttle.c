@@ -108,7 +108,7 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 		int64_t wait = hold_back(t, i, b, &c->work, now, &reason);
 		if (wait == 0) {
 			g->progress_ns = now;	/* otherwise the next one starts only after another STUCK_NS */
-			if (busy_is_full(b))	/* of stuck work, so it cannot be measured */
+			if (busy_is_full(b))	/* earlier work is stuck, so it cannot be measured */
 				return NULL;
 			struct others before = usage_of_others(g);
 			if (turnstile_last_process(g->mine, g->seat) != g->process)

@@ -10,7 +10,7 @@
  * processes are alive.
  *
  * The lease. Tenants share no word, so no atomic exchange is possible. A process writes the lease into its own seat and
- * then reads the other seats. Of two concurrent processes at least one sees the other and withdraws.
+ * then reads the other seats. At least one of two concurrent processes sees the other and withdraws.
  *
  * No value of another tenant is trusted. Each is checked against what an honest process can have written at that
  * moment, and ignored otherwise. A tenant's own settings come from its quota. A tenant that makes others wait longer
