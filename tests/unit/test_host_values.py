@@ -399,7 +399,7 @@ def test_the_filter_says_what_is_wrong():
     assert found["problem"].startswith(
         'gpu-1: its result: the host says "x86_64/../../x", which is not x86_64 or aarch64.'
     )
-    with pytest.raises(Exception, match="there is no kind 'path'"):
+    with pytest.raises(Exception, match="unknown kind 'path'"):
         host_value("x", "path")
 
 
