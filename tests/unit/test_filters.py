@@ -235,7 +235,10 @@ def test_the_report_names_gpus_that_lost_their_entry():
         (["H100-80GB"], ["gpu_simulator_gpus[0] is 'H100-80GB'", "Write for example {model: H100-80GB"]),
         ([{"model": "T4-16GB"}, {"count": 2}], ["gpu_simulator_gpus[1] has no model", "Write for example"]),
         ([{"modle": "T4-16GB"}], ["gpu_simulator_gpus[0] has the unknown key modle", "keys are model and count"]),
-        ([{"model": "T4-16GB", "cuont": 2}], ["gpu_simulator_gpus[0] has the unknown key cuont", "keys are model and count"]),
+        (
+            [{"model": "T4-16GB", "cuont": 2}],
+            ["gpu_simulator_gpus[0] has the unknown key cuont", "keys are model and count"],
+        ),
         ([{"model": ["T4-16GB"]}], ["gpu_simulator_gpus[0] has the model ['T4-16GB']", "not a name"]),
         ([{"model": "T4-16GB", "count": "x"}], ["gpu_simulator_gpus[0] has the count 'x'", "whole number"]),
         ([{"model": "T4-16GB", "count": 0}], ["gpu_simulator_gpus[0] has the count 0", "whole number from 1"]),
