@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Implement openfleet.gpu.audit, which writes reports and returns a summary, on the controller."""
+"""Implement openfleet.gpu.audit on the controller."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class ActionModule(ControllerAction):
 
 
 def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[str, Former]:
-    """Return the subjects of the given report, else of the latest one in the directory. Raises OptionError."""
+    """Return the findings of the previous report by ID. Raises OptionError.
+
+    The previous report is the given one, or else the latest one in the directory.
+    """
     if keep < 0:
         raise OptionError(
             "keep",
@@ -85,7 +88,7 @@ def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
 
 
 def _notify_all(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
-    """Return the receivers that were notified, and why others were not. If one fails, the others are still notified."""
+    """Notify all receivers, even if some fail. Return the notified ones and errors."""
     notified, failures = [], []
     for notice in notices:
         try:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Implement openfleet.gpu.bundle, which builds a bundle from inventory variables, on the controller."""
+"""Implement openfleet.gpu.bundle on the controller."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ActionModule(ControllerAction):
         return _result(outcome, check)
 
     def _values(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the variables of the host as the roles would see them. Raises BundleError."""
+        """Return the host's variables, as its roles would see them. Raises BundleError."""
         host_variables = variables["hostvars"][host]
         values: dict[str, Any] = {name: [] for name in OWN_VARIABLES}
         values.update(_defaults())
@@ -104,7 +104,7 @@ def _version() -> str:
 
 
 def _requirements(path: str | None) -> list[str]:
-    """Return the requirements of the controller, from the file or else from this controller. Raises BundleError."""
+    """Return requirements from the file or this controller. Raises BundleError."""
     if path:
         try:
             lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()

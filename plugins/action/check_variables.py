@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Implement openfleet.gpu.check_variables, which validates a host's variables, on the controller."""
+"""Implement openfleet.gpu.check_variables on the controller."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ActionModule(ControllerAction):
         return {"changed": False, **result} if args["collect"] else _together({variables["inventory_hostname"]: result})
 
     def _values(self, variables: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
-        """Return the values that the inventory sets, and a problem for each that cannot be resolved."""
+        """Return the inventory's values, and a problem for each unresolvable one."""
         values: dict[str, Any] = {}
         problems = []
         for name in dict.fromkeys(names):
@@ -74,7 +74,7 @@ class ActionModule(ControllerAction):
 
     @staticmethod
     def _differing(checked: set[str], values: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Problem]:
-        """Return a problem for each fleet-wide variable whose value differs from that of the group's first host."""
+        """Return problems of fleet-wide variables that differ from the first host's."""
         problems, host = [], variables["inventory_hostname"]
         for name, group in _FLEET_WIDE.items():
             if name not in checked:
@@ -95,7 +95,7 @@ class ActionModule(ControllerAction):
 
 
 def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one result for the results of hosts, with a line for each message and its hosts."""
+    """Combine results of hosts, with one line for each message and its hosts."""
     problems, suspicions = (
         ["%s: %s" % (shortened(hosts), message) for message, hosts in by_message(results, key).items()]
         for key in ("problems", "suspicions")
@@ -107,7 +107,7 @@ def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_message(results: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
-    """Return the hosts by message, in the order of the hosts. A host that was not checked has an empty result."""
+    """Return the hosts by message. A host that was not checked has an empty result."""
     hosts: dict[str, list[str]] = {}
     for host, result in results.items():
         for message in result.get(key) or ():

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.dcgm_exporter, and send the embedded exporter's program to hosts that need it."""
+"""Send the embedded exporter to hosts that need it (openfleet.gpu.dcgm_exporter)."""
 
 from __future__ import annotations
 

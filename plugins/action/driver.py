@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.driver with the minimum drivers of GPU models, and escape control characters of its result."""
+"""Run openfleet.gpu.driver with the minimum drivers of GPU models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 def minimum_versions() -> dict[str, dict[str, Any]]:
-    """Return the name, the minimum driver and whether it is documented, by PCI device ID."""
+    """Return name, minimum driver and whether it is documented by PCI device ID."""
     return {
         board.pci_device_id: {
             "name": board.name,

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.gpu_check on the host, and evaluate and report its readings on the controller."""
+"""Run openfleet.gpu.gpu_check, and evaluate its readings on the controller."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class ActionModule(LendingAction):
 
 
 def _limits(given: dict[str, Any] | None) -> Limits | None:
-    """Return the task's limits, or None without an acceptance test. The module has validated their types."""
+    """Return the limits of the acceptance test, or None without one.
+
+    The module has validated their types.
+    """
     if not given:
         return None
     return Limits(

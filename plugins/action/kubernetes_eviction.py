@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.kubernetes_eviction with a kubeconfig of the controller, and escape control characters of its result."""
+"""Run openfleet.gpu.kubernetes_eviction with a kubeconfig of the controller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 class ActionModule(PrintableAction):
-    """Find the kubeconfig by Ansible's search path, as the actions of kubernetes.core do."""
+    """Find the kubeconfig by Ansible's search path, as kubernetes.core does."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         kubeconfig = self._task.args.get("kubeconfig")

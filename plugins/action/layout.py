@@ -49,7 +49,7 @@ class ActionModule(LendingAction):
 
 
 def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Plan the layout from the model catalogue, for a host whose driver does not answer yet."""
+    """Plan the layout from the model catalogue, for a host without a driver."""
     # Loads the planner, which other runs of this action do not need.
     from ..plugin_utils.site import without_driver
 
@@ -59,7 +59,7 @@ def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_parts_of_error(result: dict[str, Any]) -> None:
-    """Remove the parts of the error, which Ansible would print in addition to the whole error."""
+    """Remove the parts of the error, which Ansible would print in addition to it."""
     if "problem" in result:
         # Also distinguishes errors of the module from those of Ansible.
         result.setdefault("host_fault", False)
@@ -68,5 +68,5 @@ def _remove_parts_of_error(result: dict[str, Any]) -> None:
 
 
 def _with_host(host: str, message: str, by_line: bool) -> str:
-    """Return the message with the host's name before it, or before each line if each line is a separate problem."""
+    """Put the host's name before the message, or before each line if `by_line`."""
     return "\n".join("%s: %s" % (host, line) for line in (message.splitlines() if by_line else [message]))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.layout_boot, and send the command's sources only to hosts that need them.
+"""Send the command's sources to hosts that need them (openfleet.gpu.layout_boot).
 
 The command contains the module's code, so neither is sent to a host with the same command.
 """

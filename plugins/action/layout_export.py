@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.layout_export on the host, and write the file on the controller."""
+"""Run openfleet.gpu.layout_export, and write the file on the controller."""
 
 from __future__ import annotations
 

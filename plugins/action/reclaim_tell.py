@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Implement openfleet.gpu.reclaim_tell, which notifies owners of idle holders, on the controller."""
+"""Implement openfleet.gpu.reclaim_tell on the controller."""
 
 from __future__ import annotations
 

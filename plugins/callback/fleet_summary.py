@@ -122,7 +122,7 @@ class Summary:
             self.reasons[host] = text(first)
 
     def failures(self, hosts):
-        """Return the lines about these failed hosts, one for all hosts with the same reason."""
+        """Return the lines about failed hosts, one for all hosts with the same reason."""
         return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
 
     def line(self):
@@ -165,7 +165,10 @@ def waiting(host, result):
 
 
 def collected_error(result):
-    """Return the error of a task that did not fail, because the playbook prints the error later. Empty if none."""
+    """Return the error of a task that did not fail, or "".
+
+    The playbook prints such an error later.
+    """
     if result.get("failed_when_result") is not False:
         return ""
     if "driver_present" not in result:
@@ -176,7 +179,10 @@ def collected_error(result):
 
 
 def parts(result):
-    """Return the host's name, the task and its result. Before ansible-core 2.19, the attributes begin with an underscore."""
+    """Return the host's name, the task and its result.
+
+    Before ansible-core 2.19, the attributes begin with an underscore.
+    """
     host, task, returned = (
         getattr(result, name if hasattr(result, name) else "_" + name) for name in ("host", "task", "result")
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The values are in a note, because RETURN accepts no fragments in ansible-core 2.16."""
+    """A note, because RETURN accepts no fragments in ansible-core 2.16."""
 
     DOCUMENTATION = r"""
 options: {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """DOCUMENTATION is common to all, PART to modules of one technique, and GPUS to modules that change GPUs."""
+    """DOCUMENTATION is for all, PART for one technique, GPUS for changes of GPUs."""
 
     DOCUMENTATION = r"""
 options:
@@ -18,7 +18,7 @@ options:
     required: true
   on_busy:
     description:
-      - What to do if a workload holds a GPU, instance or daemon that the plan would end (C(docs/holders.md)).
+      - How to handle workloads that hold a GPU, instance or daemon that the plan would end (C(docs/holders.md)).
       - V(fail) stops before any change and names the holders (C(busy)).
       - >-
         V(wait) retries for O(busy_timeout) seconds and then fails like V(fail). Meanwhile the host is not locked. To show
@@ -45,7 +45,7 @@ options:
     default: 60
   lost:
     description: >-
-      What to do if the layout names a lost GPU (off the bus, or an NVML call for it fails). V(fail) stops before any change.
+      How to handle lost GPUs (off the bus, or an NVML call for it fails) in the layout. V(fail) stops before any change.
       V(skip) warns, leaves out the GPU and changes the host's other GPUs. An entry that divides something between its GPUs
       (C(vgpu), or C(mps) with C(daemon_per=entry)) is left out as a whole. A lost GPU outside the layout only causes a warning.
     type: str
@@ -88,7 +88,7 @@ options:
   unlisted:
     description:
       - >-
-        What to do with foreign instances on GPUs that the layout puts in MIG mode. An instance is foreign if the layout does
+        How to handle foreign instances on GPUs that the layout puts in MIG mode. An instance is foreign if the layout does
         not name it and this collection neither created nor adopted it. Instances that a layout names are adopted.
       - V(fail) stops before any change and names them. V(remove) removes them if nothing runs in them. V(keep) keeps them and
         places the layout's instances beside them.
@@ -116,8 +116,7 @@ options:
     default: false
   mig_manager:
     description:
-      - What to do if C(nvidia-mig-manager.service) is enabled on the host, because it would repartition the GPUs at the next
-        boot.
+      - How to handle an enabled C(nvidia-mig-manager.service), which would repartition the GPUs at the next boot.
       - V(refuse) stops before any change. V(disable) disables the unit after the layout is applied.
     type: str
     choices: [refuse, disable]

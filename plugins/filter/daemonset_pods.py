@@ -37,7 +37,7 @@ _value:
 
 def daemonset_pods(pods):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
     return cluster.daemonset_pods(pods)

@@ -53,7 +53,7 @@ _value:
 
 def drain_patch(node, *, state, host, labels=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import drain_patch as patches
 
     patch = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})

@@ -50,14 +50,14 @@ _MOST_ENTRIES = 20_000
 
 def fleet_plan(results):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..module_utils.change.plan_file import fleet
 
     return fleet({name: _plan(name, result) for name, result in results.items()})
 
 
 def _plan(name, result):
-    """Return a host's plan with limited size, because it is stored in a file and read by people."""
+    """Return a host's plan with limited size, for a file that people read."""
     data = result.get("plan_data") if isinstance(result, Mapping) else None
     if not isinstance(data, Mapping):
         raise AnsibleFilterError(

@@ -52,7 +52,7 @@ _value:
 
 def gpu_operator(node, policies=(), *, name, config_map_name):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster, operator
 
     state = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))

@@ -51,7 +51,7 @@ from ..module_utils.errors import PlanError
 
 def host_plan(text, host):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..module_utils.change.plan_file import host_part
 
     try:

@@ -64,7 +64,7 @@ _value:
 
 def kubernetes_changes(mapping, node=None, config_map=None, **names):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
     place = cluster.Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))

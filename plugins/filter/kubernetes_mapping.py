@@ -33,7 +33,7 @@ options:
     default: {}
   lost:
     description:
-      - What to do if the layout names a lost GPU (off the bus). V(fail) returns a problem, V(skip) maps the other GPUs.
+      - How to handle lost GPUs (off the bus) in the layout. V(fail) returns a problem, V(skip) maps the other GPUs.
       - No backend offers a lost GPU.
     type: str
     choices: [fail, skip]
@@ -92,7 +92,7 @@ _value:
 
 def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import request
 
     return request.answer(request.Request(layout_data, backend, **options))

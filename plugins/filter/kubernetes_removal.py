@@ -49,7 +49,7 @@ _value:
 
 def kubernetes_removal(name, nodes, config_map=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
     removal = cluster.removal(name, nodes, config_map)

@@ -40,7 +40,7 @@ _value:
 
 def layout_needs(layout_data):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site import needs
 
     return needs.of_layout(layout_data)

@@ -43,7 +43,7 @@ _value:
 
 def misspelt_groups(groups, known):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.groups import misspelt
 
     return misspelt(groups, list(known))

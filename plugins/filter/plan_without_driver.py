@@ -49,7 +49,7 @@ _value:
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site import without_driver
 
     return without_driver.plan(layout_data, expected_gpus, pci_gpus)

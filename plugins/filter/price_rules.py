@@ -71,7 +71,10 @@ def price_rules(prices):
 
 
 def glob_pattern(glob):
-    """Convert a glob with * and ? to a RE2 expression that also matches with the prefix `NVIDIA `. Prometheus anchors it."""
+    """Convert a glob with * and ? to an RE2 expression, which Prometheus anchors.
+
+    It also matches names with the prefix `NVIDIA `.
+    """
     parts = {"*": ".*", "?": "."}
     return "(NVIDIA )?" + "".join(parts.get(char) or literal(char) for char in glob)
 

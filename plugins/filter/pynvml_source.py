@@ -12,8 +12,8 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - For the role C(gpu_layout). Reads files of the controller, and compares their SHA-256 with the hashes of the collection and
-    of the inventory.
+  - For the role C(gpu_layout). Reads files of the controller, and compares their SHA-256 with hashes of the collection and the
+    inventory.
 options:
   _input:
     description: >-

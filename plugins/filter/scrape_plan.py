@@ -137,7 +137,10 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
 
 
 class _Host:
-    """The variables of a GPU host. If one cannot be resolved, it adds a problem and returns the default."""
+    """The variables of a GPU host.
+
+    For a variable that cannot be resolved, adds a problem to the plan and returns the default.
+    """
 
     def __init__(self, plan, name, variables):
         self.plan, self.name, self.variables = plan, name, variables
@@ -195,7 +198,10 @@ def _is_ipv6(address):
 
 
 def _whole(value):
-    """Resolve a value with all its parts, which Ansible otherwise resolves when they are read. Raises UndefinedError."""
+    """Resolve a value with all its parts. Raises UndefinedError.
+
+    Ansible otherwise resolves parts when they are read.
+    """
     if isinstance(value, Undefined):
         # Ansible's own undefined values contain a message.
         raise UndefinedError(str(value) or "it is undefined")
@@ -207,7 +213,10 @@ def _whole(value):
 
 
 def _labels(plan, where, labels, reserved, allowed=None):
-    """Return the valid labels with text as values. Because of one invalid name, Prometheus would refuse all targets."""
+    """Return the valid labels with text as values, and add problems to the plan.
+
+    Because of one invalid name, Prometheus would refuse all targets.
+    """
     if not isinstance(labels, Mapping):
         plan["problems"].append("%s is %r. Set names and values, for example {cluster: one}." % (where, labels))
         return {}
@@ -282,7 +291,10 @@ def _take_for_host(plan, taken, host, target, exporter, variable):
 
 
 def _take(taken, job, address, owner):
-    """Register the address of a job. Return another owner that already has it, or None. An owner can repeat its own."""
+    """Register the address of a job. Return another owner that has it, or None.
+
+    An owner may repeat its own address.
+    """
     other = taken.setdefault((job, address), owner)
     return other if other != owner else None
 
@@ -320,7 +332,10 @@ def _further_targets(plan, taken, where, group):
 
 
 def _access(plan, host, user):
-    """Return the name of the host's access entry. Hosts with the same user and password share one."""
+    """Return the name of the host's access entry.
+
+    Hosts with the same user and password share one.
+    """
     users = host.read("dcgm_exporter_basic_auth_users", {})
     if not users:
         return OPEN

@@ -38,7 +38,7 @@ _value:
 
 def site_plans(results):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.plans import plans
 
     return plans(results)

@@ -49,7 +49,7 @@ _value:
 
 def tags_lacking(tags, run, skip, plans, inventory):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.tags import lacking, selected
 
     return lacking(selected(list(tags), list(run), list(skip)), plans, inventory)

@@ -43,7 +43,7 @@ _value:
 
 def tags_problem(tags, run, skip, groups, hostvars=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.tags import problem
 
     return problem(list(tags), list(run), list(skip), groups, hostvars)

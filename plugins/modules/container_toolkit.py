@@ -105,7 +105,7 @@ options:
     default: false
   vulnerable:
     description:
-      - What to do if NVIDIA has published vulnerabilities of O(version) that a later version fixes.
+      - How to handle published vulnerabilities of O(version) that a later version fixes.
       - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
     type: str
     choices: [warn, refuse, accept]
@@ -163,7 +163,7 @@ files_needed:
   returned: always
   type: bool
 smoke_test:
-  description: What the container of the smoke test saw.
+  description: Output of the container of the smoke test.
   returned: when O(smoke_test=true), outside check mode
   type: str
 vulnerable:

@@ -25,8 +25,8 @@ options:
     default: present
   files:
     description: >-
-      Files by path below O(root), each with C(content) and C(mode). In the content, C(@python@) is replaced with the interpreter
-      of the module. Other files in the directories of the role, left from previous settings, are removed.
+      Files by path below O(root), each with C(content) and C(mode). In the content, C(@python@) is replaced with the module's
+      interpreter. Other files in the directories of the role, left from previous settings, are removed.
     type: dict
     default: {}
   web_config:

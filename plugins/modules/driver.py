@@ -42,9 +42,9 @@ options:
     default: repository
   repository:
     description:
-      - For O(source=repository). C(url) can have the placeholders C({directory}) and C({architecture}). C(key_url) is the URL
-        of the signing key, by default beside the packages. C(key) is the key itself, instead of a URL. C(fingerprints) are those
-        of trusted keys, by default from the distribution's entry.
+      - For O(source=repository). C(url) can have the placeholders C({directory}) and C({architecture}). C(key_url) is the signing
+        key's URL, by default beside the packages. C(key) is the key itself, instead of a URL. C(fingerprints) are those of
+        trusted keys, by default from the distribution's entry.
     type: dict
     default: {}
   variant:
@@ -121,7 +121,7 @@ options:
     default: ""
   vulnerable:
     description:
-      - What to do if NVIDIA has published vulnerabilities of the driver's current or desired version.
+      - How to handle published vulnerabilities of the driver's current or desired version.
       - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
     type: str
     choices: [warn, refuse, accept]

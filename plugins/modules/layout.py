@@ -37,7 +37,7 @@ extends_documentation_fragment:
 options:
   unnamed:
     description:
-      - What to do with GPUs that had an entry when the collection last changed them and have none now.
+      - How to handle GPUs that had an entry when the collection last changed them and have none now.
       - >-
         V(keep) does not change them and lists them (RV(unmanaged)). If such a GPU lost its state, for example in a reboot, the
         run restores it. If that is not possible, a warning says why, and the other GPUs get their layout.
@@ -134,7 +134,7 @@ gpus:
   type: list
   elements: dict
 missing:
-  description: What must be installed before the plan can be applied. Until then, a run is refused.
+  description: Programs and libraries that the plan requires and the host lacks. Without them, a run is refused.
   returned: in check mode, when something is missing
   type: list
   elements: str

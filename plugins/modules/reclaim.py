@@ -97,8 +97,8 @@ options:
   tell:
     description:
       - How owners are notified on the host about the announcement and the stop.
-      - V(wall) writes to all terminals. V(home) writes C(gpu-notice-NAME.txt) to the home of the user that runs the main process
-        of a service, with that user's ID. It does not apply to containers and to services of root.
+      - V(wall) writes to all terminals. V(home) writes C(gpu-notice-NAME.txt) to the home of the user that runs a service's main
+        process, with that user's ID. It does not apply to containers and to services of root.
       - Failed notifications are listed in C(untold). They do not prevent the stop.
     type: list
     elements: str
@@ -179,9 +179,9 @@ EXAMPLES = r"""
 RETURN = r"""
 noticed:
   description: >-
-    Announced holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places) (description
-    of the GPUs), C(holders) (descriptions), C(user) (the owner's account, if known), C(idle_since) and C(stop_after) as Unix
-    times, C(jupyter), C(keep) (the name for C(gpu-layout keep), empty if the host has no such service), C(told) (successful
+    Announced holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places) (text about the
+    GPUs), C(holders) (descriptions), C(user) (the owner's account, if known), C(idle_since) and C(stop_after) as Unix times,
+    C(jupyter), C(keep) (the name for C(gpu-layout keep), empty if the host has no such service), C(told) (successful
     notifications) and C(untold) (failed ones).
   returned: success
   type: list
