@@ -164,7 +164,7 @@ def test_what_only_a_host_could_tell_is_asked_for(site):
 def test_a_variable_that_hangs_on_facts_is_named(site):
     site.hosts["plain"]["nvidia_driver_version"] = "{{ ansible_facts['driver'] }}"
     said = site.make(expect=1)
-    assert "plain: nvidia_driver_version" in said and "without reaching the host" in said
+    assert "plain: nvidia_driver_version" in said and "without contacting the host" in said
 
 
 def test_hosts_that_want_one_folder_from_two_places_are_refused(site):
