@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.audit: options in, three files and a summary out. It works on the controller alone."""
+"""Implement openfleet.gpu.audit on the controller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..plugin_utils.plain import plain
 
 display = Display()
 
-#: Of hosts that were asked, and are no verdict on a GPU.
+# A value of fail_on that counts hosts, unlike verdicts.
 UNANSWERED = "unanswered"
 
 
@@ -34,9 +34,9 @@ class ActionModule(ControllerAction):
     documentation = DOCUMENTATION
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        # What hosts say is looked at host by host: one that sends nonsense is one that did not answer, as one without a driver.
-        said, no_answers = answers.of_all(arguments.pop("answers"))
-        states, refused = gpu_info_of_all({**arguments.pop("hosts"), **said})
+        # Results are validated per host. A host with an invalid result counts as not answered, like a host without a driver.
+        accepted, no_answers = answers.of_all(arguments.pop("answers"))
+        states, refused = gpu_info_of_all({**arguments.pop("hosts"), **accepted})
         args = plain(arguments)
         pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
         order = Order(
@@ -57,15 +57,18 @@ class ActionModule(ControllerAction):
         notices = [Notice.of(row) for row in args["notify"]]
         audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
         files = [] if self._task.check_mode else _written(audit, args["directory"], args["keep"])
-        told, untold = ([], []) if self._task.check_mode else _told(notices, audit)
-        result = _result(audit, files, told, args["fail_on"])
-        if untold:
-            result.update(failed=True, msg=" ".join(filter(None, [result.get("msg"), *untold])))
+        notified, failures = ([], []) if self._task.check_mode else _notify_all(notices, audit)
+        result = _result(audit, files, notified, args["fail_on"])
+        if failures:
+            result.update(failed=True, msg=" ".join(filter(None, [result.get("msg"), *failures])))
         return result
 
 
 def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[str, Former]:
-    """The report named, or the latest one in the directory, if there is one."""
+    """Return the findings of the previous report by ID. Raises OptionError.
+
+    The previous report is the given one, or else the latest one in the directory.
+    """
     if keep < 0:
         raise OptionError(
             "keep",
@@ -74,8 +77,8 @@ def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[s
         )
     if previous:
         return read_former(Path(previous))
-    last = Path(directory) / (archive.LATEST if keep else "") / write.JSON if directory else None
-    return read_former(last) if last and last.exists() else {}
+    latest = Path(directory) / (archive.LATEST if keep else "") / write.JSON if directory else None
+    return read_former(latest) if latest and latest.exists() else {}
 
 
 def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
@@ -84,30 +87,30 @@ def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
     return archive.keep(audit, Path(directory), keep) if keep else write.all_of(audit, Path(directory))
 
 
-def _told(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
-    """Return the receivers that were notified, and why others were not. If one fails, the others are still notified."""
-    told, untold = [], []
+def _notify_all(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
+    """Notify all receivers, even if some fail. Return the notified ones and errors."""
+    notified, failures = [], []
     for notice in notices:
         try:
-            told.append(tell(notice, audit))
+            notified.append(tell(notice, audit))
         except NotifyError as error:
-            untold.append(str(error))
-    return told, untold
+            failures.append(str(error))
+    return notified, failures
 
 
-def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]) -> dict[str, Any]:
+def _result(audit: Audit, files: list[Path], notified: list[str], fail_on: list[str]) -> dict[str, Any]:
     sums = summary(audit)
     line = write_line.line(audit)
     counts = {**sums["words"], UNANSWERED: len(set(audit.sources.hosts_asked) - set(audit.sources.hosts_answered))}
     failing = {word: counts[word] for word in fail_on if counts[word]}
     result = {
-        # A report is no change of a system.
+        # Reports do not change a system.
         "changed": False,
         "summary": sums,
         "line": line,
         "missing": list(audit.sources.missing),
         "files": [str(path) for path in files],
-        "told": told,
+        "told": notified,
     }
     if failing:
         counted = ", ".join("%d %s" % (count, word) for word, count in failing.items())

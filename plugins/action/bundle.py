@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.bundle: from the inventory's variables to a bundle. It works on the controller alone."""
+"""Implement openfleet.gpu.bundle on the controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..plugin_utils.plain import plain
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ROLES = ("nvidia_driver", "container_toolkit", "gpu_layout", "gpu_kubernetes")
-#: Names in a summary; the rest stands in the bundle itself.
+# Maximum number of names in a summary line.
 _SHOWN = 12
 
 display = Display()
@@ -40,7 +40,7 @@ class ActionModule(ControllerAction):
         try:
             values = {host: self._values(host, variables) for host in args["hosts"]}
             if not values:
-                raise BundleError("gpu_hosts", "there is no host in it", "Name the inventory with -i.")
+                raise BundleError("gpu_hosts", "the group has no hosts", "Name the inventory with -i.")
             order = Order(
                 directory=Path(args["directory"]),
                 hosts=values,
@@ -55,39 +55,39 @@ class ActionModule(ControllerAction):
                 prune=args["prune"],
                 check=check,
             )
-            done = make(order, lambda line: display.display("bundle: %s" % line))
+            outcome = make(order, lambda line: display.display("bundle: %s" % line))
         except OSError as error:
-            raise BundleError(args["directory"], str(error), "See that it can be written, and run again.") from error
-        return _result(done, check)
+            raise BundleError(args["directory"], str(error), "Make the directory writable and run again.") from error
+        return _result(outcome, check)
 
     def _values(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables as the roles would see them on this host. Raises BundleError."""
-        known = variables["hostvars"][host]
+        """Return the host's variables, as its roles would see them. Raises BundleError."""
+        host_variables = variables["hostvars"][host]
         values: dict[str, Any] = {name: [] for name in OWN_VARIABLES}
         values.update(_defaults())
         for name in (*VARIABLES, *OWN_VARIABLES):
             try:
-                if name in known:
-                    values[name] = plain(known[name])
+                if name in host_variables:
+                    values[name] = plain(host_variables[name])
             except AnsibleError as error:
                 raise BundleError(
                     "%s: %s" % (host, name),
-                    "it cannot be told without reaching the host: %s" % error,
-                    "Give it a value that hangs on no facts, in this inventory or with -e.",
+                    "its value cannot be determined without contacting the host: %s" % error,
+                    "Set a value that does not depend on facts, in this inventory or with -e.",
                 ) from None
         return values
 
 
 def _defaults() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for role in _ROLES:
         values = yaml.safe_load((_ROOT / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8"))
-        found.update({name: value for name, value in values.items() if name in VARIABLES})
-    return found
+        defaults.update({name: value for name, value in values.items() if name in VARIABLES})
+    return defaults
 
 
 def _catalogue() -> dict[str, Any]:
-    """As the role nvidia_driver reads it."""
+    """Return the distributions by name, in the form that the role nvidia_driver reads."""
     folder = _ROOT / "roles" / "nvidia_driver" / "vars" / "distributions"
     return {
         path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["nvidia_driver__distribution"]
@@ -104,12 +104,12 @@ def _version() -> str:
 
 
 def _requirements(path: str | None) -> list[str]:
-    """Of a requirements file; else what this controller has itself."""
+    """Return requirements from the file or this controller. Raises BundleError."""
     if path:
         try:
             lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
         except OSError as error:
-            raise BundleError(path, "it cannot be read: %s" % error, "See gpu_bundle_requirements.") from None
+            raise BundleError(path, "it cannot be read: %s" % error, "Check gpu_bundle_requirements.") from None
         return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     try:
         nvml = metadata.version("nvidia-ml-py")
@@ -118,29 +118,28 @@ def _requirements(path: str | None) -> list[str]:
     return ["ansible-core==%s" % ansible_version, "nvidia-ml-py==%s" % nvml]
 
 
-def _result(done: Outcome, check: bool) -> dict[str, Any]:
-    size = readable(sum(item.size for item in done.fetched))
-    summary = [
-        "%s %d files (%s), %d were there" % ("would fetch" if check else "fetched", len(done.fetched), size, done.kept)
-    ]
-    if done.elsewhere:
-        summary.append("hosts take from their distribution: %s" % _some(done.elsewhere))
-    if done.old:
-        summary.append("no longer needed (gpu_bundle_prune removes them): %s" % _some(done.old))
-    if done.removed:
-        summary.append("%s: %s" % ("would remove" if check else "removed", _some(done.removed)))
+def _result(outcome: Outcome, check: bool) -> dict[str, Any]:
+    size = readable(sum(item.size for item in outcome.fetched))
+    fetched = "would fetch" if check else "fetched"
+    summary = ["%s %d files (%s), %d were already present" % (fetched, len(outcome.fetched), size, outcome.kept)]
+    if outcome.elsewhere:
+        summary.append("hosts need from their distribution: %s" % _some(outcome.elsewhere))
+    if outcome.old:
+        summary.append("no longer needed (gpu_bundle_prune removes them): %s" % _some(outcome.old))
+    if outcome.removed:
+        summary.append("%s: %s" % ("would remove" if check else "removed", _some(outcome.removed)))
     return {
-        "changed": done.changed,
-        "fetched": [item.path for item in done.fetched],
-        "kept": done.kept,
-        "old": done.old,
-        "removed": done.removed,
-        "needed_from_the_distribution": done.elsewhere,
-        "summary": summary + done.notes,
+        "changed": outcome.changed,
+        "fetched": [item.path for item in outcome.fetched],
+        "kept": outcome.kept,
+        "old": outcome.old,
+        "removed": outcome.removed,
+        "needed_from_the_distribution": outcome.elsewhere,
+        "summary": summary + outcome.notes,
         "diff": {
             "prepared": "".join(
-                ["+%s (%s)\n" % (item.path, readable(item.size)) for item in done.fetched]
-                + ["-%s\n" % path for path in done.removed]
+                ["+%s (%s)\n" % (item.path, readable(item.size)) for item in outcome.fetched]
+                + ["-%s\n" % path for path in outcome.removed]
             )
         },
     }

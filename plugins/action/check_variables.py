@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.check_variables: a host's variables against the collection's specs, on the controller alone."""
+"""Implement openfleet.gpu.check_variables on the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..plugin_utils.plain import plain
 from ..plugin_utils.variables import check, known
 
 _OWN = "gpu_site_own_variables"
-#: These mean the same for all hosts of a group, whose first host is asked for them (site.yml).
+# Variables that need one value for all hosts of a group. site.yml uses the value of the group's first host.
 _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -45,19 +45,19 @@ class ActionModule(ControllerAction):
         problems += map(check.empty, empty)
         problems += check.check({name: value for name, value in values.items() if name not in empty})
         problems += self._differing(set(checked), values, variables)
-        # What stands in place of a missing variable is told with it.
+        # A misspelt name of a missing variable is already in the message about that variable.
         unknown = [
-            # Another variable that is made of it shows that the inventory has it for itself.
-            replace(each, error=False) if each.by_words and _is_read(each.name, variables) else each
-            for each in check.unknown(names, own)
-            if each.name not in misspelt.values()
+            # If another variable uses the name, it is the inventory's own.
+            replace(entry, error=False) if entry.by_words and _is_read(entry.name, variables) else entry
+            for entry in check.unknown(names, own)
+            if entry.name not in misspelt.values()
         ]
-        told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
-        found = {"problems": told, "suspicions": [str(each) for each in unknown if not each.error]}
-        return {"changed": False, **found} if args["collect"] else _together({variables["inventory_hostname"]: found})
+        messages = [str(problem) for problem in problems] + [str(entry) for entry in unknown if entry.error]
+        result = {"problems": messages, "suspicions": [str(entry) for entry in unknown if not entry.error]}
+        return {"changed": False, **result} if args["collect"] else _together({variables["inventory_hostname"]: result})
 
     def _values(self, variables: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
-        """Return those of these variables that the inventory sets, and what is wrong where one cannot be resolved."""
+        """Return the inventory's values, and a problem for each unresolvable one."""
         values: dict[str, Any] = {}
         problems = []
         for name in dict.fromkeys(names):
@@ -66,14 +66,15 @@ class ActionModule(ControllerAction):
             try:
                 values[name] = plain(self._templar.template(variables[name]))
             except AnsibleError as error:
-                # Facts are not there yet. A role that gathers them has its own check.
-                if not _asks_host(variables[name], variables):
-                    cure = "Define what it is made of, or write the value itself."
+                # Facts are not available yet. The role that gathers them validates the value.
+                if not _needs_facts(variables[name], variables):
+                    cure = "Define the variables that it uses, or write the value itself."
                     problems.append(Problem(name, " ".join(str(error).split()), cure))
         return values, problems
 
     @staticmethod
     def _differing(checked: set[str], values: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Problem]:
+        """Return problems of fleet-wide variables that differ from the first host's."""
         problems, host = [], variables["inventory_hostname"]
         for name, group in _FLEET_WIDE.items():
             if name not in checked:
@@ -81,9 +82,9 @@ class ActionModule(ControllerAction):
             first = next(iter(variables.get("groups", {}).get(group, [])), None)
             if first in (None, host) or host not in variables["groups"][group]:
                 continue
-            others = variables["hostvars"][first]
+            first_host = variables["hostvars"][first]
             try:
-                same = (plain(others[name]) if name in others else None) == values.get(name)
+                same = (plain(first_host[name]) if name in first_host else None) == values.get(name)
             except AnsibleError:
                 # The check of that host reports it.
                 same = True
@@ -93,10 +94,10 @@ class ActionModule(ControllerAction):
         return problems
 
 
-def _together(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result for what was found on hosts: a line for each message, with the hosts that it is about."""
+def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Combine results of hosts, with one line for each message and its hosts."""
     problems, suspicions = (
-        ["%s: %s" % (shortened(hosts), message) for message, hosts in by_message(found, key).items()]
+        ["%s: %s" % (shortened(hosts), message) for message, hosts in by_message(results, key).items()]
         for key in ("problems", "suspicions")
     )
     result: dict[str, Any] = {"changed": False, "warnings": suspicions}
@@ -105,17 +106,17 @@ def _together(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def by_message(found: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
-    """Return the hosts by message, in the order of the hosts. A host that was not checked has no result."""
+def by_message(results: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
+    """Return the hosts by message. A host that was not checked has an empty result."""
     hosts: dict[str, list[str]] = {}
-    for host, result in found.items():
+    for host, result in results.items():
         for message in result.get(key) or ():
             hosts.setdefault(str(message), []).append(host)
     return hosts
 
 
 def _is_read(name: str, variables: Mapping[str, Any]) -> bool:
-    """Return whether the template of another variable has the name as a word."""
+    """Return whether another variable's template contains the name as a word."""
     word = re.compile(r"\b%s\b" % re.escape(name))
     for other, value in variables.items():
         if other not in (name, "vars") and isinstance(value, (str, list, dict)):
@@ -125,14 +126,14 @@ def _is_read(name: str, variables: Mapping[str, Any]) -> bool:
     return False
 
 
-def _asks_host(value: Any, variables: Mapping[str, Any]) -> bool:
-    """Whether the value is made of facts, itself or by way of other variables."""
+def _needs_facts(value: Any, variables: Mapping[str, Any]) -> bool:
+    """Return whether the value depends on facts, directly or through other variables."""
     seen: set[str] = set()
-    waiting = [str(value)]
-    while waiting:
-        words = set(_WORD.findall(waiting.pop())) - seen
+    pending = [str(value)]
+    while pending:
+        words = set(_WORD.findall(pending.pop())) - seen
         if "ansible_facts" in words:
             return True
         seen |= words
-        waiting += [str(variables[word]) for word in words if isinstance(variables.get(word), (str, list, dict))]
+        pending += [str(variables[word]) for word in words if isinstance(variables.get(word), (str, list, dict))]
     return False

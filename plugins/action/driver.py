@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.driver: adds the minimum drivers of GPU models, and writes out control characters."""
+"""Run openfleet.gpu.driver with the minimum drivers of GPU models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 def minimum_versions() -> dict[str, dict[str, Any]]:
-    """By PCI device id the name of the GPU, the first driver that runs it, and whether a document says so."""
+    """Return name, minimum driver and whether it is documented by PCI device ID."""
     return {
         board.pci_device_id: {
             "name": board.name,
@@ -27,7 +27,7 @@ def minimum_versions() -> dict[str, dict[str, Any]]:
 
 class ActionModule(PrintableAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        # The catalogue is on the controller; the module on the host sees the GPUs.
+        # Only the controller has the catalogue, and only the module on the host sees the GPUs.
         self._task.args = {
             **self._task.args,
             "minimum_versions": self._task.args.get("minimum_versions") or minimum_versions(),

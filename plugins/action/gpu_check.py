@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.gpu_check: runs the module on the host; judges and reports on the controller."""
+"""Run openfleet.gpu.gpu_check, and evaluate its readings on the controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.gpu_check"
-#: In the result; the report has all.
+# Maximum number of differences in the result. The report has all of them.
 _MOST_LINES = 50
 
 
@@ -27,7 +27,7 @@ class ActionModule(LendingAction):
         args = plain(self._task.args)
         answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
-        # Of the host's answer nothing else is taken: whether it is accepted is decided here.
+        # Only the readings are taken from the host. The controller decides whether the host is accepted.
         failure = host_results.failure(answer)
         reading = answer.get("reading")
         if failure is None and reading is None:
@@ -37,7 +37,7 @@ class ActionModule(LendingAction):
             return result
         identify = str(args.get("identify", False)).lower() in ("true", "yes", "1")
         try:
-            # From the task: a host cannot widen its limits.
+            # From the task, so that a host cannot change its limits.
             limits = _limits(args.get("accept"))
             judged = host_reading.judged(host, plain(reading), identify, limits)
             paths = []
@@ -46,23 +46,26 @@ class ActionModule(LendingAction):
         except (FleetError, OSError) as error:
             result.update(failed=True, msg=str(error))
             return result
-        made = judged.report
-        lines = report.differences(made)
+        full_report = judged.report
+        lines = report.differences(full_report)
         more = ["and %d more" % (len(lines) - _MOST_LINES)] if len(lines) > _MOST_LINES else []
         result.update(
             changed=False,
-            summary=made["summary"],
+            summary=full_report["summary"],
             differences=[*lines[:_MOST_LINES], *more],
             paths=paths,
-            msg="%s: %s" % (host, report.line(made)),
+            msg="%s: %s" % (host, report.line(full_report)),
         )
         if limits is not None:
-            result.update(accepted=made["acceptance"]["accepted"], failures=report.failures(made))
+            result.update(accepted=full_report["acceptance"]["accepted"], failures=report.failures(full_report))
         return result
 
 
 def _limits(given: dict[str, Any] | None) -> Limits | None:
-    """Return the limits that a task gives, None where it does not ask for acceptance. The module has checked their types."""
+    """Return the limits of the acceptance test, or None without one.
+
+    The module has validated their types.
+    """
     if not given:
         return None
     return Limits(

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.kubernetes_eviction: runs the module, and writes out control characters of its result."""
+"""Run openfleet.gpu.kubernetes_eviction with a kubeconfig of the controller."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 class ActionModule(PrintableAction):
-    """Finds a kubeconfig on the controller as the actions of kubernetes.core do, by Ansible's search path."""
+    """Find the kubeconfig by Ansible's search path, as kubernetes.core does."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         kubeconfig = self._task.args.get("kubeconfig")
         if kubeconfig and self._connection.transport == "local":
-            # One that is encrypted by Ansible's vault is decrypted for the time of the run.
+            # A file that is encrypted with Ansible Vault is decrypted for the duration of the run.
             path = self._loader.get_real_file(self._find_needle("files", kubeconfig), decrypt=True)
             self._task.args = {**self._task.args, "kubeconfig": path}
         return super().run(tmp, task_vars)

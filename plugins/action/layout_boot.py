@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.layout_boot: the command's sources go to a host that asks for them, and to no other.
+"""Send the command's sources to hosts that need them (openfleet.gpu.layout_boot).
 
-The command has the code of the module too, so that a host with the same command is sent neither.
+The command contains the module's code, so neither is sent to a host with the same command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ActionModule(OnDemandAction):
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
         present = arguments.get("state", "present") == "present"
         if not present or not installed_code.may_be_asked(self._task, arguments):
-            # What is taken away is mostly gone already.
+            # For a removal, the command is usually gone already.
             return None
-        question = {"module": "layout_boot", "digest": arguments["sources_digest"], "arguments": dict(arguments)}
-        return installed_code.ask(self, question, arguments.get("root", "/"), variables)
+        request = {"module": "layout_boot", "digest": arguments["sources_digest"], "arguments": dict(arguments)}
+        return installed_code.ask(self, request, arguments.get("root", "/"), variables)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.layout_export: runs the module on the host, and writes the file on the controller."""
+"""Run openfleet.gpu.layout_export, and write the file on the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActionModule(LendingAction):
         args = plain(self._task.args)
         answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
-        # Of the host's answer nothing else is taken: a path, for one, is not the host's to name.
+        # Only the layout is taken from the host. The path, for example, is determined here.
         failure = host_results.failure(answer)
         if failure is None and "gpu_layout" not in answer:
             failure = host_results.incomplete(host, "gpu_layout")
@@ -45,10 +45,10 @@ class ActionModule(LendingAction):
 
     def _write(self, plan: Any, variables: dict[str, Any], overwrite: bool, result: dict[str, Any]) -> None:
         try:
-            known = plain(self._templar.template(variables.get("gpu_layout")))
+            inventory_layout = plain(self._templar.template(variables.get("gpu_layout")))
         except AnsibleError:
-            known = None
-        written = export_file.write(plan, known, overwrite, dry=self._task.check_mode)
+            inventory_layout = None
+        written = export_file.write(plan, inventory_layout, overwrite, dry=self._task.check_mode)
         result.update(path=str(plan.path), changed=written.changed, msg=written.text)
         if written.changed:
             result["diff"] = {

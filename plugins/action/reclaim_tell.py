@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.reclaim_tell: mails and web hooks about idle holders. It works on the controller alone."""
+"""Implement openfleet.gpu.reclaim_tell on the controller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ActionModule(ControllerAction):
     documentation = DOCUMENTATION
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        said = arguments.pop("result")
+        reclaimed = arguments.pop("result")
         args = plain(arguments)
         ways = reclaim_told.ways(args["ways"], args["notify"])
         result = {
@@ -28,15 +28,15 @@ class ActionModule(ControllerAction):
             "tells": bool(ways.controller),
         }
         owners = reclaim_told.owners(args["owners"])
-        told, untold, confirmed = [], [], []
-        if said is not None and not self._task.check_mode:
+        notified, failures, confirmed = [], [], []
+        if reclaimed is not None and not self._task.check_mode:
             try:
-                checked = reclaim_told.result_of(args["host"], said)
+                checked = reclaim_told.result_of(args["host"], reclaimed)
             except FleetError as error:
-                # Not the inventory's fault: the run goes on, and has it in its log.
-                untold.append(str(error))
+                # The host's fault, not the inventory's, so the run continues and reports the error.
+                failures.append(str(error))
             else:
-                told, untold, confirmed = reclaim_told.tell(
+                notified, failures, confirmed = reclaim_told.tell(
                     args["host"], checked, ways.controller, owners, args["keep_url"]
                 )
-        return dict(result, told=told, untold=untold, confirmed=confirmed)
+        return dict(result, told=notified, untold=failures, confirmed=confirmed)

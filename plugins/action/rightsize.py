@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.rightsize: options in, a proposal out. It works on the controller alone."""
+"""Implement openfleet.gpu.rightsize, which proposes layouts, on the controller."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ActionModule(ControllerAction):
         if args["directory"] and not self._task.check_mode:
             files = write.all_of(proposal, Path(args["directory"]))
         return {
-            # A proposal is no change of a system.
+            # A proposal does not change a system.
             "changed": False,
             "summary": sums.summary(proposal),
             "line": sums.line(proposal),
@@ -85,6 +85,6 @@ class ActionModule(ControllerAction):
                 if change.changes_layout
             },
             "reclaim_grace_seconds": grace_seconds or request.audit.thresholds.idle_hours * 3600,
-            "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
+            "reclaim": [dataclasses.asdict(holder) for holder in proposal.reclaim],
             "files": [str(path) for path in files],
         }

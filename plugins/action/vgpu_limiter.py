@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.vgpu_limiter: sources of the limiter, or what was built of them, for a host that asks."""
+"""Send the limiter to hosts that need it (openfleet.gpu.vgpu_limiter)."""
 
 from __future__ import annotations
 

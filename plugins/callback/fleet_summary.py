@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One line at the end of a run: what was planned or applied on the whole fleet."""
+"""Print a summary of the fleet's changes at the end of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - >-
-    At the end of a run that used the module M(openfleet.gpu.layout), prints how many MIG instances were to be created, to be
-    destroyed and kept (check mode), or were (otherwise), and on how many hosts.
-  - A host counts once, however many plays planned it.
-  - Hosts that failed or were unreachable follow, with the first line of the reason. Hosts with the same reason share a line.
-  - While a host waits for what is in use (C(gpu_layout_on_busy=wait)), prints who is waited for whenever Ansible tries again.
+    At the end of a run that used the module M(openfleet.gpu.layout), prints the number of MIG instances that were created,
+    destroyed and kept, and the number of changed GPUs and hosts. In check mode, these are the planned numbers.
+  - A host counts once, even if several plays planned it.
+  - Then prints hosts that failed or were unreachable, with the first line of the reason. Hosts with the same reason share a line.
+  - While a host waits for holders of GPUs (C(gpu_layout_on_busy=wait)), prints the holders at each retry.
 requirements:
   - >-
-    Runs of the collection's playbooks need none. For others, enable it, for example
-    C(callbacks_enabled = openfleet.gpu.fleet_summary) under C([defaults]) of C(ansible.cfg), or in the environment,
+    The collection's playbooks enable it themselves. For other playbooks, set
+    C(callbacks_enabled = openfleet.gpu.fleet_summary) in C([defaults]) of C(ansible.cfg), or the environment variable
     E(ANSIBLE_CALLBACKS_ENABLED).
 """
 
@@ -38,22 +38,21 @@ from ..plugin_utils.counted import counted
 from ..plugin_utils.equal_errors import group
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
-#: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 
-# Where ansible-core 2.19 and later begins the error of a task.
+# Prefix of task errors in ansible-core 2.19 and later.
 _TASK_FAILED = "Task failed: "
 
-# Words of a run that changed hosts.
+# Words for a run that is not in check mode.
 _APPLIED = ("Applied", "created", "destroyed", "changed")
 
-#: How site.yml begins where it stops a host because of an error that was told before.
+# Prefixes of site.yml's messages about a host that it stops because of an earlier error.
 NO_PLAN = ("No plan for ", "no plan (")
 
 
 @dataclass
 class Counts:
-    """One host's MIG instances, and its GPUs that change in any way."""
+    """Numbers of a host's MIG instances by action, and of its GPUs with any change."""
 
     create: int = 0
     destroy: int = 0
@@ -63,52 +62,51 @@ class Counts:
 
 @dataclass
 class Summary:
-    """What is known of a run so far. Knows nothing of Ansible's objects."""
+    """Results of a run so far. Independent of Ansible's objects."""
 
     check_mode: bool
-    #: Every host on which the module ran, to an end or not.
+    # Hosts on which the module ran, also if it failed.
     hosts: set = field(default_factory=set)
     counts: dict = field(default_factory=dict)
-    #: In check mode, hosts without a driver: those that nothing is known of but the form of their layout, and those whose
-    #: plan is made from the catalogue of GPU models.
+    # In check mode, hosts without a driver whose GPU models are unknown, and those planned from the model catalogue.
     unknown: set = field(default_factory=set)
     from_catalogue: set = field(default_factory=set)
-    #: Hosts of which MIG modes wait for a reboot.
+    # Hosts with MIG modes pending until a reboot.
     rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
-    #: How many GPUs of a host had an entry and have none any more.
+    # Number of GPUs of a host that had an entry and have none now.
     unmanaged: dict = field(default_factory=dict)
 
     def ran(self, host, result, check_mode):
-        """The module came to its end. A task in check mode only tells of a plan."""
+        """Record the result of the module on a host. `check_mode` is that of the task."""
         self.hosts.add(host)
         self.unknown.discard(host)
         self.from_catalogue.discard(host)
         try:
             read = host_results.layout(host, {name: result.get(name) for name in ("counts", "forecast", "unmanaged")})
         except HostValueError as error:
-            # One host's nonsense must not cost the fleet its line.
+            # One host's invalid result must not prevent the summary.
             self.failed(host, error)
             return
-        found, forecast = read["counts"], read["forecast"] or {}
+        counts, forecast = read["counts"], read["forecast"] or {}
         kept = [gpu for gpu in read.get("unmanaged") or () if gpu["action"] != "release"]
         self.unmanaged[host] = len(kept)
         if self.check_mode and not result.get("driver_present"):
-            found = forecast.get("counts") if forecast.get("checked") else None
-            (self.from_catalogue if found else self.unknown).add(host)
-        if not found or check_mode != self.check_mode:
+            counts = forecast.get("counts") if forecast.get("checked") else None
+            (self.from_catalogue if counts else self.unknown).add(host)
+        if not counts or check_mode != self.check_mode:
             return
         if host in self.rebooting:
-            # What was planned before the reboot is there after it, whether the boot did it or this run.
+            # The changes were counted before the reboot.
             self.rebooting.remove(host)
             return
         if result.get("reboot_required"):
             self.rebooting.add(host)
-        create, destroy, keep, changed = (found.get(name) or 0 for name in host_results.COUNTS)
+        create, destroy, keep, changed = (counts.get(name) or 0 for name in host_results.COUNTS)
         new = Counts(create, destroy, keep, changed)
         old = self.counts.get(host)
         if old and not self.check_mode:
-            # Applied twice in one run: changes add up, and kept is what stood through both. A plan told twice is one.
+            # Changes of two applied layouts add up, and instances count as kept if both kept them. Repeated plans count once.
             new = Counts(
                 old.create + new.create,
                 old.destroy + new.destroy,
@@ -118,28 +116,29 @@ class Summary:
         self.counts[host] = new
 
     def failed(self, host, msg):
-        """A task failed there."""
+        """Record the reason why a task failed on a host."""
         first = without_host(host, (str(msg).strip() or "no reason given").splitlines()[0])
         if not (host in self.reasons and first.startswith(NO_PLAN)):
             self.reasons[host] = text(first)
 
     def failures(self, hosts):
-        """Return the lines about these failed hosts, one for all hosts with the same reason."""
+        """Return the lines about failed hosts, one for all hosts with the same reason."""
         return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
 
     def line(self):
-        """The one line for all hosts."""
+        """Return the summary of all hosts in one line."""
         counts = self.counts.values()
         if not counts and not self.check_mode:
             return "Applied: nothing, on 0 of %s" % counted(len(self.hosts), "host")
-        totals = [sum(getattr(c, name) for c in counts) for name in ("create", "destroy", "keep", "changed")]
+        names = ("create", "destroy", "keep", "changed")
+        totals = [sum(getattr(host_counts, name) for host_counts in counts) for name in names]
         gpus = counted(totals[3], "GPU")
         words = ("Plan", "to create", "to destroy", "to change") if self.check_mode else _APPLIED
         text = "%s: " % words[0]
         # Other changes, such as time slicing, have no MIG instances.
         if any(totals[:3]) or not totals[3]:
             text += "%d %s, %d %s, %d kept; " % (totals[0], words[1], totals[1], words[2], totals[2])
-        changed = sum(bool(c.changed) for c in counts)
+        changed = sum(bool(host_counts.changed) for host_counts in counts)
         text += "%s %s on %d of %s" % (gpus, words[3], changed, counted(len(self.hosts), "host"))
         unmanaged = sum(self.unmanaged.values())
         if unmanaged:
@@ -157,16 +156,19 @@ class Summary:
 
 
 def waiting(host, result):
-    """Who a host waits for, a line each."""
+    """Return a line for each busy item that a host waits for, with its holders."""
     try:
         busy = host_results.layout(host, {"busy": result.get("busy") or []})["busy"]
     except HostValueError as error:
         return [str(error)]
-    return ["%s: waiting: %s is in use by %s" % (host, each["what"], ", ".join(each["who"])) for each in busy]
+    return ["%s: waiting: %s is in use by %s" % (host, item["what"], ", ".join(item["who"])) for item in busy]
 
 
 def collected_error(result):
-    """Return the error of a task that did not fail, because the playbook prints the error later. Empty if none."""
+    """Return the error of a task that did not fail, or "".
+
+    The playbook prints such an error later.
+    """
     if result.get("failed_when_result") is not False:
         return ""
     if "driver_present" not in result:
@@ -177,7 +179,10 @@ def collected_error(result):
 
 
 def parts(result):
-    """Return the host's name, the task and what it returned: before ansible-core 2.19 these attributes have an underscore."""
+    """Return the host's name, the task and its result.
+
+    Before ansible-core 2.19, the attributes begin with an underscore.
+    """
     host, task, returned = (
         getattr(result, name if hasattr(result, name) else "_" + name) for name in ("host", "task", "result")
     )
@@ -210,7 +215,7 @@ class CallbackModule(CallbackBase):
                 self._summary.ran(host, item, bool(task.check_mode))
 
     def v2_runner_retry(self, result):
-        # Ansible says that it tries again; this says what for.
+        # Ansible prints that it retries. This adds the holders.
         host, task, returned = parts(result)
         if self._is_ours(task):
             for line in waiting(host, returned):

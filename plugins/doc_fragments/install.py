@@ -1,26 +1,26 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Options of the modules that install something whose sources are sent only to a host that asks for them."""
+"""Document modules whose sources are sent only to hosts that need them."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """DOCUMENTATION is what all of them have."""
+    """DOCUMENTATION is common to all of these modules."""
 
     DOCUMENTATION = r"""
 options:
   root:
-    description: The directory to install below. Units are only started if it is V(/).
+    description: Directory to install below. Units are started only if it is V(/).
     type: path
     default: /
   sources_digest:
-    description: Set by the action plugin. What the sources are compared by.
+    description: Digest of the sources, for comparison. Set by the action plugin.
     type: str
     default: ""
   sources:
-    description: Set by the action plugin. The sources, JSON compressed by zlib, in Base64.
+    description: The sources as JSON, compressed by zlib, in Base64. Set by the action plugin.
     type: str
 requirements:
   - root

@@ -1,20 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name the pods of a Kubernetes node that a drain has to wait for."""
+"""List the pods of a Kubernetes node that a drain has to wait for."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: awaited_pods
-short_description: Name the pods of a Kubernetes node that a drain has to wait for
+short_description: List the pods of a Kubernetes node that a drain has to wait for
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Of the pods of a node, those that are still to go when it is drained. Pods of a DaemonSet come back as soon as they go, mirror
-    pods belong to the kubelet alone, and pods that have ended use nothing.
-  - A pod whose node selector names a label that is paused goes too, by its DaemonSet.
+  - Returns the pods of a node that must end before it is drained. It omits pods of DaemonSets, which would be recreated, mirror
+    pods, which only the kubelet manages, and pods that have ended.
+  - It includes pods whose node selector no longer matches O(labels), because their DaemonSet removes them.
 options:
   _input:
     description: Pods, as M(kubernetes.core.k8s_info) returns them.
@@ -22,31 +22,31 @@ options:
     elements: dict
     required: true
   labels:
-    description: Labels of the node with the values that they have while it is drained.
+    description: Labels of the node with their values during the drain.
     type: dict
     default: {}
   evicted:
-    description: Whether the pods are evicted that no DaemonSet owns. Otherwise those of DaemonSets alone are named.
+    description: Whether pods without a DaemonSet are evicted. Otherwise only pods of DaemonSets are returned.
     type: bool
     default: true
   daemonset_pods:
     description:
-      - The pods of DaemonSets that exist, as RV(openfleet.gpu.kubernetes_eviction#module:daemonset_pods) has them. A pod that
-        only names a DaemonSet as its owner is not awaited.
-      - Without it, every pod that names a DaemonSet as its owner counts as one of a DaemonSet.
+      - Pods with an existing DaemonSet, as in RV(openfleet.gpu.kubernetes_eviction#module:daemonset_pods). Other pods that name
+        a DaemonSet as their owner are omitted.
+      - Without it, every pod that names a DaemonSet as its owner counts as a pod of that DaemonSet.
     type: list
     elements: str
 """
 
 EXAMPLES = r"""
-- name: See whether the node is empty
+- name: Show the remaining pods
   ansible.builtin.debug:
     msg: "{{ pods.resources | openfleet.gpu.awaited_pods }}"
 """
 
 RETURN = r"""
 _value:
-  description: Each pod as C(namespace/name).
+  description: The pods as C(namespace/name).
   type: list
   elements: str
 """

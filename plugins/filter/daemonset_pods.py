@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pods that come back once they are deleted."""
+"""List the pods that a DaemonSet would recreate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Of pods of one namespace, as the API returned them. Names that no pod can have are left out.
+  - Returns names of pods in one namespace. Invalid names are omitted.
 options:
   _input:
-    description: The pods.
+    description: Pods of one namespace, as the API returned them.
     type: list
     elements: dict
     required: true
@@ -29,7 +29,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Their names.
+  description: Names of the pods.
   type: list
   elements: str
 """
@@ -37,7 +37,7 @@ _value:
 
 def daemonset_pods(pods):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
     return cluster.daemonset_pods(pods)

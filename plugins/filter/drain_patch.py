@@ -1,37 +1,37 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patch of a Kubernetes node that is drained, or brought back."""
+"""Make the patch that drains or restores a Kubernetes node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: drain_patch
-short_description: Write the JSON patch that takes a Kubernetes node out of service, or brings it back
+short_description: Make the JSON patch that drains or restores a Kubernetes node
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - A drain cordons the node, and gives labels other values, by which DaemonSets take their pods off the node. Annotations of the
-    node note both in the same request.
-  - The patch tests what was looked at, and is refused by the cluster where that changed since.
-  - No cluster is asked.
+  - A drain cordons the node, and changes labels so that DaemonSets remove their pods from it. Annotations of the node record
+    both in the same request.
+  - The patch contains tests, so that the cluster refuses it if the node has changed since it was read.
+  - This filter does not contact a cluster.
 options:
   _input:
-    description: The node as the API returned it.
+    description: The node, as the API returned it.
     type: dict
     required: true
   state:
-    description: V(drained) or V(resumed).
+    description: Desired state of the node.
     type: str
     choices: [drained, resumed]
     required: true
   host:
-    description: What the inventory calls the host. The annotation of the cordon has it.
+    description: Name of the host in the inventory, for the annotation of the cordon.
     type: str
     required: true
   labels:
-    description: Labels with the values that they have while the node is drained. Those that the node lacks are left.
+    description: Labels with their values during the drain. Labels that the node does not have are ignored.
     type: dict
     default: {}
 """
@@ -45,19 +45,19 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(operations), those of the patch, empty where nothing is to change; C(paused), the labels that stay paused because nothing
-    says what they were.
+    C(operations) are those of the patch, empty if nothing has to change. C(paused) lists labels that keep their drain value
+    because their previous value is not recorded.
   type: dict
 """
 
 
 def drain_patch(node, *, state, host, labels=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import drain_patch as patches
 
-    found = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})
-    return {"operations": list(found.operations), "paused": list(found.paused)}
+    patch = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})
+    return {"operations": list(patch.operations), "paused": list(patch.paused)}
 
 
 class FilterModule:

@@ -1,21 +1,21 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The content of a file that keeps the plans of all hosts."""
+"""Combine the plans of several hosts for a file."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: fleet_plan
-short_description: Put the plans of several hosts together, to be saved as one file
+short_description: Combine the plans of several hosts to save them in one file
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes what the module M(openfleet.gpu.layout) returned in check mode on each host and gives the content of a plan file.
+  - Takes results of the module M(openfleet.gpu.layout) in check mode, and returns the content of a plan file.
 options:
   _input:
-    description: Result of the module by host name. Each must hold C(plan_data).
+    description: Results of the module by host name. Each must have C(plan_data).
     type: dict
     required: true
 seealso:
@@ -34,7 +34,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(schema), the version of the form, and C(hosts), each host's plan by name.
+  description: C(schema) is the version of the format. C(hosts) has the plan of each host by name.
   type: dict
 """
 
@@ -44,24 +44,24 @@ from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils.host_values import bounded, shown
 
-#: Entries of a host's plan: 16 GPUs with seven instances each have some thousand.
+# Maximum number of entries in a host's plan. 16 GPUs with seven instances each have a few thousand.
 _MOST_ENTRIES = 20_000
 
 
 def fleet_plan(results):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..module_utils.change.plan_file import fleet
 
     return fleet({name: _plan(name, result) for name, result in results.items()})
 
 
 def _plan(name, result):
-    """A host's plan goes back to that host alone, but stays in a file and is read by people."""
+    """Return a host's plan with limited size, for a file that people read."""
     data = result.get("plan_data") if isinstance(result, Mapping) else None
     if not isinstance(data, Mapping):
         raise AnsibleFilterError(
-            "%s: the host returned no plan, but %s. See what openfleet.gpu.layout returns there." % (name, shown(data))
+            "%s: the host returned no plan, but %s. Check the result of openfleet.gpu.layout." % (name, shown(data))
         )
     return bounded(data, _MOST_ENTRIES)
 

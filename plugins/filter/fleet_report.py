@@ -62,7 +62,7 @@ from ..plugin_utils.host_values import HostValueError, text, without_host
 
 SCHEMA = 1
 FROM_CATALOGUE = "no NVIDIA driver yet; planned from the model catalogue"
-#: Warnings per host.
+# Maximum number of warnings per host.
 MOST_WARNINGS = 20
 DONE = (
     "{gpus} on {hosts}, {instances}: {create} created, {destroy} destroyed, {keep} kept; "
@@ -120,14 +120,14 @@ def _host(name, result, warnings):
     if forecast.get("checked"):
         note, counts, expected = FROM_CATALOGUE, forecast.get("counts") or {}, forecast.get("gpus") or 0
     # Warnings contain versions reported by the host.
-    warned = [text(each) for each in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
+    warning_texts = [text(row) for row in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
     return {
         "name": name,
         "gpus": gpus,
         "gpus_expected": expected,
         "counts": counts,
         "note": note,
-        "warnings": warned,
+        "warnings": warning_texts,
         "unmanaged": [
             "%s: %s" % (short_label(gpu["index"], gpu["uuid"]), gpu["text"])
             for gpu in read.get("unmanaged") or []

@@ -1,19 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Flatten gpu_simulator_gpus to one catalogue key per GPU."""
+"""Expand gpu_simulator_gpus to one catalogue key per GPU."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: gpu_models
-short_description: List the GPU model of each index from a list of models and counts
+short_description: Expand models with counts to one model per GPU
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Turns C([{model, count}]), the form of C(gpu_simulator_gpus), into one catalogue key per GPU, in index order.
-  - Input of another form is an error that names C(gpu_simulator_gpus), the entry, and what to write instead.
+  - Converts a list like C(gpu_simulator_gpus), with C(model) and C(count), to one catalogue key per GPU, in index order.
+  - Invalid input is an error that names C(gpu_simulator_gpus), the entry, and the fix.
 options:
   _input:
     description: Groups of GPUs, each with C(model) and C(count) (default 1).
@@ -23,8 +23,7 @@ options:
 """
 
 EXAMPLES = r"""
-# produces [H100-80GB, H100-80GB, L40S-48GB]
-- name: List the models
+- name: Show the models H100-80GB, H100-80GB and L40S-48GB
   ansible.builtin.debug:
     msg: "{{ [{'model': 'H100-80GB', 'count': 2}, {'model': 'L40S-48GB'}] | openfleet.gpu.gpu_models }}"
 """
@@ -46,11 +45,11 @@ def gpu_models(groups):
     """See DOCUMENTATION."""
     if not isinstance(groups, list):
         raise _problem("gpu_simulator_gpus", f"is {groups!r}, not a list of GPUs", "[{model: H100-80GB, count: 8}]")
-    found = [model for index, group in enumerate(groups) for model in _models(f"gpu_simulator_gpus[{index}]", group)]
-    if len(found) > MOST_SIMULATED_GPUS:
-        problem = f"are {len(found)} GPUs, and a simulated host can have {MOST_SIMULATED_GPUS}"
+    models = [model for index, group in enumerate(groups) for model in _models(f"gpu_simulator_gpus[{index}]", group)]
+    if len(models) > MOST_SIMULATED_GPUS:
+        problem = f"has {len(models)} GPUs, but the maximum of a simulated host is {MOST_SIMULATED_GPUS}"
         raise _problem("gpu_simulator_gpus", problem, "[{model: H100-80GB, count: 8}]")
-    return found
+    return models
 
 
 def _models(where, group):
@@ -59,22 +58,22 @@ def _models(where, group):
         raise _problem(where, f"is {group!r}, not a model and a count", example)
     unknown = [str(key) for key in group if key not in ("model", "count")]
     if unknown:
-        raise _problem(where, f"has {', '.join(unknown)}, where only model and count may be", example)
+        raise _problem(where, f"has the unknown key {', '.join(unknown)}. Its keys are model and count", example)
     model, count = group.get("model"), group.get("count", 1)
     if not isinstance(model, str) or not model:
-        problem = "has no model" if model is None else f"has the model {model!r}, which is no name"
+        problem = "has no model" if model is None else f"has the model {model!r}, which is not a name"
         raise _problem(where, problem, example)
-    # A templated number may come as text.
+    # A templated number may be a string.
     text = quoted(count)[1:-1]
     if isinstance(count, bool) or not is_digits(text) or not 1 <= int(text) <= MOST_SIMULATED_GPUS:
         shown = number(count) if is_integer(count) else repr(count)[:60]
-        problem = f"has the count {shown}, which is no whole number from 1 to {MOST_SIMULATED_GPUS}"
+        problem = f"has the count {shown}, which is not a whole number from 1 to {MOST_SIMULATED_GPUS}"
         raise _problem(where, problem, example)
     return [model] * int(text)
 
 
 def _problem(where, problem, example):
-    return AnsibleFilterError(f"{where} {problem}. Write for example {example}")
+    return AnsibleFilterError(f"{where} {problem}. Write for example {example}.")
 
 
 class FilterModule:

@@ -1,26 +1,26 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's GPU operator on a node."""
+"""Find NVIDIA's GPU operator on a Kubernetes node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: gpu_operator
-short_description: Find NVIDIA's GPU operator on a Kubernetes node, and what of it is in the way
+short_description: Find NVIDIA's GPU operator on a Kubernetes node, and its conflicts
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Reads the labels of a node and the cluster's objects of kind ClusterPolicy. No cluster is asked.
-  - Returns problems rather than failing, so that the caller can name the host.
+  - Reads the labels of a node and the cluster's ClusterPolicy objects. It does not contact a cluster.
+  - Returns problems instead of failing, so that the caller can name the host.
 options:
   _input:
-    description: The node as the API returned it.
+    description: The node, as the API returned it.
     type: dict
     required: true
   policies:
-    description: The objects of kind ClusterPolicy as the API returned them.
+    description: The ClusterPolicy objects, as the API returned them.
     type: list
     elements: dict
     default: []
@@ -29,13 +29,13 @@ options:
     type: str
     required: true
   config_map_name:
-    description: The ConfigMap that the operator's device plugin has to read.
+    description: Name of the ConfigMap that the operator's device plugin must read.
     type: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Show what of the GPU operator is in the way
+- name: Show conflicts with the GPU operator
   ansible.builtin.debug:
     msg: >-
       {{ (node | openfleet.gpu.gpu_operator(policies=found.resources, name='h100-01', config_map_name='gpu-plugin')).problems }}
@@ -44,19 +44,19 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(is_there), whether the operator manages the node; C(problems), a list of messages with their cures; C(pausing), labels of
-    the node with values that take the components off which keep GPUs open.
+    C(is_there) is whether the operator manages the node. C(problems) lists messages with fixes. C(pausing) has labels of the
+    node with the values that remove components that keep GPUs open.
   type: dict
 """
 
 
 def gpu_operator(node, policies=(), *, name, config_map_name):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster, operator
 
-    found = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
-    return {"is_there": found.is_there, "problems": list(found.problems), "pausing": found.pausing}
+    state = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
+    return {"is_there": state.is_there, "problems": list(state.problems), "pausing": state.pausing}
 
 
 class FilterModule:

@@ -1,23 +1,23 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One host's plan out of a file that keeps the plans of many."""
+"""Read one host's plan from a plan file."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: host_plan
-short_description: Take one host's plan out of a saved plan
+short_description: Read one host's plan from a saved plan
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes the text of a file that P(openfleet.gpu.fleet_plan#filter) made and gives one host's part of it.
-  - Returns a problem rather than failing where the host is not in the file, or the file has another schema version.
+  - Takes the text of a file made with P(openfleet.gpu.fleet_plan#filter), and returns the plan of one host.
+  - Returns a problem instead of failing if the host is not in the file, or if the file has another schema version.
 positional: host
 options:
   _input:
-    description: The text of the file.
+    description: Text of the file.
     type: str
     required: true
   host:
@@ -30,10 +30,10 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Carry out a saved plan
+- name: Apply a saved plan
   openfleet.gpu.layout:
     layout: "{{ gpu_layout }}"
-    # Where there is a problem there is no plan, and so the task fails.
+    # With a problem, the result has no plan, so the task fails.
     plan: "{{ (lookup('ansible.builtin.file', '/srv/plan.json') | openfleet.gpu.host_plan(inventory_hostname)).plan }}"
   become: true
 """
@@ -41,8 +41,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(problem), a message, empty where there is none; otherwise C(plan) is not there, which is what the option
-    O(openfleet.gpu.layout#module:plan) takes.
+    C(problem) is a message, empty if there is none. C(plan) is the value for O(openfleet.gpu.layout#module:plan), and is missing
+    if there is a problem.
   type: dict
 """
 
@@ -51,7 +51,7 @@ from ..module_utils.errors import PlanError
 
 def host_plan(text, host):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..module_utils.change.plan_file import host_part
 
     try:

@@ -1,20 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check a value that a managed host sent."""
+"""Validate a value that a managed host sent."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: host_value
-short_description: Check a value that a managed host sent, before the controller uses it
+short_description: Validate a value that a managed host sent
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - A host that was taken over returns what it likes in place of a module's result. Where such a value becomes a path, a name, an
-    argument or a line of a file on the controller, this filter says whether it is what it should be.
-  - Returns a problem rather than failing, so that the caller can say what was not done.
+  - A compromised host can return anything instead of a module's result. This filter validates such a value before the controller
+    uses it as a path, a name, an argument or a line of a file.
+  - Returns a problem instead of failing, so that the caller can report what was not done.
 positional: kind, host
 options:
   _input:
@@ -23,9 +23,9 @@ options:
     required: true
   kind:
     description:
-      - What it should be. V(text) takes any value and makes it a short text without control characters.
-      - V(line) does so too, with one blank in place of line ends.
-      - V(any) makes a copy with such texts, in which very long lists and mappings are cut.
+      - Expected kind of the value. V(text) converts any value to a short text without control characters.
+      - V(line) does the same, and replaces line ends with spaces.
+      - V(any) copies a value with such texts, and truncates very long lists and mappings.
     type: str
     choices:
       - any
@@ -55,17 +55,17 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Stop where the host calls its architecture something else
+- name: Check the architecture that the host reports
   ansible.builtin.assert:
-    that: said.problem == ''
-    fail_msg: "{{ said.problem }}"
+    that: architecture.problem == ''
+    fail_msg: "{{ architecture.problem }}"
   vars:
-    said: "{{ result.stdout | openfleet.gpu.host_value('architecture', inventory_hostname) }}"
+    architecture: "{{ result.stdout | openfleet.gpu.host_value('architecture', inventory_hostname) }}"
 """
 
 RETURN = r"""
 _value:
-  description: C(problem), a message, empty where there is none; then C(value) is the value.
+  description: C(problem) is a message, empty if the value is valid. Only then, C(value) has the value.
   type: dict
 """
 
@@ -79,7 +79,7 @@ def host_value(value, kind, host=""):
     if kind == "any":
         return {"value": bounded(value), "problem": ""}
     if kind not in KINDS:
-        raise AnsibleFilterError("host_value: there is no kind %r. It is one of %s." % (kind, ", ".join(sorted(KINDS))))
+        raise AnsibleFilterError("host_value: unknown kind %r. Use one of %s." % (kind, ", ".join(sorted(KINDS))))
     try:
         return {"value": checked(host, "its result", kind, value), "problem": ""}
     except HostValueError as error:

@@ -1,20 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster lacks of a node's mapping."""
+"""Compare a Kubernetes node with its mapping."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: kubernetes_changes
-short_description: Compare a Kubernetes node with what it should offer of its GPUs
+short_description: Compare a Kubernetes node with the resources that it should offer
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Compares a node and the ConfigMap of NVIDIA's device plugin with the mapping that the filter
-    P(openfleet.gpu.kubernetes_mapping#filter) returned. No cluster is asked.
-  - Returns problems rather than failing, so that the caller can name the host.
+    P(openfleet.gpu.kubernetes_mapping#filter) returned. It does not contact a cluster.
+  - Returns problems instead of failing, so that the caller can name the host.
 positional: node, config_map
 options:
   _input:
@@ -22,11 +22,11 @@ options:
     type: dict
     required: true
   node:
-    description: The node as the API returned it; null where the cluster has none.
+    description: The node, as the API returned it. Null if the cluster does not have it.
     type: dict
     default: null
   config_map:
-    description: The ConfigMap as the API returned it; null where the cluster has none.
+    description: The ConfigMap, as the API returned it. Null if the cluster does not have it.
     type: dict
     default: null
   name:
@@ -52,34 +52,34 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems), a list of messages; C(labels) to set on the node; C(annotations) to set with them, which record the labels from
-      before; C(opt_out), metadata of the node that keeps the GPU operator's mig-manager off it; C(data) to write into the
+    - C(problems) lists messages. C(labels) are labels to set on the node, and C(annotations) record their previous values.
+      C(opt_out) is metadata that excludes the node from the GPU operator's mig-manager. C(data) is data to write to the
       ConfigMap.
-    - C(pending), resources that the node does not offer as planned, each with the planned and the offered number, and
-      C(pending_text), the same in words; C(restart), whether the plugin has to start again since no label tells it of a change;
-      C(lines) for a plan; C(in_step), whether the cluster lacks nothing.
+    - C(pending) has resources that the node does not offer as planned, each with the planned and the offered number.
+      C(pending_text) describes them. C(restart) is whether the plugin must restart, because no label notifies it of the change.
+      C(lines) are lines of a plan. C(in_step) is whether the cluster needs no change.
   type: dict
 """
 
 
 def kubernetes_changes(mapping, node=None, config_map=None, **names):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
     place = cluster.Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
-    found = cluster.changes(mapping, node, config_map, place)
+    change = cluster.changes(mapping, node, config_map, place)
     return {
-        "problems": list(found.problems),
-        "labels": dict(found.labels),
-        "annotations": {cluster.LABELS_BEFORE: found.before} if found.before else {},
-        "opt_out": dict(found.opt_out),
-        "restart": found.restart,
-        "data": {found.key: found.content} if found.key else {},
-        "pending": {name: list(pair) for name, pair in found.pending.items()},
-        "pending_text": cluster.pending_text(found.pending),
-        "lines": list(found.lines),
-        "in_step": not (found.problems or found.labels or found.key or found.pending),
+        "problems": list(change.problems),
+        "labels": dict(change.labels),
+        "annotations": {cluster.LABELS_BEFORE: change.before} if change.before else {},
+        "opt_out": dict(change.opt_out),
+        "restart": change.restart,
+        "data": {change.key: change.content} if change.key else {},
+        "pending": {name: list(pair) for name, pair in change.pending.items()},
+        "pending_text": cluster.pending_text(change.pending),
+        "lines": list(change.lines),
+        "in_step": not (change.problems or change.labels or change.key or change.pending),
     }
 
 

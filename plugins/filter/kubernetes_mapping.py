@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Kubernetes offers of a host's GPUs once they are shared as gpu_layout says."""
+"""Map a GPU layout to Kubernetes resources."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Returns the resources that the node will offer, the configuration of the plugin that publishes them, and labels of the node.
-    No cluster and no host is asked.
-  - What the backend cannot express is refused, with the entry, the reason, and the backends that can.
-  - Returns problems rather than failing, so that the caller can name the host.
-  - C(docs/kubernetes.md) tells what maps to what.
+    It contacts neither a cluster nor a host.
+  - Refuses entries that the backend cannot express, with the reason and the backends that can.
+  - Returns problems instead of failing, so that the caller can name the host.
+  - C(docs/kubernetes-mapping.md) has the whole mapping.
 options:
   _input:
     description: The variable C(gpu_layout).
     type: raw
     required: true
   backend:
-    description: What publishes GPUs to Kubernetes.
+    description: Software that publishes GPUs to Kubernetes.
     type: str
     choices: [nvidia_device_plugin, nvidia_dra, hami, volcano_vgpu]
     required: true
   state:
-    description: What the module M(openfleet.gpu.gpu_info) returned on the host. It takes precedence over the two options below.
+    description: Result of M(openfleet.gpu.gpu_info) for the host. It takes precedence over O(expected_gpus) and O(pci_gpus).
     type: dict
     default: {}
   lost:
     description:
-      - What to do where the layout names a GPU that is lost (fallen off the bus). V(fail) is a problem, V(skip) maps the others.
-      - A lost GPU is offered by no backend.
+      - How to handle lost GPUs (off the bus) in the layout. V(fail) returns a problem, V(skip) maps the other GPUs.
+      - No backend offers a lost GPU.
     type: str
     choices: [fail, skip]
     default: fail
@@ -45,18 +45,18 @@ options:
     elements: str
     default: []
   pci_gpus:
-    description: What the module M(openfleet.gpu.layout) found on the PCI bus; used where O(expected_gpus) is empty.
+    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
     type: list
     elements: dict
     default: []
   node:
-    description: What Kubernetes calls the host.
+    description: Name of the Kubernetes node.
     type: str
     default: ""
   mig_strategy:
     description:
       - How NVIDIA's device plugin names MIG devices. V(mixed) names them by their profile, V(single) as GPUs.
-      - V(single) wants MIG mode on every GPU of the node, and instances of one profile.
+      - V(single) requires MIG mode on every GPU of the node, and instances of only one profile.
     type: str
     choices: [mixed, single]
     default: mixed
@@ -75,24 +75,24 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems), a list of messages, empty where the layout can be mapped; C(checked), whether the GPUs were known, and so
-      whether anything but the form of the layout was checked; C(plan), lines to print.
-      Without a driver the GPUs are not known where the layout names them by UUID or PCI address.
-    - C(resources), the number of each resource by name, for V(nvidia_dra) the number of devices by class and profile;
-      C(config), the plugin's configuration for this node; C(config_name), for V(nvidia_device_plugin) the key of this
-      configuration in a ConfigMap, by its content; C(labels) of the node. All are empty where there is a problem.
-    - C(requests), how pods ask for what the name of a resource does not say, each with C(where), C(name), C(limits),
-      C(annotations), C(environment) and C(claim), the C(spec) of a ResourceClaim; C(left_out), GPUs that the backend does not
-      offer, each with C(where), C(gpus) and C(reason); C(notes), sentences.
-    - C(refusals), what the backend cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends), those that
-      can.
+    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is whether the GPUs were known. If not,
+      only the form of the layout was checked. C(plan) has lines to print.
+      Without a driver, GPUs are unknown if the layout names them by UUID or PCI address.
+    - C(resources) is the number of each resource by name, for V(nvidia_dra) the number of devices by class and profile.
+      C(config) is the plugin's configuration for this node. C(config_name) is its key in the ConfigMap for
+      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node. With a problem, all of them are empty.
+    - C(requests) describes how pods request devices that the name of a resource does not identify, each with C(where), C(name),
+      C(limits), C(annotations), C(environment) and C(claim) (the C(spec) of a ResourceClaim). C(left_out) lists GPUs that the
+      backend does not offer, each with C(where), C(gpus) and C(reason). C(notes) lists sentences.
+    - C(refusals) lists entries that the backend cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends)
+      (those that can).
   type: dict
 """
 
 
 def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import request
 
     return request.answer(request.Request(layout_data, backend, **options))

@@ -1,20 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role gpu_kubernetes takes off a node again."""
+"""List what the role gpu_kubernetes removes from a node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: kubernetes_removal
-short_description: Tell which labels and configurations to take off a Kubernetes node
+short_description: List the labels and configurations to remove from a Kubernetes node
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the labels that a node had before the role P(openfleet.gpu.gpu_kubernetes#role) changed them, by the annotation
-    C(openfleet.gpu/labels-before), and the keys of the role in the ConfigMap that no other node uses.
-  - A label that others changed since is left.
+  - Returns the labels that a node had before the role P(openfleet.gpu.gpu_kubernetes#role) changed them, from the annotation
+    C(openfleet.gpu/labels-before), and the role's keys in the ConfigMap that no other node uses.
+  - Labels that another tool has changed since are kept.
 positional: nodes, config_map
 options:
   _input:
@@ -22,18 +22,18 @@ options:
     type: str
     required: true
   nodes:
-    description: The node, and all nodes with the label C(nvidia.com/device-plugin.config), as the API returned them.
+    description: The node and all nodes with the label C(nvidia.com/device-plugin.config), as the API returned them.
     type: list
     elements: dict
     required: true
   config_map:
-    description: The ConfigMap as the API returned it; null where the cluster has none.
+    description: The ConfigMap, as the API returned it. Null if the cluster does not have it.
     type: dict
     default: null
 """
 
 EXAMPLES = r"""
-- name: Show which labels the node gets back
+- name: Show the labels to restore
   ansible.builtin.debug:
     msg: "{{ ('h100-01' | openfleet.gpu.kubernetes_removal(nodes.resources, config_map=none)).labels }}"
 """
@@ -41,23 +41,23 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems), a list of messages; C(labels), null for a label to remove; C(annotations) that go with them; C(data), the
-      keys of the ConfigMap to remove, each with null. As C(definition) of a patch all of them take effect.
+    - C(problems) lists messages. C(labels) has the previous values, or null for a label to remove. C(annotations) and C(data)
+      have the annotations of the node and the keys of the ConfigMap to remove, each with null. All have the form of a patch.
   type: dict
 """
 
 
 def kubernetes_removal(name, nodes, config_map=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import cluster
 
-    found = cluster.removal(name, nodes, config_map)
+    removal = cluster.removal(name, nodes, config_map)
     return {
-        "problems": list(found.problems),
-        "labels": dict(found.labels),
-        "annotations": {cluster.LABELS_BEFORE: None} if found.recorded else {},
-        "data": dict.fromkeys(found.keys),
+        "problems": list(removal.problems),
+        "labels": dict(removal.labels),
+        "annotations": {cluster.LABELS_BEFORE: None} if removal.recorded else {},
+        "data": dict.fromkeys(removal.keys),
     }
 
 

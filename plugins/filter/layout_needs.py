@@ -1,19 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a GPU layout needs on its host beside the GPUs."""
+"""List what a GPU layout needs on its host in addition to GPUs."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: layout_needs
-short_description: Tell what a GPU layout needs on its host beside the GPUs
+short_description: List what a GPU layout needs on its host in addition to GPUs
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Answers what playbooks and units ask about a layout, by the collection's own parser. No host is asked.
-  - Never fails. A layout that cannot be read needs nothing, so that a host whose layout is wrong can still be reset.
+  - Parses a layout for playbooks and units, as the collection's modules do. It contacts no host.
+  - Never fails. An invalid layout needs nothing, so that a host with an invalid layout can still be reset.
 options:
   _input:
     description: The variable C(gpu_layout).
@@ -31,16 +31,16 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(gpus), whether the layout names any GPUs; C(cdi), whether it has MPS daemons or tenants, which have CDI devices of
-      their own; C(tenants), the names of its tenants, earlier names (C(was)) included; C(problems), a list of messages,
-      empty where the layout can be read.
+    - C(gpus) is whether the layout has any GPUs. C(cdi) is whether it has MPS daemons or tenants, which have their own CDI
+      devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(problems) lists messages, and is
+      empty if the layout is valid.
   type: dict
 """
 
 
 def layout_needs(layout_data):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site import needs
 
     return needs.of_layout(layout_data)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which collections the controller lacks."""
+"""List collections that the controller lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - For roles that use another collection for some of their users only, and so do not depend on it.
+  - For roles that need another collection only for some of their features, and so do not depend on it.
 options:
   _input:
     description: Names of collections.
@@ -29,7 +29,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Those that are missing.
+  description: Names of the missing collections.
   type: list
   elements: str
 """
@@ -39,14 +39,14 @@ from importlib.util import find_spec
 
 def missing_collections(names):
     """See DOCUMENTATION."""
-    return [name for name in names if not _is_there(name)]
+    return [name for name in names if not _is_installed(name)]
 
 
-def _is_there(name):
+def _is_installed(name):
     try:
         return find_spec("ansible_collections.%s" % name) is not None
     except ModuleNotFoundError:
-        # Of its namespace there is nothing.
+        # The whole namespace is missing.
         return False
 
 

@@ -1,18 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter that finds groups of an inventory whose names are misspelt."""
+"""Find misspelt groups of an inventory."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: misspelt_groups
-short_description: Find groups of an inventory whose names are misspelt
+short_description: Find misspelt groups of an inventory
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares the names of the groups that have hosts with known names.
+  - Compares the names of groups that have hosts with known names.
 positional: known
 options:
   _input:
@@ -20,14 +20,14 @@ options:
     type: dict
     required: true
   known:
-    description: The names that are meant.
+    description: Correct names.
     type: list
     elements: str
     required: true
 """
 
 EXAMPLES = r"""
-- name: Stop where the group is empty
+- name: Check that the group has hosts
   ansible.builtin.fail:
     msg: "The group gpu_hosts has no hosts. {{ groups | openfleet.gpu.misspelt_groups(['gpu_hosts']) }}"
   when: groups['gpu_hosts'] | default([]) | length == 0
@@ -35,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: A sentence for each group whose name resembles a known one, empty where none does.
+  description: A sentence for each group whose name resembles a known name. Empty if there is none.
   type: str
   sample: "The inventory has the group gpu_host: did you mean gpu_hosts?"
 """
@@ -43,7 +43,7 @@ _value:
 
 def misspelt_groups(groups, known):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.groups import misspelt
 
     return misspelt(groups, list(known))

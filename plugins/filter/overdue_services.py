@@ -1,43 +1,43 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which services have not been told of files that were written for them."""
+"""Find services that have not loaded their current files."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: overdue_services
-short_description: Services that have not been told of files that were written for them
+short_description: Find services that have not loaded their current files
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - A run that is cut off between its writing and its handlers leaves a service with what it had before, and the next run
-    finds the files right. This finds such services by the times of their files.
+  - If a run is interrupted after it wrote files and before its handlers, services keep their old settings, and the next run sees
+    no change. This filter finds such services by comparing file times with the times of their last start or reload.
 options:
   _input:
     description:
-      - What may be overdue. C(service), the unit's name; C(files), their paths; C(handler), what makes up for it; C(since),
-        the property of the unit that says when it took its files last, or V(loaded).
+      - Services to check. Each has C(service) (name of the unit), C(files) (paths), C(handler) (the handler to run), and
+        C(since), the property of the unit with the time when it last loaded its files, or V(loaded).
     type: list
     elements: dict
     required: true
   shown:
-    description: What C(systemctl show --timestamp=unix) says of the units.
+    description: Output of C(systemctl show --timestamp=unix) for the units.
     type: str
     default: ""
   times:
-    description: When each file was written, in seconds since 1970, by its path.
+    description: Modification times by path, in seconds since 1970.
     type: dict
     required: true
   loaded:
-    description: When Prometheus took its configuration, in its own words. Empty where that is not known.
+    description: Time when Prometheus loaded its configuration, as reported by its API. Empty if unknown.
     type: str
     default: ""
 """
 
 EXAMPLES = r"""
-- name: Show what a run would make up for
+- name: Show services that need a restart
   ansible.builtin.debug:
     msg: >-
       {{ [{'service': 'prometheus', 'files': ['/etc/systemd/system/prometheus.service.d/openfleet-gpu.conf'],
@@ -56,7 +56,7 @@ import calendar
 import re
 import time
 
-#: The unit's start: what a restart makes newer, and a reload does not.
+# Start time of the unit, which a restart changes and a reload does not.
 START = "ActiveEnterTimestamp"
 LOADED = "loaded"
 
@@ -69,8 +69,8 @@ def overdue_services(services, shown="", times=None, loaded=""):
         unit = units.get("%s.service" % entry["service"].removesuffix(".service"), {})
         since = _prometheus_time(loaded) if entry["since"] == LOADED else _unix_time(unit.get(entry["since"], ""))
         written = [float(times[path]) for path in entry["files"] if path in (times or {})]
-        # Services tell whole seconds; within one a file counts as the older, as it is in a run that ends well.
-        newer = since is not None and any(int(one) > since for one in written)
+        # Services report whole seconds. A file of the same second counts as loaded, as in a successful run.
+        newer = since is not None and any(int(time_written) > since for time_written in written)
         if newer or (entry["since"] == START and unit.get("NeedDaemonReload") == "yes"):
             overdue.append(entry)
     return overdue
@@ -81,15 +81,15 @@ def _properties(text):
 
 
 def _unix_time(text):
-    """Of `@1700000000`; None of a unit that was never up."""
-    found = re.fullmatch(r"@(\d+)", text)
-    return int(found[1]) if found else None
+    """Parse `@1700000000`. Return None for a unit that never ran."""
+    match = re.fullmatch(r"@(\d+)", text)
+    return int(match[1]) if match else None
 
 
 def _prometheus_time(text):
-    """Of RFC 3339 in UTC, to the second; None of anything else."""
-    found = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)$", text)
-    return calendar.timegm(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else None
+    """Parse a UTC time of RFC 3339 to whole seconds. Return None for any other text."""
+    match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)$", text)
+    return calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) if match else None
 
 
 class FilterModule:

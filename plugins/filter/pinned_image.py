@@ -1,33 +1,33 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Warn of a container image that has a tag alone."""
+"""Warn about a container image without a digest."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pinned_image
-short_description: Warn of a container image that is named by a tag alone
+short_description: Warn about a container image without a digest
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the name of the image as it is. Without a digest it warns, once a run for each image, as a user who can write to the
-    registry decides what the tag means.
+  - Returns the name of the image unchanged. Without a digest, it warns once per run and image, because users with write access
+    to the registry can move the tag to another image.
 options:
   _input:
-    description: The image, as C(name:tag@sha256:digest).
+    description: The image, for example C(name:tag@sha256:digest).
     type: str
     required: true
   variable:
-    description: The variable that names it, for the warning.
+    description: Name of the variable, for the warning.
     type: str
     required: true
 positional: variable
 """
 
 EXAMPLES = r"""
-- name: Warn of the image
+- name: Show the image
   ansible.builtin.debug:
     msg: "{{ dcgm_exporter_image | openfleet.gpu.pinned_image('dcgm_exporter_image') }}"
 """
@@ -53,7 +53,7 @@ def pinned_image(image, variable):
     if not DIGEST.search(image):
         # The same text for all hosts, so that Ansible shows it once.
         display.warning(
-            "%s: %s is named by a tag alone, and the registry decides what that is. Add its digest, NAME:TAG@sha256:DIGEST: "
+            "%s: %s has no digest, so the registry decides which image is used. Add the digest (NAME:TAG@sha256:DIGEST), as in "
             "docs/dcgm_exporter.md#name-the-image-by-its-digest." % (variable, image)
         )
     return image

@@ -1,19 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan a layout for a host whose driver does not answer yet, from the catalogue."""
+"""Plan a layout from the model catalogue, for a host without a driver."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: plan_without_driver
-short_description: Check a GPU layout against the catalogue of GPU models, before a driver is there
+short_description: Plan a GPU layout from the model catalogue, without a driver
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Plans the layout as the module M(openfleet.gpu.layout) would on empty GPUs of the given models.
-  - Returns problems rather than failing, so that the caller can name the host.
+  - Plans the layout as the module M(openfleet.gpu.layout) would for empty GPUs of the given models.
+  - Returns problems instead of failing, so that the caller can name the host.
 options:
   _input:
     description: The variable C(gpu_layout).
@@ -25,14 +25,14 @@ options:
     elements: str
     default: []
   pci_gpus:
-    description: What the module M(openfleet.gpu.layout) found on the PCI bus; used where O(expected_gpus) is empty.
+    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
     type: list
     elements: dict
     default: []
 """
 
 EXAMPLES = r"""
-- name: Show what a layout would mean
+- name: Show the plan of a layout
   ansible.builtin.debug:
     msg: "{{ gpu_layout | openfleet.gpu.plan_without_driver(expected_gpus=['H100-80GB', 'H100-80GB']) }}"
 """
@@ -40,17 +40,16 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems), a list of messages, empty where the layout can be had;
-      C(plan), one line per GPU; C(counts), GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed); C(gpus), how
-      many GPUs the layout names; C(checked), whether the GPU models were known, and so whether anything but the form
-      of the layout was checked.
+    - C(problems) lists messages, and is empty if the layout is possible. C(plan) has one line per GPU. C(counts) has the number
+      of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed). C(gpus) is the number of GPUs in the layout.
+      C(checked) is whether the GPU models were known. If not, only the form of the layout was checked.
   type: dict
 """
 
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site import without_driver
 
     return without_driver.plan(layout_data, expected_gpus, pci_gpus)

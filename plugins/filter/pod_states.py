@@ -1,21 +1,21 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why pods are not ready."""
+"""Describe the states of pods."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pod_states
-short_description: Say in words which pods are ready, and why others are not
+short_description: Describe which pods are ready and why others are not
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Of pods as the API returned them. For messages.
+  - Returns a text for messages.
 options:
   _input:
-    description: The pods.
+    description: Pods, as the API returned them.
     type: list
     elements: dict
     required: true
@@ -37,7 +37,7 @@ _value:
 
 def pod_states(pods):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.kubernetes import pods as words
 
     return words.states(pods)

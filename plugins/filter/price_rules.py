@@ -1,23 +1,23 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A table of prices as recording rules of Prometheus."""
+"""Convert a table of prices to recording rules of Prometheus."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: price_rules
-short_description: Recording rules for what GPUs cost, from a table of prices
+short_description: Make recording rules for GPU prices
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Makes a rule for each line of the table. The first line that a GPU's model matches counts.
-  - A GPU has one price, however many parts it is in.
+  - Makes one rule for each row of the table. The first row that matches a GPU's model applies.
+  - A GPU has one price, also if it is partitioned.
 options:
   _input:
     description:
-      - C(model), a glob on the model's name, with or without the vendor's in front; C(price), of one GPU for one hour.
+      - C(model) is a glob on the model's name, with or without the vendor's name before it. C(price) is for one GPU and hour.
     type: list
     elements: dict
     required: true
@@ -41,7 +41,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.promql import literal, quote
 
 RECORD = "gpu:price_per_hour"
-#: What tells the parts of a GPU apart, or its exporter's state, and not the GPU.
+# Labels that identify parts of a GPU or the state of its exporter, not the GPU.
 PART_LABELS = "driver_version, instance, job, mig_instance, mig_profile, workload"
 
 
@@ -55,22 +55,26 @@ def price_rules(prices):
             model = str(line["model"])
         except (KeyError, TypeError, ValueError) as error:
             raise AnsibleFilterError(
-                "%s: it has to be like {model: H100*, price: 2.40}, a number (%r)" % (where, error)
+                "%s: a row needs a model and a number as its price, for example {model: H100*, price: 2.40} (%r)."
+                % (where, error)
             ) from error
         if not 0 <= price < float("inf"):
             raise AnsibleFilterError(
-                "%s.price: %r is no price; give what one GPU costs for an hour" % (where, line["price"])
+                "%s.price: %r is not a price. Set the price of one GPU for one hour." % (where, line["price"])
             )
         pattern = glob_pattern(model)
-        others = "".join(", model!~%s" % quote(one) for one in earlier)
-        series = "gpu:info{model=~%s%s}" % (quote(pattern), others)
+        exclusions = "".join(", model!~%s" % quote(earlier_pattern) for earlier_pattern in earlier)
+        series = "gpu:info{model=~%s%s}" % (quote(pattern), exclusions)
         rules.append({"record": RECORD, "expr": "0 * max without (%s) (%s) + %s" % (PART_LABELS, series, repr(price))})
         earlier.append(pattern)
     return rules
 
 
 def glob_pattern(glob):
-    """A regular expression of RE2, anchored by Prometheus, for a glob with * and ?; `NVIDIA ` may be in front."""
+    """Convert a glob with * and ? to an RE2 expression, which Prometheus anchors.
+
+    It also matches names with the prefix `NVIDIA `.
+    """
     parts = {"*": ".*", "?": "."}
     return "(NVIDIA )?" + "".join(parts.get(char) or literal(char) for char in glob)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell where a host gets pynvml from, and whether its hash is known."""
+"""Check the source of a host's pynvml and its hash."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - For the role C(gpu_layout). It reads files of the controller, and compares their SHA-256 with those that the collection ships
-    and those that the inventory names.
+  - For the role C(gpu_layout). Reads files of the controller, and compares their SHA-256 with hashes of the collection and the
+    inventory.
 options:
   _input:
-    description: The variables C(gpu_layout_nvml_source), C(_version), C(_wheel) and C(_hashes), by their names.
+    description: >-
+      Values by name of the variables C(gpu_layout_nvml_source), C(gpu_layout_nvml_version), C(gpu_layout_nvml_wheel) and
+      C(gpu_layout_nvml_hashes).
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: Stop where the hash is not known
+- name: Check that the hash is known
   ansible.builtin.assert:
     that: source.problem == ''
     fail_msg: "{{ source.problem }}"
@@ -35,8 +37,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(problem), what is wrong and how to mend it, or empty; C(path), the file on the controller, for the sources V(controller)
-    and V(wheel), and its C(sha256), for V(controller) alone; C(requirements), what pip on the host is given, for V(index).
+    C(problem) is the problem with its fix, or empty. For the sources V(controller) and V(wheel), C(path) is the file on the
+    controller. For V(controller), C(sha256) is its hash. For V(index), C(requirements) is the text for pip on the host.
   type: dict
 """
 
@@ -46,19 +48,19 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.plain import plain
 
 def pynvml_source(variables):
     """See DOCUMENTATION."""
-    found = {"problem": "", "path": "", "sha256": "", "requirements": ""}
+    result = {"problem": "", "path": "", "sha256": "", "requirements": ""}
     try:
         request, known = nvml_source.Request.of(plain(variables)), nvml_source.shipped()
         if request.source == "controller":
             file = nvml_source.controller_file(request, known)
-            found.update(path=str(file.path), sha256=file.sha256)
+            result.update(path=str(file.path), sha256=file.sha256)
         elif request.source == "wheel":
-            found["path"] = str(nvml_source.wheel_file(request, known))
+            result["path"] = str(nvml_source.wheel_file(request, known))
         elif request.source == "index":
-            found["requirements"] = str(nvml_source.pin(request, known))
+            result["requirements"] = str(nvml_source.pin(request, known))
     except nvml_source.NvmlSourceError as error:
-        found["problem"] = str(error)
-    return found
+        result["problem"] = str(error)
+    return result
 
 
 class FilterModule:

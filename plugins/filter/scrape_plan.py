@@ -1,24 +1,23 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Prometheus is to scrape, from what the inventory says of each GPU host."""
+"""Make the scrape targets of Prometheus from inventory variables of GPU hosts."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: scrape_plan
-short_description: Scrape targets of GPU hosts, from their inventory variables
+short_description: Make scrape targets of GPU hosts from their inventory variables
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Works from variables alone, so that no host has to be reached.
-  - A host has an exporter where its variables say so with C(dcgm_exporter_source), C(dcgm_exporter_state),
-    C(dcgm_exporter_listen_address) or C(gpu_monitoring_address), and C(dcgm_exporter_state) is not V(absent). Others are left
-    out.
-  - Returns problems rather than failing, so that all of them can be told at once.
-  - Problems are what Prometheus would refuse, what it could not reach, an address and port twice in one job, and labels that the
-    rules of the role gpu_monitoring read or write.
+  - Uses only variables, so it contacts no host.
+  - A host is scraped if it has one of the variables C(dcgm_exporter_source), C(dcgm_exporter_state),
+    C(dcgm_exporter_listen_address) and C(gpu_monitoring_address), and C(dcgm_exporter_state) is not V(absent).
+  - Returns problems instead of failing, so that all of them are reported at once.
+  - Problems are settings that Prometheus would refuse, addresses that it could not reach, duplicate addresses in one job, and
+    labels that the rules of the role gpu_monitoring read or write.
 options:
   _input:
     description: Names of the GPU hosts.
@@ -30,15 +29,15 @@ options:
     type: dict
     required: true
   here:
-    description: Name of the monitoring host, which alone reaches an exporter that listens on its loopback interface.
+    description: Name of the monitoring host. Only its own exporter may listen on the loopback interface.
     type: str
     default: ""
   user:
-    description: User of the exporters' basic authentication. Empty takes the first one that a host has.
+    description: User for basic authentication. If empty, the first user of each host.
     type: str
     default: ""
   extra:
-    description: Further targets, as Prometheus' file_sd has them.
+    description: Additional targets, in the format of Prometheus' file_sd.
     type: list
     elements: dict
     default: []
@@ -53,11 +52,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(targets), groups of targets for Prometheus' file_sd, the hosts' in order of their names;
-      C(access), one entry for each way to get in (C(name), C(user), C(password)), which the targets name in the label
-      C(__access__);
-      C(hosts), the names of the hosts that have targets; C(unwatched), of those whose variables speak of no exporter;
-      C(problems), a list of messages.
+    - C(targets) has groups of targets in the format of Prometheus' file_sd, sorted by host name. C(access) has one entry for
+      each pair of user and password (C(name), C(user), C(password)), whose name is in the label C(__access__) of its targets.
+      C(hosts) lists hosts with targets. C(unwatched) lists hosts without a variable of an exporter. C(problems) lists messages.
   type: dict
 """
 
@@ -70,23 +67,28 @@ from ansible.errors import AnsibleError
 from jinja2.exceptions import TemplateError, UndefinedError
 from jinja2.runtime import Undefined
 
-#: The jobs whose series the recording rules read.
+# Jobs whose series the recording rules read.
 GPU_JOB = "gpu_exporter"
 HOST_JOB = "gpu_host"
-#: Exporters without a password.
+# Access entry of exporters without a password.
 OPEN = "open"
 
-#: Defaults of the role dcgm_exporter, for hosts of whose variables only the inventory's are known here.
+# Defaults of the role dcgm_exporter, which hostvars do not contain.
 ADDRESS = "127.0.0.1"
 PORT = 9400
-#: By one of these a host's variables say that it has an exporter. By the first two site.yml brings one.
-TELLING = ("dcgm_exporter_source", "dcgm_exporter_state", "dcgm_exporter_listen_address", "gpu_monitoring_address")
-#: A host's own loopback interface, as it is by default. Any other address was named on purpose.
+# A host with one of these variables has an exporter. With one of the first two, site.yml installs it.
+EXPORTER_VARIABLES = (
+    "dcgm_exporter_source",
+    "dcgm_exporter_state",
+    "dcgm_exporter_listen_address",
+    "gpu_monitoring_address",
+)
+# Default loopback addresses. Any other address was chosen on purpose.
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")
-#: What the role's rules read or write; files/rules, files/alerts, and those of prices. As a site's label of a target each of
-#: them would pass for an exporter's, or keep an exporter's own from the rules. A test compares them with the files.
+# Labels that the rules of the role read or write (files/rules, files/alerts, and prices). As a site's label of a target, each
+# would be mistaken for an exporter's label, or hide it from the rules. A test compares them with the files.
 RULES_LABELS = (
     *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "card_model", "card_series"),
     *("cause", "class", "daemon", "dcu_pod_name", "device_id", "die", "driver", "driver_version"),
@@ -98,11 +100,11 @@ RULES_LABELS = (
     *("reason", "serial_number", "series", "severity", "tenant", "type", "used_by"),
     *("uuid", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )
-#: Prometheus makes the address the label instance. With that and the job the rules match what an exporter says of a GPU.
-TWICE = "Rules know an exporter by its job and address: its GPUs would pass for those of both."
+# Prometheus stores the address in the label instance. The rules join an exporter's series by that label and the job.
+TWICE = "Rules identify an exporter by job and address, so its GPUs would be attributed to both."
 #: https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-#: Of Prometheus' own labels those that say how a target is scraped; the others are its and the role's.
+# Prometheus' own labels that configure how a target is scraped. Others are reserved for Prometheus and the role.
 #: https://prometheus.io/docs/prometheus/latest/configuration/configuration/#relabel_config
 HOW = re.compile(r"__scheme__|__metrics_path__|__param_[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -117,11 +119,11 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
         "unwatched": [],
         "problems": [],
     }
-    #: By job and address, whose it is.
+    # Owners by job and address.
     taken = {}
     for name in sorted(hosts):
         host = _Host(plan, name, hostvars[name])
-        if not any(host.says(variable) for variable in TELLING):
+        if not any(host.has(variable) for variable in EXPORTER_VARIABLES):
             plan["unwatched"].append(name)
         elif host.read("dcgm_exporter_state", "present") != "absent":
             plan["hosts"].append(name)
@@ -135,12 +137,15 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
 
 
 class _Host:
-    """The variables of a GPU host. One that cannot be worked out becomes a problem, and its default stands for it."""
+    """The variables of a GPU host.
+
+    For a variable that cannot be resolved, adds a problem to the plan and returns the default.
+    """
 
     def __init__(self, plan, name, variables):
         self.plan, self.name, self.variables = plan, name, variables
 
-    def says(self, variable):
+    def has(self, variable):
         return variable in self.variables
 
     def read(self, variable, default):
@@ -148,8 +153,8 @@ class _Host:
             value = _whole(self.variables.get(variable, default))
         except (TemplateError, AnsibleError) as error:
             self.plan["problems"].append(
-                "%s: %s cannot be worked out (%s). Facts of GPU hosts are not known here, for none of them is asked for "
-                "anything: give it a value that the inventory alone tells%s."
+                "%s: %s cannot be resolved (%s). Facts of GPU hosts are not available here, because no GPU host is contacted. "
+                "Set a value that does not depend on facts%s."
                 % (
                     self.name,
                     variable,
@@ -167,18 +172,20 @@ class _Host:
         except (TypeError, ValueError):
             port = -1
         if not 0 <= port <= 65535:
-            self.plan["problems"].append("%s: %s is %r, which is no port." % (self.name, variable, value))
+            self.plan["problems"].append(
+                "%s: %s is %r, which is not a port. Set a number from 0 to 65535." % (self.name, variable, value)
+            )
             return default
         return port
 
     def address(self, variable, default):
-        """A name or an address, an IPv6 one without its brackets. The port comes from elsewhere."""
-        said = str(self.read(variable, default))
-        address = said[1:-1] if said.startswith("[") and said.endswith("]") else said
+        """Return a name or an address without a port, and without the brackets of IPv6."""
+        value = str(self.read(variable, default))
+        address = value[1:-1] if value.startswith("[") and value.endswith("]") else value
         if "/" in address or (":" in address and not _is_ipv6(address)):
             self.plan["problems"].append(
-                "%s: %s is %s, which is no name or address alone. Give it without scheme, port and path; the ports are "
-                "dcgm_exporter_port and gpu_monitoring_host_exporter_port." % (self.name, variable, said)
+                "%s: %s is %s, which is not a plain name or address. Remove scheme, port and path. Set ports with "
+                "dcgm_exporter_port and gpu_monitoring_host_exporter_port." % (self.name, variable, value)
             )
         return address
 
@@ -191,43 +198,49 @@ def _is_ipv6(address):
 
 
 def _whole(value):
-    """A value with all that is in it: Ansible works out a part when it is looked at, and what cannot be is an object too."""
+    """Resolve a value with all its parts. Raises UndefinedError.
+
+    Ansible otherwise resolves parts when they are read.
+    """
     if isinstance(value, Undefined):
-        # Ansible's own say so themselves.
+        # Ansible's own undefined values contain a message.
         raise UndefinedError(str(value) or "it is undefined")
     if isinstance(value, Mapping):
         return {str(key): _whole(value[key]) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_whole(one) for one in value]
+        return [_whole(item) for item in value]
     return value
 
 
 def _labels(plan, where, labels, reserved, allowed=None):
-    """Labels with text as values, those alone that Prometheus takes. One wrong name and it refuses its targets, all of them."""
+    """Return the valid labels with text as values, and add problems to the plan.
+
+    Because of one invalid name, Prometheus would refuse all targets.
+    """
     if not isinstance(labels, Mapping):
-        plan["problems"].append("%s is %r. Give names and values, as {cluster: one}." % (where, labels))
+        plan["problems"].append("%s is %r. Set names and values, for example {cluster: one}." % (where, labels))
         return {}
-    good = {}
+    valid = {}
     for name, value in sorted((str(name), value) for name, value in labels.items()):
         if name in reserved:
-            problem = "the label %s, which is the collection's own. Give it another name." % name
+            problem = "the label %s, which is reserved for the collection. Rename it." % name
         elif name in RULES_LABELS and name not in RESERVED:
-            problem = "the label %s, which the rules read or write. Give it another name." % name
+            problem = "the label %s, which the rules read or write. Rename it." % name
         elif not LABEL.fullmatch(name):
-            problem = "the label %s. A name has letters, digits and _, and begins with no digit." % name
+            problem = "the label %s. Use only letters, digits and _, and no digit first." % name
         elif name.startswith("__") and not (allowed and allowed.fullmatch(name)):
-            problem = "the label %s. Names with __ in front are Prometheus' own." % name
+            problem = "the label %s. Names that begin with __ are reserved for Prometheus. Rename it." % name
         elif value is None or isinstance(value, (Mapping, list, tuple)):
-            problem = "no text in the label %s, but %r. Give it a word or a number." % (name, value)
+            problem = "the label %s with the value %r, which is not text. Set a word or a number." % (name, value)
         else:
-            good[name] = str(value)
+            valid[name] = str(value)
             continue
         plan["problems"].append("%s has %s" % (where, problem))
-    return good
+    return valid
 
 
 def _gpu_target(plan, taken, host, monitoring, named, labels):
-    # The monitoring host, and the user as which it scrapes.
+    # The monitoring host, and its user for scrapes.
     here, user = monitoring
     tls = bool(host.read("dcgm_exporter_tls_certificate", ""))
     port = host.port("dcgm_exporter_port", PORT)
@@ -237,23 +250,24 @@ def _gpu_target(plan, taken, host, monitoring, named, labels):
         own = listen in OWN_LOOPBACK and problems == len(plan["problems"])
         if own and host.name != here:
             plan["problems"].append(
-                "%s: its exporter listens on %s, which no other host reaches. Set dcgm_exporter_listen_address to an address "
-                "of the host, or gpu_monitoring_address to what leads there, as a tunnel's end." % (host.name, listen)
+                "%s: its exporter listens on %s, which other hosts cannot reach. Set dcgm_exporter_listen_address to an address "
+                "of the host, or gpu_monitoring_address to an address that forwards to it, such as the end of a tunnel."
+                % (host.name, listen)
             )
         elif own and tls:
             plan["problems"].append(
-                "%s: its exporter has a certificate and listens on %s, where https://%s:%s is not. Set "
-                "dcgm_exporter_listen_address to the address of that name, or gpu_monitoring_address to a name that leads to "
-                "%s and that the certificate is of." % (host.name, listen, host.name, port, listen)
+                "%s: its exporter has a certificate and listens on %s, so https://%s:%s does not reach it. Set "
+                "dcgm_exporter_listen_address to the address of that name, or gpu_monitoring_address to a name that resolves "
+                "to %s and is in the certificate." % (host.name, listen, host.name, port, listen)
             )
-        # Certificates are of names.
+        # Certificates are issued for names, not addresses.
         address = host.name if tls or listen in ALL_ADDRESSES else listen
         if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
     access = _access(plan, host, user)
     target = _group(GPU_JOB, host.name, ("https" if tls else "http", address, port), access, labels)
     plan["targets"].append(target)
-    # Where the address is a problem already, that of another host may well be the same.
+    # If the address already has a problem, a duplicate is likely to have the same cause.
     if problems == len(plan["problems"]):
         _take_for_host(plan, taken, host, target, "exporter", "dcgm_exporter_port")
 
@@ -271,13 +285,16 @@ def _take_for_host(plan, taken, host, target, exporter, variable):
     other = _take(taken, target["labels"]["job"], address, host.name)
     if other:
         plan["problems"].append(
-            "%s: its %s is scraped at %s, and so is %s's. %s Give it another gpu_monitoring_address or %s."
+            "%s: its %s is scraped at %s, like that of %s. %s Set another gpu_monitoring_address or %s."
             % (host.name, exporter, address, other, TWICE, variable)
         )
 
 
 def _take(taken, job, address, owner):
-    """Who else has this address in this job already, if anybody. Of one group Prometheus takes it once."""
+    """Register the address of a job. Return another owner that has it, or None.
+
+    An owner may repeat its own address.
+    """
     other = taken.setdefault((job, address), owner)
     return other if other != owner else None
 
@@ -293,44 +310,47 @@ def _further_targets(plan, taken, where, group):
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not targets or not isinstance(targets, (list, tuple)):
         plan["problems"].append(
-            '%s has no targets. Give addresses with ports, as {targets: ["npu-01:8082"], labels: {host: npu-01}}.'
-            % where
+            "%s has no targets. Set addresses with ports, for example "
+            '{targets: ["npu-01:8082"], labels: {host: npu-01}}.' % where
         )
         return
     labels = _labels(plan, where, group.get("labels") or {}, (), HOW)
     labels = {"job": GPU_JOB, "__access__": OPEN, **labels}
-    for one in targets:
-        # Prometheus refuses what has a path in it.
-        if not one or not isinstance(one, str) or "/" in one:
+    for target in targets:
+        # Prometheus refuses targets with a path.
+        if not target or not isinstance(target, str) or "/" in target:
             plan["problems"].append(
-                "%s has the target %r. Give an address with its port, as npu-01:8082." % (where, one)
+                "%s has the target %r. Set an address with its port, for example npu-01:8082." % (where, target)
             )
             continue
-        other = _take(taken, labels["job"], one, where)
+        other = _take(taken, labels["job"], target, where)
         if other:
             plan["problems"].append(
-                "%s has the target %s, and so has %s. %s Leave one of them out." % (where, one, other, TWICE)
+                "%s has the target %s, which %s also has. %s Remove one of them." % (where, target, other, TWICE)
             )
-    plan["targets"].append({"targets": [str(one) for one in targets], "labels": labels})
+    plan["targets"].append({"targets": [str(target) for target in targets], "labels": labels})
 
 
 def _access(plan, host, user):
-    """The name of the entry by which the host lets Prometheus in; hosts with the same user and password share one."""
+    """Return the name of the host's access entry.
+
+    Hosts with the same user and password share one.
+    """
     users = host.read("dcgm_exporter_basic_auth_users", {})
     if not users:
         return OPEN
     name = user or next(iter(users))
     if name not in users:
         plan["problems"].append(
-            "%s: gpu_monitoring_scrape_user is %s, and dcgm_exporter_basic_auth_users has only %s. Add that user there, or "
-            "name one of these." % (host.name, name, ", ".join(users))
+            "%s: gpu_monitoring_scrape_user is %s, but dcgm_exporter_basic_auth_users has only %s. Add the user, or set one "
+            "of these." % (host.name, name, ", ".join(users))
         )
         return OPEN
     for entry in plan["access"]:
         if (entry["user"], entry["password"]) == (name, str(users[name])):
             return entry["name"]
-    # Of the user and the first host that has it: a number would be another one when a host ahead of it goes, and a name made of
-    # the password would tell something of it.
+    # From the user and its first host. A number would change when an earlier host is removed, and a digest of the password
+    # would reveal something about it.
     digest = hashlib.sha256(("%s\0%s" % (name, host.name)).encode()).hexdigest()
     entry = {"name": "password-%s" % digest[:12], "user": str(name), "password": str(users[name])}
     plan["access"].append(entry)

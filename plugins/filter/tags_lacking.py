@@ -1,50 +1,37 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter that finds roles that the tags of a run leave out although the host's plan needs them."""
+"""Find roles that a host's plan needs and the run's tags exclude."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tags_lacking
-short_description: Find roles that the tags of a run leave out although the plan of a host needs them
+short_description: Find roles that a host's plan needs and the run's tags exclude
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Compares the roles that C(--tags) and C(--skip-tags) select with the plan of a host.
+extends_documentation_fragment:
+  - openfleet.gpu.tags
 options:
-  _input:
-    description: The tags of the playbook, one a role.
-    type: list
-    elements: str
-    required: true
-  run:
-    description: The variable C(ansible_run_tags).
-    type: list
-    elements: str
-    required: true
-  skip:
-    description: The variable C(ansible_skip_tags).
-    type: list
-    elements: str
-    required: true
   plans:
     description:
-      - What modules returned in check mode. C(layout) is that of M(openfleet.gpu.layout), and C(driver) that of
-        M(openfleet.gpu.driver), empty where the inventory asks for no driver.
+      - Results in check mode of M(openfleet.gpu.layout) (C(layout)) and M(openfleet.gpu.driver) (C(driver), empty if the
+        inventory does not manage the driver).
     type: dict
     required: true
   inventory:
     description:
-      - What the inventory says of the host. C(simulated) is whether it has simulated GPUs, C(kubernetes) the backend of
-        Kubernetes, empty where there is none, and C(tenants) the names of the layout's tenants.
+      - Settings of the host. C(simulated) is whether it has simulated GPUs, C(kubernetes) the Kubernetes backend or empty, and
+        C(tenants) the names of the layout's tenants.
     type: dict
     required: true
 """
 
 EXAMPLES = r"""
-- name: Check that the selected tags are enough
+- name: Check that the tags include all roles of the plan
   ansible.builtin.assert:
     that: >-
       ['gpu_layout', 'nvidia_driver'] | openfleet.gpu.tags_lacking(run=ansible_run_tags, skip=ansible_skip_tags,
@@ -53,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: A sentence for each role that is missing.
+  description: A sentence for each missing role.
   type: list
   elements: str
   sample: ["The tag gpu_layout needs nvidia_driver too: the driver of the plan is not installed."]
@@ -62,7 +49,7 @@ _value:
 
 def tags_lacking(tags, run, skip, plans, inventory):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.tags import lacking, selected
 
     return lacking(selected(list(tags), list(run), list(skip)), plans, inventory)

@@ -1,41 +1,28 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter that finds what is wrong with the tags of a run."""
+"""Validate the tags of a run."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tags_problem
-short_description: Find what is wrong with the tags of a run
+short_description: Validate the tags of a run
 version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares C(--tags) and C(--skip-tags) with the tags of a playbook. A tag that selects nothing would end a run without a change
-    and without an error.
+  - Compares C(--tags) and C(--skip-tags) with the tags of a playbook. Without this check, a run whose tags select nothing would
+    end without a change and without an error.
+extends_documentation_fragment:
+  - openfleet.gpu.tags
 options:
-  _input:
-    description: The tags of the playbook, one a role. An empty list is a playbook without tags.
-    type: list
-    elements: str
-    required: true
-  run:
-    description: The variable C(ansible_run_tags).
-    type: list
-    elements: str
-    required: true
-  skip:
-    description: The variable C(ansible_skip_tags).
-    type: list
-    elements: str
-    required: true
   groups:
-    description: The variable C(groups), the hosts by group.
+    description: The variable C(groups), with hosts by group.
     type: dict
     required: true
   hostvars:
-    description: The variable C(hostvars), which the first play lacks. Without it, a tag is accepted if no host asks for its role.
+    description: The variable C(hostvars), which the first play lacks. Without it, tags of roles that no host uses are accepted.
     type: dict
 """
 
@@ -48,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Why the run is refused, empty where it is not.
+  description: Why the run is refused. Empty if it is not.
   type: str
   sample: "Unknown tag mig. The tags are gpu_layout. Nothing was changed."
 """
@@ -56,7 +43,7 @@ _value:
 
 def tags_problem(tags, run, skip, groups, hostvars=None):
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
     from ..plugin_utils.site.tags import problem
 
     return problem(list(tags), list(run), list(skip), groups, hostvars)

@@ -154,7 +154,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Audit two weeks, and fail where a GPU is held without a process
+- name: Audit two weeks and fail if a GPU is held without a process
   openfleet.gpu.audit:
     directory: /srv/gpu-audit
     prometheus: {url: https://prometheus.example.org, user: audit, password: "{{ vault_audit_password }}"}

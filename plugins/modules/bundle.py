@@ -3,37 +3,37 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-# The documentation of plugins/action/bundle.py, which does all of it on the controller.
+# The documentation of plugins/action/bundle.py, which runs on the controller.
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: bundle
-short_description: Collect what hosts take from networks, for a site that has none
+short_description: Build a bundle for an air-gapped site
 version_added: "0.1.0"
 description:
-  - Reads what an inventory asks for, and fetches it into a folder that an air-gapped site can bring to the other side. The
-    playbook C(openfleet.gpu.bundle) is made of it.
-  - It reaches no host. What only a host could tell is told by the variable C(gpu_bundle_platforms).
-  - Repositories are mirrored in part, with the vendor's own index and signature. Every signature is verified by the keys whose
-    fingerprints the inventory trusts, and every file by the signed index, before it is kept.
-  - A second run fetches what is missing or has changed. In check mode it asks the repositories, and writes nothing.
+  - Downloads everything that the hosts of an inventory need from networks into a directory, to be carried to an air-gapped
+    site. The playbook C(openfleet.gpu.bundle) uses this module.
+  - It contacts no host. The variable C(gpu_bundle_platforms) provides data that otherwise only a host knows.
+  - Repositories are mirrored in part, with the vendor's own index and signature. Before a file is kept, its checksum is verified
+    with the signed index, and the signature with keys whose fingerprints the inventory trusts.
+  - A second run downloads only missing and changed files. In check mode, it reads the repositories and writes nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   directory:
-    description: The folder. It is created where it is missing.
+    description: Directory of the bundle. It is created if it is missing.
     type: path
     required: true
   hosts:
-    description: The inventory's hosts that the bundle is for.
+    description: Hosts of the inventory for which the bundle is built.
     type: list
     elements: str
     required: true
   parts:
     description:
-      - What to collect. V(driver) and V(container_toolkit) are what the roles of these names install, V(nvml) is the wheel that
-        hosts get pynvml from, V(kubernetes) the manifest or the chart of the device plugin, V(collection) this collection,
+      - Parts of the bundle. V(driver) and V(container_toolkit) are the packages of the corresponding roles, V(nvml) is the wheel
+        of pynvml for hosts, V(kubernetes) the manifest or chart of the device plugin, V(collection) this collection, and
         V(controller) the Python packages of the controller.
     type: list
     elements: str
@@ -41,24 +41,24 @@ options:
     default: [driver, container_toolkit, nvml, kubernetes, collection, controller]
   requirements:
     description:
-      - Requirements file of the other side's controller. Without one, it is ansible-core and nvidia-ml-py in the versions that
-        this controller has.
+      - Requirements file of the air-gapped site's controller. Defaults to ansible-core and nvidia-ml-py in the versions of this
+        controller.
     type: path
   pip_options:
-    description: Options for C(pip download), as V(--python-version=3.12) for a controller with another Python.
+    description: Options for C(pip download), for example V(--python-version=3.12) for a controller with another Python.
     type: list
     elements: str
     default: []
   url:
-    description: Where hosts of the other side reach the folder, for the variables that are written into it.
+    description: URL of the bundle for hosts of the air-gapped site. It is used in the variables that are written to the bundle.
     type: str
     default: ""
   path:
-    description: Where the other side's controller has the folder. Without it, where it is now.
+    description: Path of the bundle on the air-gapped site's controller. Defaults to O(directory).
     type: str
     default: ""
   prune:
-    description: Remove files of earlier runs that nothing wants any more. They are only listed otherwise.
+    description: Whether to remove files of earlier runs that are no longer needed. Otherwise they are only listed.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -68,18 +68,20 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Shows the files to fetch and to remove.
+    details: Shows the files to download and to remove.
   platform:
     platforms: posix
 requirements:
-  - On the controller gpgv, and python-debian for APT repositories, createrepo_c for those of RPM packages.
+  - gpgv on the controller
+  - python-debian on the controller, for APT repositories
+  - createrepo_c on the controller, for RPM repositories
 seealso:
   - module: openfleet.gpu.driver
   - module: openfleet.gpu.container_toolkit
 """
 
 EXAMPLES = r"""
-- name: Collect what the GPU hosts need
+- name: Build the bundle for the GPU hosts
   openfleet.gpu.bundle:
     directory: /srv/bundle
     hosts: "{{ groups['gpu_hosts'] }}"
@@ -89,31 +91,31 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetched:
-  description: Files that were fetched, or would be, by their path in the folder.
+  description: Downloaded files by their path in the bundle, in check mode the predicted ones.
   returned: success
   type: list
   elements: str
 kept:
-  description: How many files were there already, and right.
+  description: Number of files that were already present and correct.
   returned: success
   type: int
 old:
-  description: Files of earlier runs that nothing wants any more.
+  description: Files of earlier runs that are no longer needed.
   returned: success
   type: list
   elements: str
 removed:
-  description: Those of them that were removed, or would be, with O(prune=true).
+  description: Files of RV(old) that were removed with O(prune=true), in check mode the predicted ones.
   returned: success
   type: list
   elements: str
 needed_from_the_distribution:
-  description: What hosts take from their own distribution besides.
+  description: Packages that hosts also need from their own distribution.
   returned: success
   type: list
   elements: str
 summary:
-  description: All this in a few lines.
+  description: A summary in a few lines.
   returned: success
   type: list
   elements: str

@@ -3,27 +3,27 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-# The documentation of plugins/action/check_variables.py, which does all of it on the controller.
+# The documentation of plugins/action/check_variables.py, which runs on the controller.
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: check_variables
-short_description: Check a host's variables before anything changes
+short_description: Validate a host's variables before anything changes
 version_added: "0.1.0"
 description:
-  - Checks each variable of the roles and playbooks named that the inventory sets, its type, its choices, its bounds and its form.
+  - Checks the type, choices, bounds and form of each variable in the inventory that belongs to the given roles and playbooks.
     C(docs/variables.md) lists all variables.
-  - Checks the names of all variables of the host. A name that begins like the collection's names and resembles one of them is an
-    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like them is a
-    warning. C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are left out.
-  - A value that is made of facts is left to the role that gathers them.
-  - The playbooks of the collection run it in their first play. It reaches no host.
+  - Checks the names of all variables of the host. A name that resembles a variable of the collection and begins like one is an
+    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like one is a
+    warning. C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are not checked.
+  - Values that depend on facts are not checked here, but by the role that gathers the facts.
+  - The playbooks of the collection run it in their first play. It contacts no host.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   of:
-    description: Roles, as V(gpu_layout), and playbooks, as V(site.yml), whose variables are checked.
+    description: Roles, for example V(gpu_layout), and playbooks, for example V(site.yml), whose variables are checked.
     type: list
     elements: str
     default: []
@@ -38,13 +38,13 @@ options:
     elements: str
     default: []
   collect:
-    description: Return what is wrong as RV(problems), and do not fail.
+    description: Whether to return errors as RV(problems) instead of failing.
     type: bool
     default: false
   collected:
     description:
-      - What this module returned with O(collect=true), by host. They are reported together, each message once with its hosts.
-        The task fails if there is an error. Nothing else is checked.
+      - Results of this module with O(collect=true), by host. Each message is reported once with its hosts, and the task fails if
+        there is an error. Nothing else is checked.
     type: dict
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
@@ -60,17 +60,17 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Check the variables of the layout and of the driver
+- name: Validate the variables of the layout and of the driver
   openfleet.gpu.check_variables:
     of: [gpu_layout, nvidia_driver]
 
-- name: Check the variables of many hosts
+- name: Validate the variables of many hosts
   openfleet.gpu.check_variables:
     of: [gpu_layout]
     collect: true
   register: checked
 
-- name: Report what is wrong, each message once
+- name: Report each error once
   openfleet.gpu.check_variables:
     collected: "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars, 'checked'))) }}"
   run_once: true
@@ -78,17 +78,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: What is wrong, a line each, with the host, the variable, what is wrong with it and how to mend it.
+  description: One line for each error, with the host, the variable, the problem and the fix.
   returned: failure
   type: str
   sample: 'h100-01: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.'
 problems:
-  description: The same without the host.
+  description: One line for each error, without the host.
   returned: with O(collect=true)
   type: list
   elements: str
 suspicions:
-  description: Names that resemble a variable of the collection, without the host.
+  description: One line for each name that resembles a variable of the collection, without the host.
   returned: with O(collect=true)
   type: list
   elements: str

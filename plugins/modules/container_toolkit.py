@@ -7,106 +7,111 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: container_toolkit
-short_description: Install NVIDIA's container toolkit, configure container engines, keep CDI specifications
+short_description: Install or remove NVIDIA's container toolkit
 version_added: "0.1.0"
 description:
-  - Looks at the host once, plans, and carries the plan out. The role P(openfleet.gpu.container_toolkit#role) is made of it.
-  - Packages are of one exact version, from a repository whose key has a known fingerprint, from the host's own sources, or
-    from files with checksums; everything is fetched before anything is changed.
-  - Engines are configured by C(nvidia-ctk), which is asked on a copy of their configuration. What it would lose stops the run.
-  - In check mode it asks the repository what there is, in a directory of its own, and changes nothing.
+  - Installs the toolkit, configures container engines, and keeps a CDI specification of the GPUs up to date.
+  - Reads the state of the host, plans the change and applies it. The role P(openfleet.gpu.container_toolkit#role) uses this
+    module.
+  - Packages have one exact version. They come from a repository whose key has a known fingerprint, from the host's own sources,
+    or from files with checksums. Everything is downloaded before the first change.
+  - C(nvidia-ctk) configures engines on a copy of their configuration first. If it would lose settings, the module fails.
+  - In check mode, it reads the repository in a temporary directory, and changes nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   version:
-    description: An exact version of the toolkit, as V(1.19.1). Required to install.
+    description: Exact version of the toolkit, for example V(1.19.1). Required with O(state=present).
     type: str
     default: ""
   state:
-    description: Whether the toolkit is to be there.
+    description: V(present) installs the toolkit, V(absent) removes it.
     type: str
     choices: [present, absent]
     default: present
   source:
-    description: A repository of NVIDIA's layout, the sources that the host has, or files on the host.
+    description: >-
+      Source of the packages. V(repository) is NVIDIA's repository or a mirror with the same structure, V(host) the package
+      sources of the host, and V(files) files on the host.
     type: str
     choices: [repository, host, files]
     default: repository
   repository:
     description:
-      - C(url) with the placeholders C({family}) (V(deb), V(rpm)) and C({architecture}), C(key_url), C(key) (the key itself
-        instead of an address), C(fingerprints) (of the keys to trust).
+      - For O(source=repository). C(url) can have the placeholders C({family}) (V(deb) or V(rpm)) and C({architecture}).
+        C(key_url) is the URL of the signing key. C(key) is the key itself, instead of a URL. C(fingerprints) are those of
+        trusted keys.
     type: dict
     default: {}
   files:
-    description: For O(source=files), the packages' files on the host.
+    description: For O(source=files), package files on the host.
     type: list
     elements: dict
     default: []
     suboptions:
       path:
-        description: Where it is.
+        description: Path of the file.
         type: path
         required: true
       sha256:
-        description: Its SHA-256.
+        description: SHA-256 of the file.
         type: str
         required: true
   hold:
-    description: Keep the packages from being changed by others, as unattended upgrades.
+    description: Whether to hold the packages, so that other tools such as unattended upgrades do not change them.
     type: bool
     default: true
   runtimes:
-    description: Engines to configure. Empty takes those that are found.
+    description: Engines to configure. If empty, all installed engines are configured.
     type: list
     elements: str
     choices: [docker, containerd, crio, podman]
     default: []
   set_as_default:
-    description: Make the nvidia runtime the default one of the engines.
+    description: Whether to make the nvidia runtime the default of the engines.
     type: bool
     default: false
   runtime_cdi:
-    description: Tell Docker and containerd to use CDI.
+    description: Whether to enable CDI in Docker and containerd.
     type: bool
     default: false
   restart:
     description:
-      - How engines take a changed configuration. V(safe) reloads or restarts them where no container ends; V(always) restarts
-        them anyhow; V(never) leaves it to you.
+      - How engines apply a changed configuration. V(safe) reloads or restarts them only if that ends no container. V(always)
+        restarts them in any case. V(never) does not restart them (RV(restart_pending)).
     type: str
     choices: [safe, always, never]
     default: safe
   cdi:
-    description: Keep a CDI specification of the GPUs, rewritten after changes of the driver and of MIG devices.
+    description: Whether to keep a CDI specification of the GPUs, rewritten after changes of the driver and of MIG devices.
     type: bool
     default: true
   cdi_environment:
-    description: Settings of C(nvidia-ctk cdi generate) for the service, as environment variables.
+    description: Environment variables for C(nvidia-ctk cdi generate) in the service.
     type: dict
     default: {}
   selinux_boolean:
-    description: Where SELinux enforces, let containers use devices (C(container_use_devices)).
+    description: If SELinux is enforcing, whether to let containers use devices (C(container_use_devices)).
     type: bool
     default: true
   allow_removal:
-    description: Packages of others that may be removed because they do not go with the toolkit, or depend on it.
+    description: Other packages that may be removed because they conflict with the toolkit or depend on it.
     type: list
     elements: str
     default: []
   smoke_test:
-    description: Afterwards start a container that is given all GPUs, and hold what it sees against the host.
+    description: Whether to start a container with all GPUs at the end, and compare the GPUs it sees with those of the host.
     type: bool
     default: false
   vulnerable:
     description:
-      - What to do where NVIDIA has published vulnerabilities of O(version) that a later one mends.
-      - V(warn) tells, V(refuse) fails before anything changes, V(accept) is silent. C(docs/security.md) has the table.
+      - How to handle published vulnerabilities of O(version) that a later version fixes.
+      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
     type: str
     choices: [warn, refuse, accept]
     default: warn
   state_directory:
-    description: Where the host keeps what the way back needs.
+    description: Directory on the host for the data that a removal needs.
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
@@ -121,7 +126,7 @@ attributes:
     support: full
   diff_mode:
     support: full
-    details: Shows the steps, and no content of configurations, which may hold secrets.
+    details: Shows the steps, but not the content of configurations, which may contain secrets.
   platform:
     platforms: linux
 seealso:
@@ -129,7 +134,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what the role would do
+- name: Predict the change of the container toolkit
   openfleet.gpu.container_toolkit:
     version: 1.19.1
     source: host
@@ -139,34 +144,34 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
-  description: The packages' version; empty where there is none.
+  description: Version of the packages. Empty if none are installed.
   returned: always
   type: str
   sample: 1.19.1-1
 steps:
-  description: What was done, or would be.
+  description: Steps taken, in check mode the predicted ones.
   returned: always
   type: list
   elements: str
 restart_pending:
-  description: Engines that run on with their former configuration.
+  description: Engines that still run with their previous configuration.
   returned: always
   type: list
   elements: str
 files_needed:
-  description: Whether the packages' files have to be on the host for what is planned.
+  description: Whether the plan needs the package files on the host.
   returned: always
   type: bool
 smoke_test:
-  description: What the container saw.
+  description: Output of the container of the smoke test.
   returned: when O(smoke_test=true), outside check mode
   type: str
 vulnerable:
-  description: What NVIDIA has published against the version, in a sentence; empty for nothing, and with O(vulnerable=accept).
+  description: A sentence about published vulnerabilities of the version. Empty if there are none, and with O(vulnerable=accept).
   returned: always
   type: str
 notes:
-  description: What is worth knowing and no error.
+  description: Notes that are not errors.
   returned: always
   type: list
   elements: str

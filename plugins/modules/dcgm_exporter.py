@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: dcgm_exporter
-short_description: Install an exporter of GPU metrics, and scrape it
+short_description: Install an exporter of GPU metrics and test its endpoint
 version_added: "0.1.0"
 description:
-  - Writes the files and the unit of an exporter, installs its packages, restarts it after a change and scrapes it; or removes all
-    that it brought.
-  - The role P(openfleet.gpu.dcgm_exporter#role) uses it with its own units. Run it with C(no_log), for passwords and keys are in
-    its options.
-  - The embedded exporter's program travels only to a host that has none, or another one.
+  - Writes the files and the unit of an exporter, installs its packages, restarts it after a change and scrapes it, or removes
+    all of these.
+  - The role P(openfleet.gpu.dcgm_exporter#role) uses this module with its own units. Run it with C(no_log), because its options
+    contain passwords and keys.
+  - The program of the embedded exporter is sent only to a host where it is missing or different.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
@@ -25,56 +25,56 @@ options:
     default: present
   files:
     description: >-
-      The files by path below O(root), each with C(content) and C(mode). In the content C(@python@) stands for the interpreter
-      of the module. Files of former settings in the directories of the role are removed.
+      Files by path below O(root), each with C(content) and C(mode). In the content, C(@python@) is replaced with the module's
+      interpreter. Other files in the directories of the role, left from previous settings, are removed.
     type: dict
     default: {}
   web_config:
-    description: The exporter's configuration of TLS, as exporter-toolkit reads it.
+    description: TLS configuration of the exporter, in the format of exporter-toolkit.
     type: dict
     default: {}
   users:
-    description: Names and passwords of those who may scrape. The host keeps bcrypt hashes.
+    description: Names and passwords of users that may scrape. The host stores bcrypt hashes.
     type: dict
     default: {}
   packages:
-    description: Packages that are installed by apt or dnf.
+    description: Packages to install with apt or dnf.
     type: list
     elements: str
     default: []
   version:
-    description: Version of the package of the exporter; any if empty.
+    description: Version of the exporter's package. If empty, any version.
     type: str
     default: ""
   repository:
     description: >-
-      The repository of the packages, with C(url), the text of its C(key), and C(repo_gpgcheck). An empty C(url) removes it.
+      Repository of the packages, with C(url), the text of its C(key), and C(repo_gpgcheck). An empty C(url) removes it.
     type: dict
     default: {url: "", key: "", repo_gpgcheck: true}
   masked:
-    description: Units that the packages bring and that are masked.
+    description: Units of the packages to mask.
     type: list
     elements: str
     default: []
   embedded:
     description: >-
-      The Python packages of the embedded exporter. Without it the exporter is another one.
+      Python packages of the embedded exporter. Omit it for other exporters.
     type: dict
     suboptions:
       source:
-        description: V(index) is asked by the host. Of anything else the host needs an archive.
+        description: With V(index), the host installs from an index. With any other value, it needs O(embedded.archive).
         type: str
         required: true
       stamp:
-        description: What tells these packages from others.
+        description: Identifier of this set of packages, to detect changes.
         type: str
         required: true
       requirements:
-        description: The packages with their hashes, as pip reads them.
+        description: Packages with their hashes, in the format of pip.
         type: str
         default: ""
       index_url:
-        description: The index, if it is not pip's own. It may have a password.
+        description: URL of the index. Defaults to pip's own. It may contain a password.
         type: str
         default: ""
       archive:
@@ -82,23 +82,23 @@ options:
         type: str
         default: ""
   directories:
-    description: Directories below O(root) that are made.
+    description: Directories to create below O(root).
     type: list
     elements: str
     default: []
   host_files:
-    description: Files of the site that the exporter reads. They are refused in directories of the role.
+    description: The site's own files that the exporter reads. Files in directories of the role are refused.
     type: list
     elements: str
     default: []
   address:
-    description: The address to listen on. A name that is loopback on the host is refused.
+    description: Address to listen on. A name that resolves to loopback on the host is refused.
     type: str
     default: 127.0.0.1
   health:
     description: >-
-      How the exporter is scraped, with C(address), C(port), C(certificate), C(users), C(timeout) and C(engine). Without it
-      nothing is scraped.
+      How to scrape the exporter, with C(address), C(port), C(certificate), C(users), C(timeout) and C(engine). Without it, the
+      exporter is not scraped.
     type: dict
 extends_documentation_fragment:
   - openfleet.gpu.install
@@ -117,14 +117,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: What was done, or in check mode would be done.
+  description: Changes made, or in check mode predicted.
   returned: success
   type: list
   elements: str
   sample: ["systemctl restart dcgm-exporter.service"]
 archive:
   description: >-
-    Architecture for which an archive of Python packages is needed first, or nothing. Nothing was installed if there is one.
+    Architecture for which an archive of Python packages is required first. If it is not empty, nothing was installed.
   returned: success
   type: str
   sample: x86_64
@@ -141,7 +141,7 @@ def argspec():
     texts = {"type": "list", "elements": "str", "default": []}
     return {
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        # A key may be among them.
+        # The files may include a key.
         "files": {"type": "dict", "default": {}, "no_log": True},
         "web_config": {"type": "dict", "default": {}},
         "users": {"type": "dict", "default": {}, "no_log": True},

@@ -10,120 +10,124 @@ module: driver
 short_description: Install, change or remove a host's NVIDIA driver
 version_added: "0.1.0"
 description:
-  - Looks at the host once, plans, and carries the plan out; fetches everything before it changes anything, and brings the
-    old driver back where the change does not end well.
-  - The role P(openfleet.gpu.nvidia_driver#role) is made of it; it adds the draining of clients and the reboot.
-  - In check mode it asks the repository what there is, in a directory of its own, and predicts packages and versions
-    exactly. On a host that is right already nothing is asked and nothing is fetched.
+  - Reads the state of the host, plans the change and applies it. Downloads everything before the first change, and restores the
+    previous driver if the change fails.
+  - The role P(openfleet.gpu.nvidia_driver#role) uses this module, and adds draining of clients and reboots.
+  - In check mode, it reads the repository in a temporary directory, and predicts packages and versions exactly. If the host
+    already has the desired driver, it does not contact the repository.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   version:
-    description: A branch (V(580)) or an exact version (V(580.178.04)). Required to install.
+    description: A branch (V(580)) or an exact version (V(580.178.04)). Required with O(state=present).
     type: str
     default: ""
   state:
-    description: Whether the driver is to be there.
+    description: V(present) installs the driver, V(absent) removes it.
     type: str
     choices: [present, absent]
     default: present
   distributions:
     description:
-      - What differs between distributions, by name and version as C(debian-12), C(ubuntu-24.04), C(el-9); the role has it in
-        C(vars/distributions).
+      - Data of the supported distributions by name and version, for example C(debian-12), C(ubuntu-24.04) or C(el-9). The role
+        has them in C(vars/distributions).
     type: dict
     required: true
   source:
-    description: NVIDIA's repository or a mirror of it, the distribution's own packages, or a .run file.
+    description: >-
+      Source of the driver. V(repository) is NVIDIA's repository or a mirror of it, V(distribution) the distribution's own
+      packages, and V(runfile) a .run file.
     type: str
     choices: [repository, distribution, runfile]
     default: repository
   repository:
     description:
-      - C(url) with the placeholders C({directory}) and C({architecture}), C(key_url) (empty is beside the packages), C(key)
-        (the key itself instead of an address), C(fingerprints) (of the keys to trust; empty takes the distribution's entry).
+      - For O(source=repository). C(url) can have the placeholders C({directory}) and C({architecture}). C(key_url) is the signing
+        key's URL, by default beside the packages. C(key) is the key itself, instead of a URL. C(fingerprints) are those of
+        trusted keys, by default from the distribution's entry.
     type: dict
     default: {}
   variant:
-    description: V(headless) is all that computing takes, V(full) has graphics too.
+    description: V(headless) installs what computing needs, V(full) also graphics.
     type: str
     choices: [headless, full]
     default: headless
   kernel_modules:
     description: >-
-      V(auto) takes the open modules wherever all GPUs can (Turing and newer) and the proprietary ones elsewhere; V(none)
-      installs the libraries and tools alone.
+      V(auto) installs the open modules if all GPUs support them (Turing and newer), and otherwise the proprietary ones. V(none)
+      installs only libraries and tools.
     type: str
     choices: [auto, open, proprietary, none]
     default: auto
   upgrade:
-    description: With a branch as O(version), go to its newest version; otherwise any version of the branch is right.
+    description: With a branch as O(version), whether to upgrade to its newest version. Otherwise any installed version is kept.
     type: bool
     default: false
   hold:
-    description: Keep the packages from being changed by others, as unattended upgrades.
+    description: Whether to hold the packages, so that other tools such as unattended upgrades do not change them.
     type: bool
     default: true
   persistenced:
-    description: Run the NVIDIA Persistence Daemon.
+    description: Whether to run the NVIDIA Persistence Daemon.
     type: bool
     default: true
   fabric_manager:
-    description: V(auto) where an NVSwitch is found on the PCI bus.
+    description: Whether to install and run the Fabric Manager. V(auto) does so if the PCI bus has an NVSwitch.
     type: str
     choices: [auto, present, absent]
     default: auto
   imex:
-    description: Install and run IMEX, for NVLink over several hosts.
+    description: Whether to install and run IMEX, for NVLink across hosts.
     type: bool
     default: false
   imex_nodes:
-    description: Addresses of the IMEX domain, one a host.
+    description: Addresses of the hosts in the IMEX domain.
     type: list
     elements: str
     default: []
   reboot:
-    description: Whether a change that takes a reboot may be made at all. V(never) refuses it before anything changes.
+    description: >-
+      Whether a change that needs a reboot is allowed. V(never) refuses it before any change. The module never reboots the host.
     type: str
     choices: [never, later, now]
     default: never
   fetch_only:
-    description: Only fetch the packages, so that the change itself is short and does not depend on the network.
+    description: Whether to only download the packages, so that the later change is short and needs no network.
     type: bool
     default: false
   allow_removal:
     description:
-      - Packages of others that may be removed because they depend on what goes.
-      - Packages of a driver that was installed in another way, as C(nvidia-vgpu-ubuntu-580), which is refused otherwise.
-      - V(runfile) stands for the driver of a .run file.
+      - Other packages that may be removed because they depend on removed packages.
+      - Also packages of a driver that was installed in another way, such as C(nvidia-vgpu-ubuntu-580). Without it, replacing
+        such a driver is refused.
+      - V(runfile) allows removing the driver of a .run file.
     type: list
     elements: str
     default: []
   minimum_versions:
     description:
-      - By PCI device id (four hex digits, lower case) the C(name) of a GPU, the first driver C(version) that runs it, and
-        whether that is C(confirmed).
-      - A confirmed one refuses an older O(version), the others are noted.
-      - Empty takes the GPU models of the collection.
+      - GPU models by PCI device ID (four hex digits, lower case), each with C(name), the first driver C(version) that supports
+        it, and whether that version is C(confirmed).
+      - An older O(version) is refused if the minimum is confirmed, and otherwise noted. Default is the collection's models.
     type: dict
     default: {}
   runfile:
-    description: Path of the .run file on the host, for O(source=runfile).
+    description: For O(source=runfile), path of the .run file on the host.
     type: path
     default: ""
   runfile_sha256:
-    description: Its SHA-256.
+    description: For O(source=runfile), SHA-256 of the .run file.
     type: str
     default: ""
   vulnerable:
     description:
-      - What to do where NVIDIA has published vulnerabilities of the version that the driver has or is about to get.
-      - V(warn) tells, V(refuse) fails before anything changes, V(accept) is silent. C(docs/security.md) has the table.
+      - How to handle published vulnerabilities of the driver's current or desired version.
+      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
     type: str
     choices: [warn, refuse, accept]
     default: warn
   state_directory:
-    description: Where the host keeps the journal of a change.
+    description: Directory on the host for the journal of a change.
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
@@ -145,7 +149,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what the role would do
+- name: Predict the change of the driver
   openfleet.gpu.driver:
     version: "580"
     distributions: "{{ nvidia_driver__distributions }}"
@@ -156,16 +160,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 needed:
-  description: Whether there was anything to do, a reboot included.
+  description: Whether a change or a reboot was needed.
   returned: always
   type: bool
 version:
-  description: The driver's version, as it is now or, in check mode, will be; empty where there is none.
+  description: The driver's version, in check mode the predicted one. Empty without a driver.
   returned: always
   type: str
   sample: 580.178.04
 steps:
-  description: What was done, or would be.
+  description: Steps taken, in check mode the predicted ones.
   returned: always
   type: list
   elements: str
@@ -174,31 +178,31 @@ disruptive:
   returned: always
   type: bool
 reboot:
-  description: Why a reboot is needed afterwards; empty where none is.
+  description: Why a reboot is needed after the change. Empty if none is needed.
   returned: always
   type: str
 runfile_needed:
-  description: Whether the .run file has to be on the host for what is planned.
+  description: Whether the plan needs the .run file on the host.
   returned: always
   type: bool
 drained:
-  description: Whether an earlier change of the driver took clients off the GPUs that are not back yet.
+  description: Whether an earlier change of the driver stopped clients that are not restarted yet.
   returned: always
   type: bool
 kernel_modules:
-  description: V(open), V(proprietary) or V(none), as chosen.
+  description: The chosen modules, V(open), V(proprietary) or V(none).
   returned: when O(state=present)
   type: str
 loaded_version:
-  description: Version of the kernel module that is loaded; empty where none is.
+  description: Version of the loaded kernel module. Empty if none is loaded.
   returned: always
   type: str
 vulnerable:
-  description: What NVIDIA has published against the version, in a sentence; empty for nothing, and with O(vulnerable=accept).
+  description: A sentence about published vulnerabilities of the version. Empty if there are none, and with O(vulnerable=accept).
   returned: always
   type: str
 notes:
-  description: What is worth knowing and no error.
+  description: Notes that are not errors.
   returned: always
   type: list
   elements: str

@@ -10,62 +10,61 @@ module: gpu_check
 short_description: Check a host's NVIDIA GPUs against nvidia-smi, the kernel and the model files
 version_added: "0.1.0"
 description:
-  - Reads every NVML function that only reads, nvidia-smi, and the kernel's files of the GPUs. On the controller these readings
-    are held against each other and against the model files of the collection. The playbook C(openfleet.gpu.check_gpu) is made of
-    it.
-  - Nothing is installed or changed on the host. Where it has no pynvml, the controller's is used while the module runs.
-  - A difference is a result, no failure of the task. The task fails where nothing can be read.
+  - Reads all read-only NVML functions, nvidia-smi, and the kernel's files of the GPUs. On the controller, these readings are
+    compared with each other and with the model files of the collection. The playbook C(openfleet.gpu.check_gpu) uses this module.
+  - Nothing is installed or changed on the host. If the host has no pynvml, the controller's is used while the module runs.
+  - Differences do not fail the task. The task fails if nothing can be read.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   directory:
     description: >-
-      Directory on the controller for the report. The files are C(HOST/gpu-check.html) and C(HOST/gpu-check.json) in it. Without
-      it nothing is written.
+      Directory on the controller for the reports C(HOST/gpu-check.html) and C(HOST/gpu-check.json). Without it, nothing is
+      written.
     type: path
   identify:
-    description: Leave serial numbers and UUIDs of the GPUs in the report. Otherwise words stand in their place.
+    description: Whether to include serial numbers and UUIDs of the GPUs in the report. Otherwise they are replaced by words.
     type: bool
     default: false
   timeout:
-    description: Give up after so many seconds where the driver does not answer.
+    description: Timeout in seconds for the driver to answer.
     type: int
     default: 300
   accept:
     description:
-      - Judge also whether the host may be taken into service, by these limits, and return RV(accepted) and RV(failures). The
-        playbook C(openfleet.gpu.accept) is made of it.
+      - Limits of the acceptance test, which decides whether the host can be put into service. With it, the module also returns
+        RV(accepted) and RV(failures). The playbook C(openfleet.gpu.accept) uses it.
     type: dict
     suboptions:
       gpus:
-        description: How many GPUs the host must have. Without it any number is right.
+        description: Required number of GPUs. Without it, any number is accepted.
         type: int
       ecc_errors:
-        description: Uncorrected ECC errors that a GPU may have, volatile and aggregate ones each.
+        description: Maximum number of uncorrected ECC errors of a GPU, for volatile and aggregate errors each.
         type: int
         default: 0
       nvlink_errors:
-        description: Errors that each counter of an NVLink may show.
+        description: Maximum value of each error counter of an NVLink.
         type: int
         default: 0
       temperature_margin:
-        description: Degrees Celsius that a GPU must stay below its highest operating temperature.
+        description: Required distance of a GPU to its maximum operating temperature, in degrees Celsius.
         type: int
         default: 5
       dcgm_level:
         description:
-          - Run C(dcgmi diag) at this level, V(0) for none. Levels from V(2) load the GPUs, V(3) for a quarter of an hour.
-          - Not run in check mode, nor where C(dcgmi) is not installed.
-          - Where processes use a GPU it is not run either, and the host is not accepted.
+          - Level of C(dcgmi diag). V(0) skips it. Levels from V(2) on put load on the GPUs, V(3) for a quarter of an hour.
+          - It is skipped in check mode and if C(dcgmi) is not installed.
+          - It is also skipped if processes use a GPU, and then the host is not accepted.
         type: int
         choices: [0, 1, 2, 3, 4]
         default: 1
       dcgm_timeout:
-        description: Give up C(dcgmi diag) after so many seconds.
+        description: Timeout of C(dcgmi diag) in seconds.
         type: int
         default: 7200
   pynvml:
-    description: As O(openfleet.gpu.layout#module:pynvml). Set by the module itself.
+    description: As O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
     type: str
 extends_documentation_fragment:
   - openfleet.gpu.errors
@@ -73,7 +72,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Reads the host, and writes no file.
+    details: Reads the host and writes no file.
   diff_mode:
     support: none
   platform:
@@ -89,38 +88,38 @@ EXAMPLES = r"""
   become: true
   register: result
 
-- name: Show what differs
+- name: Show the differences
   ansible.builtin.debug:
     msg: "{{ result.differences }}"
 """
 
 RETURN = r"""
 summary:
-  description: How many checks have each outcome.
+  description: Number of checks by outcome.
   returned: success
   type: dict
   sample: {held: 279, differs: 0, "not run": 9}
 differences:
-  description: A line for each check that differs; the line of a model file before it, where one is to change.
+  description: A line for each difference, preceded by the line of the model file if that has to change.
   returned: success
   type: list
   elements: str
 paths:
-  description: The files that were written.
+  description: Written files.
   returned: success
   type: list
   elements: str
 accepted:
-  description: Whether no rule of acceptance failed.
+  description: Whether the host passed all rules of acceptance.
   returned: when O(accept) is given
   type: bool
 failures:
-  description: A line for each rule that failed, with what to do.
+  description: A line for each failed rule, with the fix.
   returned: when O(accept) is given
   type: list
   elements: str
 msg:
-  description: The outcome, in a sentence.
+  description: The outcome in one sentence.
   returned: always
   type: str
 """
@@ -155,7 +154,7 @@ def argspec():
 
 
 def read(params, check_mode):
-    """Return the readings. plugins/action/gpu_check.py judges them."""
+    """Return the readings. plugins/action/gpu_check.py evaluates them."""
     if params["pynvml"]:
         lend(params["pynvml"])
     try:
@@ -169,7 +168,7 @@ def read(params, check_mode):
     accept = params["accept"]
     if accept and accept["dcgm_level"] and not check_mode:
         used = [gpu["index"] for gpu in reading["nvml"]["facts"]["gpus"] if gpu["processes"]]
-        # It loads the GPUs, and would disturb what runs there.
+        # The test would disturb workloads.
         reading["dcgm"] = (
             {"level": accept["dcgm_level"], "missing": None, "problem": None, "used": used, "tests": []}
             if used

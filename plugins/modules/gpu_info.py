@@ -11,36 +11,36 @@ short_description: Report a host's NVIDIA GPUs, MIG instances and GPU processes
 version_added: "0.1.0"
 description:
   - Reads NVML once and returns the GPUs of the host with their MIG mode, GPU instances, compute instances, processes,
-    links and present use.
-  - On a host without a driver it does not fail but says so in RV(driver_present) and RV(driver_absent_reason).
-  - Needs root on a host with a GPU that can do MIG, since NVML tells placements and instances to privileged users alone;
-    as another user the module fails there and says so. Elsewhere anyone may read, but other users' open files cannot be
-    seen without root, which counts as a holder of kind V(unknown) of every GPU.
+    links and current use.
+  - On a host without a driver, it does not fail. RV(driver_present) is false, and RV(driver_absent_reason) has the reason.
+  - Requires root on hosts with MIG-capable GPUs, because NVML reports placements and instances only to privileged users. On
+    other hosts, any user can run it. Without root, it cannot see other users' open files, and reports a holder of kind
+    V(unknown) for every GPU.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
-  - nvidia-ml-py on the host (the role P(openfleet.gpu.gpu_layout#role) brings it)
+  - nvidia-ml-py on the host (installed by the role P(openfleet.gpu.gpu_layout#role))
 options:
   telemetry:
-    description: Also read memory use, utilisation, power, temperature and NVLinks of each GPU.
+    description: Whether to read memory use, utilization, power, temperature and NVLinks of each GPU.
     type: bool
     default: true
   profiles:
-    description: Also return the MIG profiles that each GPU offers, with all their placements.
+    description: Whether to return the MIG profiles of each GPU, with all their placements.
     type: bool
     default: false
   holders:
     description:
-      - Also look for holders of a GPU or an instance without a process in NVML; processes with an open device node,
-        containers, Slurm jobs, pods, MPS clients.
-      - Takes some milliseconds; longer where Slurm or MPS runs, whose tools are asked.
+      - Whether to find holders of GPUs and instances that have no process in NVML. These are processes with an open device
+        node, containers, Slurm jobs, pods and MPS clients.
+      - Takes some milliseconds, and longer on hosts with Slurm or MPS, because it runs their tools.
     type: bool
     default: true
   sockets:
     description:
-      - Also look whether the unit or container of each holder listens on TCP, and how many clients are connected to it.
-      - Reads the open files of these units' and containers' processes once more, and the tables of their network namespaces. Has
-        no effect without O(holders).
+      - Whether to report if the unit or container of each holder listens on TCP, and how many clients are connected to it.
+      - Reads the open files of all processes of these units and containers, and the tables of their network namespaces.
+        Requires O(holders).
     type: bool
     default: false
 extends_documentation_fragment:
@@ -58,12 +58,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what the GPUs of this host are and do
+- name: Read the GPUs of the host
   openfleet.gpu.gpu_info:
   become: true
   register: result
 
-- name: Stop where a GPU is in use
+- name: Check that no GPU is in use
   ansible.builtin.assert:
     that: result.gpus | map(attribute='holders') | flatten | rejectattr('watches') | length == 0
     fail_msg: "{{ result.gpus | map(attribute='holders') | flatten | map(attribute='who') | unique | join('; ') }}"
@@ -71,11 +71,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 driver_present:
-  description: Whether NVML answers. Where it does not, RV(gpus) is empty and the version values are null.
+  description: Whether NVML answers. If not, RV(gpus) is empty and the versions are null.
   returned: always
   type: bool
 driver_absent_reason:
-  description: Why NVML does not answer, and how to mend it.
+  description: Why NVML does not answer, and the fix.
   returned: when RV(driver_present) is false
   type: str
 driver_version:
@@ -89,22 +89,22 @@ nvml_version:
   type: str
   sample: "13.580.65.06"
 cuda_version:
-  description: The newest CUDA version that the driver serves.
+  description: The newest CUDA version that the driver supports.
   returned: always
   type: str
   sample: "13.0"
 simulated:
-  description: Whether this is the collection's simulated NVML and there is no hardware.
+  description: Whether NVML is the collection's simulator, without hardware.
   returned: always
   type: bool
 gpus:
-  description: One entry per GPU, in index order. A value of null means that the driver does not tell.
+  description: One entry per GPU, in index order. A value is null if the driver does not report it.
   returned: always
   type: list
   elements: dict
   contains:
     index:
-      description: NVML's index. It can change between boots; UUID and PCI address do not.
+      description: NVML's index. It can change between boots, unlike UUID and PCI address.
       type: int
     uuid:
       description: The GPU's UUID.
@@ -113,7 +113,7 @@ gpus:
       description: NVML's name of the model.
       type: str
     pci_address:
-      description: PCI address as sysfs writes it; null for a GPU that is not on a PCI bus.
+      description: PCI address in the format of sysfs. Null for a GPU that is not on a PCI bus.
       type: str
       sample: "0000:3b:00.0"
     serial:
@@ -128,16 +128,16 @@ gpus:
       type: str
       sample: "9.0"
     memory_total_bytes:
-      description: Framebuffer in all; null for a GPU without memory of its own (GB10, Thor), for which NVML has no figure.
+      description: Total framebuffer. Null for GPUs that share system memory (GB10, Thor), for which NVML reports no value.
       type: int
     compute_mode:
-      description: V(default), V(exclusive_process) or V(prohibited); null with MIG on.
+      description: V(default), V(exclusive_process) or V(prohibited). Null in MIG mode.
       type: str
     persistence_mode:
-      description: Whether the driver keeps the GPU initialised without clients.
+      description: Whether the driver keeps the GPU initialized without clients.
       type: bool
     numa_node:
-      description: The NUMA node that the card is attached to.
+      description: The NUMA node of the GPU.
       type: int
     nvlinks:
       description: Active NVLinks, each with C(link) and C(remote_pci_address).
@@ -146,14 +146,14 @@ gpus:
     processes:
       description: >-
         Processes on this GPU and its instances, each with C(pid), C(kind) (compute, graphics, mps), C(name),
-        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id). A client of MPS is of kind C(mps) alone,
-        although NVML lists it as a compute process too.
+        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id). An MPS client has only the kind C(mps), although NVML
+        also lists it as a compute process.
       type: list
       elements: dict
     holders:
       description: >-
-        The holders of this GPU or one of its instances; null without O(holders). What cannot be determined is
-        a holder too, of kind V(unknown).
+        Holders of this GPU or of one of its instances. Null without O(holders). If something cannot be determined, it is
+        reported as a holder of kind V(unknown).
       type: list
       elements: dict
       contains:
@@ -161,58 +161,58 @@ gpus:
           description: V(process), V(device_handle), V(container), V(slurm), V(kubelet), V(mps) or V(unknown).
           type: str
         who:
-          description: The holder in words; for V(unknown) what could not be determined, and how to mend that.
+          description: Description of the holder. For V(unknown), what could not be determined, and the fix.
           type: str
           sample: pid 4711 (python3 train.py, user alice, train.service), which has its device node open
         gpu_uuid:
           description: The GPU.
           type: str
         gpu_instance_id:
-          description: The GPU instance; null for the GPU as a whole, or where it cannot be told.
+          description: The GPU instance. Null for the whole GPU, or if it is unknown.
           type: int
         pid:
-          description: Process id.
+          description: Process ID.
           type: int
         user:
-          description: Whose it is.
+          description: The process's user.
           type: str
         command:
-          description: Command line of the process, without the secrets in it that a name before them tells.
+          description: Command line of the process. Secrets are removed where a preceding name identifies them.
           type: str
         unit_or_container:
           description: >-
-            The systemd unit or the container that it belongs to; V(user@1000.service) for what that user's own systemd started.
+            The systemd unit or container of the process. V(user@1000.service) for units of that user's own systemd.
           type: str
         job:
-          description: Id of the Slurm job, or UID of the pod.
+          description: ID of the Slurm job, or UID of the pod.
           type: str
         watches:
           description: >-
-            Whether it only keeps the GPU open, as nvidia-persistenced and DCGM do. Such a one is in the way of a reset and
-            of a change of MIG mode, and not of a change of instances.
+            Whether the holder only keeps the GPU open, as nvidia-persistenced and DCGM do. It blocks resets and changes of MIG
+            mode, but not changes of instances.
           type: bool
         started_seconds:
-          description: When the process began, as a Unix time; null where there is none, or the host does not say.
+          description: Start time of the process, as a Unix time. Null if there is no process or the time is unknown.
           type: float
         listens:
           description: >-
-            Whether its unit or container has a TCP socket that listens, on any address and loopback too; of a process that is in
-            neither, the process alone. Null without O(sockets), for holders without a process, and where it cannot be told.
+            Whether its unit or container has a listening TCP socket on any address, including loopback. Only the process itself
+            counts if it is in neither. Null without O(sockets), for holders without a process, and if unknown.
           type: bool
         clients:
           description: >-
-            How many TCP connections are established to the ports on which it listens, whose other end is not in the same unit or
-            container. Null where RV(gpus[].holders[].listens) is.
+            Number of established TCP connections to its listening ports, without those from the same unit or container. Null if
+            RV(gpus[].holders[].listens) is null.
           type: int
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
-        C(power_watts), C(power_limit_watts), C(temperature_celsius) just now; null without O(telemetry).
+        C(power_watts), C(power_limit_watts) and C(temperature_celsius). Null without O(telemetry).
       type: dict
     mig:
       description: >-
         C(capable), C(enabled), C(pending) (differs from C(enabled) while a mode change waits for a reset), C(instances),
-        and C(profiles) where O(profiles) asks for them.
+        and C(profiles) with O(profiles).
       type: dict
       contains:
         instances:
@@ -221,7 +221,7 @@ gpus:
           elements: dict
           contains:
             id:
-              description: GPU instance id.
+              description: GPU instance ID.
               type: int
             profile:
               description: Name of the profile.
@@ -241,33 +241,33 @@ gpus:
               elements: dict
             holders:
               description: >-
-                The GPU's holders that are in the way of destroying this instance, its own and those of which it cannot
-                be told; null without O(holders).
+                Holders that block destroying this instance, which are its own and those whose instance is unknown. Null without
+                O(holders).
               type: list
               elements: dict
 lost_gpus:
   description: >-
-    GPUs that do not work, which are not in RV(gpus). An NVML call for each of them fails, or it is on the PCI bus and the driver
-    does not count it.
+    Lost GPUs, which are not in RV(gpus). Either an NVML call for the GPU fails, or the GPU is on the PCI bus and the driver does
+    not list it.
   returned: always
   type: list
   elements: dict
   contains:
     index:
-      description: NVML's index; null for a GPU that the driver does not count.
+      description: NVML's index. Null for a GPU that the driver does not list.
       type: int
     problem:
-      description: What is wrong, with NVML's words.
+      description: The problem, with NVML's message.
       type: str
       sample: "nvmlDeviceGetMemoryInfo failed: Unknown Error (NVML code 999)"
     uuid:
-      description: The GPU's UUID; null where the GPU does not answer it.
+      description: The GPU's UUID. Null if the GPU does not report it.
       type: str
     pci_address:
-      description: PCI address as sysfs writes it; null where it is unknown.
+      description: PCI address in the format of sysfs. Null if it is unknown.
       type: str
     name:
-      description: NVML's name of the model; null where the GPU does not answer it.
+      description: NVML's name of the model. Null if the GPU does not report it.
       type: str
     call:
       description: The NVML call that failed.
@@ -280,17 +280,15 @@ lost_gpus:
       type: str
 mps_daemons:
   description: >-
-    The MPS control daemons of this collection that run here, with what each one answers and its clients, as the module
-    M(openfleet.gpu.mps) returns them in RV(openfleet.gpu.mps#module:daemons). Where they cannot be looked at, one entry whose
-    C(problem) says why.
+    This collection's MPS control daemons on the host, as in RV(openfleet.gpu.mps#module:daemons). If they cannot be read, the
+    only entry has C(problem) with the reason.
   returned: success
   type: list
   elements: dict
 vgpu_tenants:
   description: >-
-    The tenants of this collection that this host has, with their quotas and what they use, as the module
-    M(openfleet.gpu.vgpu_quota) returns them in RV(openfleet.gpu.vgpu_quota#module:tenants). Where they cannot be looked at, one
-    entry whose C(problem) says why.
+    This collection's tenants on the host, as in RV(openfleet.gpu.vgpu_quota#module:tenants). If they cannot be read, the only
+    entry has C(problem) with the reason.
   returned: success
   type: list
   elements: dict
@@ -316,29 +314,29 @@ def argspec():
     }
 
 
-#: What is reported for the host as a whole.
-ABOUT = ("driver_version", "nvml_version", "cuda_version", "simulated")
+# Return values of the host as a whole.
+HOST_VALUES = ("driver_version", "nvml_version", "cuda_version", "simulated")
 
 
 def read(params):
-    """The module's return values."""
+    """Return the module's result. Raises FleetError."""
     try:
         with BoundedSession() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host, sockets=params["sockets"]) if params["holders"] else None
-            beside = reports(session.private)
+            service_reports = reports(session.private)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         absent = {"driver_present": False, "driver_absent_reason": str(error), "lost_gpus": []}
-        return dict(nothing, simulated=False, gpus=[], **absent, **{each.name: [] for each in SERVICE_VIEWS})
+        return dict(nothing, simulated=False, gpus=[], **absent, **{view.name: [] for view in SERVICE_VIEWS})
     return dict(
-        {name: getattr(host, name) for name in ABOUT},
+        {name: getattr(host, name) for name in HOST_VALUES},
         driver_present=True,
         lost_gpus=to_data(host.lost),
         gpus=gpus(host, holders, params["profiles"]),
-        **beside,
+        **service_reports,
     )
 
 

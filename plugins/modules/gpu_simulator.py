@@ -10,9 +10,10 @@ module: gpu_simulator
 short_description: Install simulated NVIDIA GPUs
 version_added: "0.1.0"
 description:
-  - Builds and installs the library that answers as NVML does, with the tool C(gpusim), and lays out GPUs; or removes all of it.
-  - The role P(openfleet.gpu.gpu_simulator#role) uses it, and installs a compiler where one is missing.
-  - The sources travel only to a host whose installation is missing, damaged or of other sources.
+  - Builds and installs a library that simulates NVML, with the tool C(gpusim), and configures simulated GPUs, or removes all of
+    them.
+  - The role P(openfleet.gpu.gpu_simulator#role) uses this module, and installs a compiler if one is missing.
+  - Sources are sent only to a host whose installation is missing, damaged or outdated.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
@@ -22,15 +23,15 @@ options:
     choices: [present, absent]
     default: present
   configuration:
-    description: What C(gpusim init) reads, with C(host), C(driver_version) and C(gpus).
+    description: Configuration for C(gpusim init), with C(host), C(driver_version) and C(gpus).
     type: dict
     default: {}
   hide_real_gpus:
-    description: Whether a host with real GPUs is not refused.
+    description: Whether to accept a host with real GPUs, and hide them.
     type: bool
     default: false
   kernel_files:
-    description: Whether the files of the driver are written now and at each boot.
+    description: Whether to write the files of the driver, now and at each boot.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -52,13 +53,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: What was done, or in check mode would be done.
+  description: Changes made, or in check mode predicted.
   returned: success
   type: list
   elements: str
   sample: [laid out 8 simulated GPUs of gpu-01]
 missing:
-  description: Programs that the host needs to build the library, and does not have. Nothing was changed if there are any.
+  description: Programs that are required to build the library and missing on the host. If any are missing, nothing was changed.
   returned: success
   type: list
   elements: str
@@ -83,7 +84,7 @@ def argspec():
 
 
 def body(params, target, given):
-    """Bring about the state that the parameters ask for; return the programs that are missing for it."""
+    """Apply the desired state and return the missing programs."""
     if params["state"] == "absent":
         uninstall(target)
         return {"missing": []}

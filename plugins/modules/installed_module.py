@@ -7,36 +7,35 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: installed_module
-short_description: Run a module by the code that the host has
+short_description: Run a module from code that is installed on the host
 version_added: "0.1.0"
 description:
   - >-
-    The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) ask a host by this module first, which is small. The
-    code of those modules is sent only to a host that lacks it. Playbooks have no use for it.
+    The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) run this small module first. They send the code of
+    their own modules only to hosts without it. Playbooks do not need this module.
   - >-
-    The command C(gpu-layout) has this code. Before anything of it runs, the module checks that O(command) is a regular file of
-    the user that the module runs as (root), with mode 0755, that it is what was installed, and that it was made from sources of
-    exactly this O(digest) by the Python that the module runs under. It runs the file that it has checked, also where another one
-    takes its place meanwhile.
-  - C(docs/installed-code.md) says more, and how to switch it off.
+    The code is part of the command C(gpu-layout). Before running it, the module checks that O(command) is a regular file of the
+    current user (root) with mode 0755 and its original content, and that it was built from sources with exactly this O(digest)
+    by the current Python. It runs the same open file that it checked, even if the path is replaced meanwhile.
+  - C(docs/installed-code.md) has details, and how to switch this off.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   module:
-    description: The module to run.
+    description: Module to run.
     type: str
     choices: [layout, layout_boot]
     required: true
   arguments:
-    description: Its options.
+    description: Options of the module.
     type: dict
     required: true
   command:
-    description: Where the command is.
+    description: Path of the command.
     type: path
     default: /usr/local/bin/gpu-layout
   digest:
-    description: The digest of the sources that the controller has.
+    description: Digest of the controller's sources.
     type: str
     required: true
 extends_documentation_fragment:
@@ -54,7 +53,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Plan by the code that the host has
+- name: Plan with the code that is installed on the host
   openfleet.gpu.installed_module:
     module: layout
     digest: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
@@ -66,8 +65,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 code_needed:
-  description: Why the host cannot run it. Otherwise the return values are those of the module O(module).
-  returned: when nothing was run
+  description: Why the host cannot run the module. Otherwise, the return values are those of O(module).
+  returned: when the module was not run
   type: str
   sample: it is of another release, or of another Python
 """

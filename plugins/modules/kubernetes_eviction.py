@@ -163,11 +163,14 @@ class Cluster:
         return pods_of(self._api, node)
 
     def daemonsets(self, pods):
-        """Return the existing DaemonSets that pods name as controllers. Raises ClusterError."""
+        """Return existing DaemonSets that control the pods. Raises ClusterError."""
         return daemonsets_of(self._api, pods)
 
     def evict(self, pod, options):
-        """Evict a pod. Return the message of a disruption budget that protects it, or "". Raises EvictionError."""
+        """Evict a pod. Raises EvictionError.
+
+        Return the message of a disruption budget that protects the pod, or "".
+        """
         # With the UID, so that a new pod of the same name is not evicted.
         preconditions = kubernetes.client.V1Preconditions(uid=pod.uid)
         delete_options = kubernetes.client.V1DeleteOptions(

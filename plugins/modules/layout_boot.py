@@ -7,26 +7,27 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: layout_boot
-short_description: Install the command gpu-layout and the unit that restores the layout at boot
+short_description: Install the command gpu-layout and its units
 version_added: "0.1.0"
 description:
-  - Installs the command C(gpu-layout), the host's layout as a file, the unit that restores it at boot, and the units of metrics,
-    of C(gpu-layout keep) and of the agent of vGPU tenants, or removes all of them.
-  - MIG instances never survive a restart of the host.
-  - The role P(openfleet.gpu.gpu_layout#role) uses it with its own units.
-  - The sources of the command travel only to a host whose command is missing, damaged, of another release or of another Python.
+  - Installs or removes the command C(gpu-layout), the host's layout as a file, the unit that restores the layout at boot, and
+    the units for metrics, C(gpu-layout keep) and the agent of vGPU tenants.
+  - Without the boot unit, MIG instances are lost when the host restarts.
+  - The role P(openfleet.gpu.gpu_layout#role) uses this module with its own units.
+  - The sources of the command are sent only to a host whose command is missing, damaged, from another release or built by
+    another Python.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   state:
     description:
       - V(present) installs, V(absent) removes.
-      - V(former) takes back a layout that was installed O(on_trial), and does nothing if none is on trial.
+      - V(former) restores the previous layout after one was installed with O(on_trial). Without such a layout, it does nothing.
     type: str
     choices: [present, absent, former]
     default: present
   layout:
-    description: The layout of the host, as C(gpu_layout).
+    description: Layout of the host, in the format of C(gpu_layout).
     type: list
     elements: dict
     default: []
@@ -35,16 +36,16 @@ options:
     type: str
     default: ""
   on_trial:
-    description: Whether the layout waits for a reboot. It is not tried then, and the layout before it is kept.
+    description: Whether the layout is pending until a reboot. Then it is not tested now, and the previous layout is kept.
     type: bool
     default: false
   metrics:
-    description: The units that write metrics of the layout.
+    description: Units that write metrics of the layout.
     type: dict
     default: {}
     suboptions:
       directory:
-        description: Directory of the C(*.prom) files. Empty removes the units and the file.
+        description: Directory of the C(*.prom) files. If empty, the units and the file are removed.
         type: str
         default: ""
       service:
@@ -56,12 +57,12 @@ options:
         type: str
         default: ""
   keep:
-    description: The units behind C(gpu-layout keep).
+    description: Units of C(gpu-layout keep).
     type: dict
     default: {}
     suboptions:
       wanted:
-        description: Whether they are installed.
+        description: Whether to install the units.
         type: bool
         default: false
       socket:
@@ -73,29 +74,29 @@ options:
         type: str
         default: ""
       settings:
-        description: What the service reads.
+        description: Settings of the service.
         type: dict
         default: {}
   readers:
-    description: The accounts that may ask who holds the GPUs, by a rule of sudo.
+    description: Accounts that may list GPU holders as root, through a sudo rule.
     type: dict
     default: {}
     suboptions:
       accounts:
-        description: Names of accounts of the host.
+        description: Names of accounts on the host.
         type: list
         elements: str
         default: []
       state_directory:
-        description: The directory of the host's records.
+        description: Directory of the host's records.
         type: path
         default: /var/lib/openfleet-gpu
   agent:
-    description: Text of C(openfleet-vgpu-agent.service), for hosts whose layout has vGPU tenants. Empty removes the unit.
+    description: Text of C(openfleet-vgpu-agent.service), for layouts with vGPU tenants. If empty, the unit is removed.
     type: str
     default: ""
   records:
-    description: With O(state=absent), a directory of records to remove.
+    description: With O(state=absent), the directory of records to remove.
     type: path
 extends_documentation_fragment:
   - openfleet.gpu.install
@@ -122,7 +123,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: What was done, or in check mode would be done. A command that is replaced comes with the reason.
+  description: Changes made, or in check mode predicted. If the command is replaced, the entry has the reason.
   returned: success
   type: list
   elements: str

@@ -7,37 +7,38 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: layout_export
-short_description: Write the layout that a host's GPUs have now into the inventory
+short_description: Export a host's current GPU layout to the inventory
 version_added: "0.1.0"
 description:
-  - Reads how the GPUs of a host are shared, and writes that as C(gpu_layout) to a file on the controller. Applied to the same
-    host, the layout changes nothing. So an existing host is adopted. The playbook C(openfleet.gpu.export) is made of it.
-  - Nothing is installed or changed on the host. Where it has no pynvml, the controller's is used while the module runs.
-  - A file with another layout is not overwritten, nor is one written where the inventory has another C(gpu_layout) for the host,
-    without O(overwrite).
+  - Reads how the GPUs of a host are shared, and writes this as C(gpu_layout) to a file on the controller, to adopt an existing
+    host. Applying the exported layout to the same host changes nothing. The playbook C(openfleet.gpu.export) uses this module.
+  - Nothing is installed or changed on the host. If the host has no pynvml, the controller's is used while the module runs.
+  - Without O(overwrite), a file with another layout is not replaced, and no file is written if the inventory has another
+    C(gpu_layout) for the host.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   directory:
     description: >-
-      Directory on the controller, that of the inventory. The file is C(host_vars/HOST/gpu_layout.yml) in it. Without it the
+      Directory of the inventory on the controller. The file is C(host_vars/HOST/gpu_layout.yml) in it. Without this option, the
       layout is only returned.
     type: path
   overwrite:
-    description: Replace a file with another layout.
+    description: Whether to replace a file that has another layout.
     type: bool
     default: false
   pin_placements:
-    description: Name the placement of each GPU instance, and the GPU of each tenant that has one.
+    description: Whether to name the placement of each GPU instance, and the GPU of each tenant that has one.
     type: bool
     default: false
   select_by:
-    description: How GPUs are named. Indices serve hosts that are alike; UUIDs and PCI addresses name this host's own GPUs.
+    description: >-
+      How the layout names GPUs. Indices fit several hosts with the same hardware. UUIDs and PCI addresses fit only this host.
     type: str
     choices: [index, uuid, pci]
     default: index
   pynvml:
-    description: As O(openfleet.gpu.layout#module:pynvml). Set by the module itself.
+    description: As O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
     type: str
 extends_documentation_fragment:
   - openfleet.gpu.errors
@@ -45,7 +46,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: Reads the host, and writes no file.
+    details: Reads the host and writes no file.
   diff_mode:
     support: full
     details: Shows the file before and after.
@@ -70,16 +71,16 @@ gpu_layout:
   elements: dict
   sample: [{gpus: all, sharing: mig, mig: [{profile: 3g.40gb, count: 2}]}]
 left_out:
-  description: A sentence for each GPU or instance that no layout can express.
+  description: A sentence for each GPU or instance that a layout cannot express.
   returned: success
   type: list
   elements: str
 path:
-  description: The file.
+  description: Path of the file.
   returned: when O(directory) is given
   type: str
 msg:
-  description: What was done, or would be in check mode, in a sentence.
+  description: A sentence about what was written, or in check mode would be.
   returned: always
   type: str
 """
@@ -108,14 +109,14 @@ def read(params):
     if params["pynvml"]:
         lend(params["pynvml"])
     try:
-        found = export_host(params["pin_placements"], params["select_by"])
+        export = export_host(params["pin_placements"], params["select_by"])
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
             if driver_loaded():
                 return {"changed": False, "pynvml_missing": True}
         raise
-    return {"changed": False, "gpu_layout": layout_to_data(found.layout), "left_out": list(found.left_out)}
+    return {"changed": False, "gpu_layout": layout_to_data(export.layout), "left_out": list(export.left_out)}
 
 
 def main():

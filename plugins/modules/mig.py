@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mig
-short_description: Bring the MIG instances and compute modes of a layout about
+short_description: Apply the MIG instances and compute modes of a layout
 version_added: "0.1.0"
 description:
-  - What M(openfleet.gpu.layout) does, except time slices and MPS daemons, which stay as they are. A daemon that serves a
-    GPU whose MIG mode changes, or an instance that goes, holds it.
-  - GPUs that the layout names with C(sharing) V(mig) get MIG mode and exactly the instances listed. GPUs named with anything
-    else get MIG mode off and the compute mode that it means. GPUs that no entry names are left as they are.
+  - Applies a layout as M(openfleet.gpu.layout) does, except for time slices and MPS daemons, which it does not change. An MPS
+    daemon on a GPU whose MIG mode changes, or in an instance to destroy, is a holder that blocks the change.
+  - GPUs of entries with C(sharing) V(mig) get MIG mode and exactly the listed instances. GPUs of other entries get MIG mode
+    off and the compute mode of the entry. GPUs without an entry are not changed.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -28,12 +28,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Partition the GPUs as the inventory says
+- name: Apply the MIG instances of the inventory
   openfleet.gpu.mig:
     layout: "{{ gpu_layout }}"
   become: true
 
-- name: Two GPUs in MIG mode, the others whole
+- name: Partition two GPUs and leave the others whole
   openfleet.gpu.mig:
     layout:
       - gpus: [0, 1]
@@ -48,21 +48,21 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names.
+  description: The plan, one line per GPU of the layout.
   returned: when a driver is present
   type: list
   elements: str
   sample: ["gpu 3: keep 3g.40gb@0 (2 processes), destroy 1g.10gb@4, create 2g.20gb@4"]
 plan_data:
-  description: The plan as data, to be given to O(plan) later (C(docs/plans.md)).
+  description: The plan as data, to pass to O(plan) later (C(docs/plans.md)).
   returned: in check mode, when a driver is present
   type: dict
 counts:
-  description: GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed).
+  description: Number of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed).
   returned: when a driver is present
   type: dict
 gpus:
-  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict

@@ -10,13 +10,13 @@ module: mps
 short_description: Run the MPS control daemons of a layout
 version_added: "0.1.0"
 description:
-  - The part of M(openfleet.gpu.layout) that is about MPS. Each C(mps) part of the layout becomes a control daemon for a GPU,
-    for several, or for a MIG instance, as a unit of systemd with pipe and log directories of its own (C(docs/mps.md)).
-  - The GPUs are left as they are and have to be ready; in compute mode EXCLUSIVE_PROCESS, or with their instance.
-  - New limits are given to a daemon as it runs. A change that takes a restart, or ends a daemon that the layout does not name
-    any more, is refused while it has clients, or waits for them, or ends them (O(on_busy)).
-  - Refused before anything changes are more clients than MPS serves there, and limits that add up to more memory than there is.
-  - A daemon of this collection on a GPU that no entry names is left as it is. Daemons that others started are not touched.
+  - Applies only the MPS daemons of a layout, as M(openfleet.gpu.layout) does. Each C(mps) part becomes a control daemon for one
+    GPU, several GPUs, or a MIG instance. It is a systemd unit with separate pipe and log directories (C(docs/mps.md)).
+  - GPU settings are not changed. The GPUs must already be in compute mode EXCLUSIVE_PROCESS, or have the MIG instance.
+  - Daemons get new limits while they run. A change that restarts a daemon, or removes one that the layout no longer names,
+    affects its clients. O(on_busy) decides whether to refuse, wait for them, or end them.
+  - The module fails before any change if an entry has more clients than MPS supports, or limits that exceed the memory.
+  - This collection's daemons on GPUs without an entry are not changed. Other MPS daemons are never changed.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -25,9 +25,9 @@ requirements:
 options:
   state:
     description:
-      - V(present) runs the daemons that the layout wants.
-      - V(absent) stops every daemon of this collection on the host, on whatever GPU, and takes away what there is of it. The
-        layout is only checked then, and may be empty. No driver is needed for that, nor nvidia-ml-py.
+      - V(present) runs the daemons of the layout.
+      - V(absent) stops and removes all daemons of this collection on the host. The layout is only validated, and may be empty.
+        This needs neither a driver nor nvidia-ml-py.
     type: str
     choices: [present, absent]
     default: present
@@ -42,19 +42,19 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Run the MPS daemons that the inventory names
+- name: Run the MPS daemons of the inventory
   openfleet.gpu.mps:
     layout: "{{ gpu_layout }}"
     on_busy: wait
   become: true
 
-- name: Stop them all
+- name: Remove all MPS daemons
   openfleet.gpu.mps:
     layout: []
     state: absent
   become: true
 
-- name: Four clients of a quarter of GPU 2 each
+- name: Share GPU 2 between four clients
   openfleet.gpu.mps:
     layout:
       - gpus: [2]
@@ -65,45 +65,45 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names, and one per daemon that changes.
+  description: The plan, one line per GPU of the layout and one per changed daemon.
   returned: when a driver is present, and always with O(state=absent)
   type: list
   elements: str
   sample: ["mps inference: start (4 clients of 25 % and 18GiB) on gpu 2"]
 daemons:
   description: >-
-    This collection's daemons on the host, as seen after the run (in check mode before it). C(name), C(places), C(devices),
-    C(clients) (how many it is meant for), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as the daemon itself
-    answers (the percentage of a server where that has another one than it should), C(running), C(pid), C(server_pids), those
-    of them that do not answer (C(silent_server_pids)), C(client_processes), C(pipe_directory_limited) (whether what clients
-    write to the pipe directory is bounded), and C(problem) where it does not answer. Where the daemons cannot be looked at, one
-    entry of which only C(problem) is set. Empty for GPUs that are simulated for this process alone.
+    This collection's daemons on the host after the run, in check mode before it. Each has C(name), C(places), C(devices),
+    C(clients) (number in the layout), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as reported by the daemon
+    (the percentage of a server if it deviates), C(running), C(pid), C(server_pids), C(silent_server_pids) (servers that do not
+    answer), C(client_processes), C(pipe_directory_limited) (whether the size of the pipe directory is limited), and C(problem)
+    if the daemon does not answer. If the daemons cannot be read, the only entry has only C(problem). Empty for GPUs that are
+    simulated for this process alone.
   returned: when a driver is present
   type: list
   elements: dict
 gpus:
-  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
 counts:
   description: >-
-    GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change, and
-    C(gpus_changed), which counts the GPUs whose daemon changes.
+    Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
+    change, and C(gpus_changed), the number of GPUs whose daemon changes.
   returned: when a driver is present
   type: dict
 plan_data:
-  description: The plan as data, as M(openfleet.gpu.layout) has it. It is for reading; this module takes no saved plan.
+  description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
 reboot_required:
-  description: V(false), for nothing that this module changes needs a reboot.
-  returned: success when a driver is present, and on failure when the plan could not be carried out
+  description: V(false), because this module changes nothing that needs a reboot.
+  returned: success when a driver is present, and when the plan failed
   type: bool
 msg:
   description: >-
-    On failure, what is wrong, where, and how to mend it. In check mode without a driver, why only the form of the layout was
-    checked.
+    On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
+    was validated.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
 """

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: reclaim
-short_description: Announce and stop what holds a GPU and does nothing with it
+short_description: Stop idle GPU holders after a notice
 version_added: "0.1.0"
 description:
-  - Stops systemd services and containers of Docker or Podman that hold GPUs without using them, as M(openfleet.gpu.rightsize)
-    lists them.
-  - Works in steps, a step in a run. The first run that lists an idle holder announces that it will be stopped. A run stops it
-    when it was announced O(notice_seconds) ago, is listed again with the same GPUs, and is not kept (C(gpu-layout keep)).
-  - Looks again first, and watches the GPUs for O(look_seconds) before a stop. What holds other GPUs than named, or no longer
-    these, or a GPU on which something runs, is spared; so is a service with which others would stop, and what began within
-    O(quiet_seconds).
-  - Give it all that the host may stop. An announcement of anything else is forgotten.
+  - Stops systemd services and Docker or Podman containers that hold GPUs without using them. M(openfleet.gpu.rightsize) lists
+    such holders.
+  - The first run that lists an idle holder only announces the stop. A later run stops it if it was announced O(notice_seconds)
+    ago, is listed again with the same GPUs, and is not kept (C(gpu-layout keep)).
+  - Before a stop, the module reads the holders again and watches the GPUs for O(look_seconds). It spares a holder whose GPUs
+    differ from the listed ones, whose GPU is in use, or that started within O(quiet_seconds). It also spares a service if
+    stopping it would stop other units.
+  - List all holders that may be stopped in each run. Announcements of other holders are deleted.
   - A stopped service is not disabled. Start it with C(systemctl start). If it is enabled, it starts at the next boot.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -26,41 +26,43 @@ requirements:
   - nvidia-ml-py on the host
 options:
   items:
-    description: What may be stopped.
+    description: Holders that may be stopped.
     type: list
     elements: dict
     required: true
     suboptions:
       kind:
-        description: What it is.
+        description: Kind of the holder.
         type: str
         choices: [unit, container]
         required: true
       name:
-        description: Name of the unit; name or id of the container.
+        description: Name of the unit, or name or ID of the container.
         type: str
         required: true
       runtime:
-        description: Of a container, V(docker) or V(podman).
+        description: Runtime of the container, V(docker) or V(podman).
         type: str
         default: ""
       gpus:
-        description: The GPUs that it holds, by UUID; an instance as the UUID, a blank and the GPU instance's id.
+        description: UUIDs of the held GPUs. A GPU instance is the UUID, a space and the instance ID.
         type: list
         elements: str
         required: true
       quiet_seconds:
         description:
-          - For how long it is known to be idle. An announcement of before that was for an earlier time of idleness, and counts
-            no more.
+          - Time in seconds for which it is known to be idle. Earlier announcements belong to a previous idle period, and are
+            ignored.
         type: float
       idle_after_seconds:
-        description: From when on a quiet time of it is idle. What began later is spared, as what began within O(quiet_seconds).
+        description: >-
+          Time in seconds after which it counts as idle. A holder that started within this time is spared, as with
+          O(quiet_seconds).
         type: float
   jupyter:
     description:
-      - Which of O(items) are Jupyter servers. Such a one goes on, and only those of its kernels are shut down, by its REST API,
-        that were idle for O(quiet_seconds) and that no browser is connected to. What they had in memory is lost.
+      - O(items) that are Jupyter servers. The server keeps running. Only kernels that were idle for O(quiet_seconds) and have no
+        connected browser are shut down, through its REST API. The data in their memory is lost.
     type: list
     elements: dict
     default: []
@@ -70,54 +72,54 @@ options:
         type: str
         required: true
       url:
-        description: Address of the server, as the host sees it.
+        description: URL of the server on the host.
         type: str
         required: true
       token:
-        description: The server's token.
+        description: Token of the server.
         type: str
         default: ""
   quiet_seconds:
-    description: So long something has to have run, and a kernel of Jupyter's to have been idle.
+    description: Minimum age of a holder, and minimum idle time of a Jupyter kernel, in seconds.
     type: float
     default: 172800
   look_seconds:
     description:
-      - For so long the GPUs are watched right before a stop, with a sample a second. One look serves all O(items). Any sample of
-        activity spares, and so does a client that connects within that time (TCP), or a tenth of a core that the processes of an
-        item take. Of instances of MIG the latter two alone tell, since NVML has no utilisation of them.
+      - Time in seconds to watch the GPUs of all O(items) right before a stop, with one sample a second.
+      - A holder is spared if a sample shows activity, if a TCP client connects, or if its processes use a tenth of a core. For
+        MIG instances, only the last two apply, because NVML reports no utilization for them.
     type: float
     default: 60
   notice_seconds:
-    description: An idle holder is stopped so long after it was announced. With V(0) it is stopped in the run that lists it first.
+    description: Time in seconds between announcement and stop. With V(0), a holder is stopped in the first run that lists it.
     type: float
     default: 86400
   tell:
     description:
       - How owners are notified on the host about the announcement and the stop.
-      - V(wall) writes to all terminals. V(home) writes the file C(gpu-notice-NAME.txt) in the home of the user that the main
-        process of a service runs as, with that user's id. Root's services and containers have no such user.
-      - One that fails is listed in C(untold), and stops nothing.
+      - V(wall) writes to all terminals. V(home) writes C(gpu-notice-NAME.txt) to the home of the user that runs a service's main
+        process, with that user's ID. It does not apply to containers and to services of root.
+      - Failed notifications are listed in C(untold). They do not prevent the stop.
     type: list
     elements: str
     choices: [wall, home]
     default: []
   host:
-    description: How the texts name the host. Its own name without it.
+    description: Name of the host in messages. Defaults to the host's own name.
     type: str
     default: ""
   keep_url:
-    description: A link for the texts, with C({host}) and C({name}) in it. The collection serves none.
+    description: Link for messages, in which C({host}) and C({name}) are replaced. The collection does not serve this link.
     type: str
     default: ""
   confirm:
     description:
-      - Announcements of this run count only once a run names them in O(confirmed). For a caller who tells owners itself, so that
-        nothing is stopped without a notice that reached its owner.
+      - Whether announcements of this run count only after a run confirms them with O(confirmed). For callers that notify owners
+        themselves, so that nothing is stopped unless its owner was notified.
     type: bool
     default: false
   confirmed:
-    description: Announcements that were delivered. With this option, nothing else is done.
+    description: Announcements that were delivered. With this option, the module does nothing else.
     type: list
     elements: dict
     default: []
@@ -141,7 +143,9 @@ options:
         elements: str
         required: true
   state_directory:
-    description: Where the host keeps its records, C(gpu_layout_state_directory). Announcements and keeps are in C(reclaim) there.
+    description: >-
+      Directory of the host's records, C(gpu_layout_state_directory). Announcements and notes to keep holders are in its
+      subdirectory C(reclaim).
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
@@ -154,7 +158,7 @@ attributes:
     membership: openfleet.gpu.state
   check_mode:
     support: full
-    details: Looks at everything and stops nothing.
+    details: Checks everything and stops nothing.
   diff_mode:
     support: none
   platform:
@@ -165,7 +169,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Stop a notebook server that does nothing
+- name: Announce and stop an idle notebook server
   openfleet.gpu.reclaim:
     items:
       - {kind: unit, name: jupyter.service, gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d]}
@@ -175,21 +179,22 @@ EXAMPLES = r"""
 RETURN = r"""
 noticed:
   description: >-
-    What was announced, in check mode what would be, each with C(kind), C(name), C(runtime), C(gpus), C(places) (the GPUs in
-    words), C(holders) in words, C(user) (the account that owns it, if that is known), C(idle_since) and C(stop_after) as Unix
-    times, C(jupyter), C(keep) (the name for C(gpu-layout keep), empty where the host has no such service), C(told) and C(untold).
+    Announced holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places) (text about the
+    GPUs), C(holders) (descriptions), C(user) (the owner's account, if known), C(idle_since) and C(stop_after) as Unix times,
+    C(jupyter), C(keep) (the name for C(gpu-layout keep), empty if the host has no such service), C(told) (successful
+    notifications) and C(untold) (failed ones).
   returned: success
   type: list
   elements: dict
 stopped:
   description: >-
-    What was stopped, in check mode what would be, each with C(kind), C(name), C(runtime), C(gpus), C(places), C(holders),
-    C(user), C(told) and C(untold); of a Jupyter server C(kernels), those that were shut down.
+    Stopped holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places), C(holders),
+    C(user), C(told) and C(untold). Jupyter servers also have C(kernels), the ones that were shut down.
   returned: success
   type: list
   elements: dict
 spared:
-  description: What was not, each with C(kind), C(name) and C(why).
+  description: Holders that were not stopped, each with C(kind), C(name) and the reason C(why).
   returned: success
   type: list
   elements: dict
@@ -211,7 +216,7 @@ from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import run
 from ..module_utils.transaction import looking
 
-_FINDING = {
+_HOLDER = {
     "kind": {"type": "str", "choices": ["unit", "container"], "required": True},
     "name": {"type": "str", "required": True},
     "runtime": {"type": "str", "default": ""},
@@ -225,7 +230,7 @@ def argspec():
             "type": "list",
             "elements": "dict",
             "required": True,
-            "options": dict(_FINDING, quiet_seconds={"type": "float"}, idle_after_seconds={"type": "float"}),
+            "options": dict(_HOLDER, quiet_seconds={"type": "float"}, idle_after_seconds={"type": "float"}),
         },
         "jupyter": {
             "type": "list",
@@ -244,14 +249,14 @@ def argspec():
         "host": {"type": "str", "default": ""},
         "keep_url": {"type": "str", "default": ""},
         "confirm": {"type": "bool", "default": False},
-        "confirmed": {"type": "list", "elements": "dict", "default": [], "options": _FINDING},
+        "confirmed": {"type": "list", "elements": "dict", "default": [], "options": _HOLDER},
         "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
     }
 
 
 @contextlib.contextmanager
 def session(directory):
-    """NVML for a moment, while no run changes the host: a reset waits until the GPUs are closed."""
+    """Open NVML briefly, while no run changes the host. Open GPUs would delay a reset."""
     with looking(directory) as busy:
         if busy is not None:
             raise busy
@@ -271,7 +276,7 @@ def sample(directory):
 
 
 def bring_about(params, check_mode):
-    """The module's return values."""
+    """Announce and stop idle holders, and return the module's result."""
     directory, period = params["state_directory"], params["notice_seconds"]
     nothing = {"noticed": [], "stopped": [], "spared": []}
     recorded = os.path.exists(os.path.join(directory, notices.FOLDER))  # noqa: PTH110, PTH118
@@ -281,7 +286,7 @@ def bring_about(params, check_mode):
         try:
             BoundedSession()
         except DriverAbsentError:
-            # Ahead of the lock, which the other interpreter takes itself.
+            # Before taking the lock, because the other interpreter takes it.
             respawn_with_pynvml()
             raise
     with contextlib.ExitStack() as stack:

@@ -3,35 +3,36 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-# The documentation of plugins/action/reclaim_tell.py, which does all of it on the controller.
+# The documentation of plugins/action/reclaim_tell.py, which runs on the controller.
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: reclaim_tell
-short_description: Tell owners of idle GPUs that they will be stopped, or were
+short_description: Notify owners of idle GPU holders about announced and completed stops
 version_added: "0.1.0"
 description:
-  - Sends mails and calls web hooks about what M(openfleet.gpu.reclaim) announced and stopped on a host. The playbook
-    C(openfleet.gpu.rightsize) is made of it.
-  - A receiver gets one message for all announcements of the host, and one for all stops. A user gets those that are about what is
-    theirs.
-  - Without O(result) it only checks the settings. In check mode it sends nothing.
+  - Sends mails and calls web hooks about the holders that M(openfleet.gpu.reclaim) announced and stopped on a host. The playbook
+    C(openfleet.gpu.rightsize) uses this module.
+  - A receiver gets one message for all announcements of the host, and one for all stops. A user gets only messages about their
+    own holders.
+  - Without O(result), it only validates the settings. In check mode, it sends nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   host:
-    description: The host's name in the inventory.
+    description: Name of the host in the inventory.
     type: str
     default: ""
   result:
-    description: What M(openfleet.gpu.reclaim) returned.
+    description: Result of M(openfleet.gpu.reclaim).
     type: dict
   ways:
     description:
-      - Each is V(webhook) or V(mail) for those of O(notify), V(wall) or V(home), which the module does on the host, or a mapping
-        as in O(notify). In C(to) of a mail C({user}) stands for the owner's account.
-      - Without it all of O(notify).
+      - How to notify. V(webhook) and V(mail) use the receivers of that type in O(notify). V(wall) and V(home) are done on the
+        host by M(openfleet.gpu.reclaim). A mapping is a receiver as in O(notify).
+      - In C(to) of a mail, C({user}) is replaced with the owner's account.
+      - Defaults to all receivers of O(notify).
     type: list
     elements: raw
   notify:
@@ -40,13 +41,13 @@ options:
     elements: dict
     default: []
   notice:
-    description: The time between the announcement and the stop, as V(24h); V(0) for no announcement.
+    description: Time between announcement and stop, for example V(24h). V(0) stops without an announcement.
     type: str
     default: 24h
   owners:
     description:
-      - Who owns what on the host, for C({user}), each C(match) (a glob on services, with or without C(.service), and containers)
-        and C(user). The first that matches holds; what none matches is the account's that the host names.
+      - Owners of holders on the host, for C({user}). Each has C(match), a glob on services (with or without C(.service)) and
+        containers, and C(user). The first match applies. Without a match, the owner is the account that the host reports.
     type: list
     elements: dict
     default: []
@@ -78,17 +79,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 told:
-  description: Who was told, the address of a web hook without its path.
+  description: Notified receivers. Web hooks are shown without their path.
   returned: success
   type: list
   elements: str
 untold:
-  description: Who could not be told, and why.
+  description: Receivers that could not be notified, with the reason.
   returned: success
   type: list
   elements: str
 confirmed:
-  description: The announcements that were delivered, for O(openfleet.gpu.reclaim#module:confirmed).
+  description: Delivered announcements, for O(openfleet.gpu.reclaim#module:confirmed).
   returned: success
   type: list
   elements: dict
@@ -97,12 +98,12 @@ notice_seconds:
   returned: success
   type: float
 host_ways:
-  description: Those of O(ways) that the module C(reclaim) does on the host.
+  description: O(ways) that M(openfleet.gpu.reclaim) uses on the host.
   returned: success
   type: list
   elements: str
 tells:
-  description: Whether there is anybody that the controller tells.
+  description: Whether the controller has receivers to notify.
   returned: success
   type: bool
 """

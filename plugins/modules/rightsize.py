@@ -154,7 +154,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Propose, with ten moves at most
+- name: Propose layouts with at most ten moves
   openfleet.gpu.rightsize:
     directory: /srv/gpu-rightsize
     prometheus: {url: https://prometheus.example.org}

@@ -10,12 +10,12 @@ module: time_slicing
 short_description: Set the time slices of a layout
 version_added: "0.1.0"
 description:
-  - The part of M(openfleet.gpu.layout) that is about time slices; how long a process runs on a GPU before the next one gets
-    its turn. GPUs that the layout names with C(sharing) V(time_slicing) get the slice that their entry says, all others that
-    it names the driver's default. Everything else is left as it is.
-  - NVML has no public call for it. nvidia-smi sets it, and since that takes anything and calls it a success, the run counts
-    what nvidia-smi lists afterwards.
-  - A GPU without time slices is an error before anything changes, with the reason that nvidia-smi gives.
+  - Applies only the time slices of a layout, as M(openfleet.gpu.layout) does. A time slice is how long a process runs on a GPU
+    before the next process gets its turn. GPUs of entries with C(sharing) V(time_slicing) get the slice of their entry, GPUs of
+    other entries the driver's default. Nothing else is changed.
+  - NVML has no public call for time slices, so nvidia-smi sets them. It reports success for any value, so the module verifies
+    the slices that nvidia-smi lists afterwards.
+  - If a GPU does not support time slices, the module fails before any change, with the reason from nvidia-smi.
   - The driver forgets time slices when it is reloaded. The role P(openfleet.gpu.gpu_layout#role) restores them at boot.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -32,7 +32,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Long turns for training on the first two GPUs
+- name: Set long time slices for training on the first two GPUs
   openfleet.gpu.time_slicing:
     layout:
       - gpus: [0, 1]
@@ -43,34 +43,34 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names.
+  description: The plan, one line per GPU of the layout.
   returned: when a driver is present
   type: list
   elements: str
   sample: ["gpu 0: set time slice long"]
 gpus:
-  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
 counts:
   description: >-
-    GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change, and
-    C(gpus_changed).
+    Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
+    change, and C(gpus_changed).
   returned: when a driver is present
   type: dict
 plan_data:
-  description: The plan as data, as M(openfleet.gpu.layout) has it. It is for reading; this module takes no saved plan.
+  description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
 reboot_required:
-  description: V(false), for nothing that this module changes needs a reboot.
-  returned: success when a driver is present, and on failure when the plan could not be carried out
+  description: V(false), because this module changes nothing that needs a reboot.
+  returned: success when a driver is present, and when the plan failed
   type: bool
 msg:
   description: >-
-    On failure, what is wrong, where, and how to mend it. In check mode without a driver, why only the form of the layout was
-    checked.
+    On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
+    was validated.
   returned: on failure, and when no driver answers, in check mode
   type: str
 """

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: unit_request
-short_description: Send a password to a service over HTTP only once it is known to be that service
+short_description: Send an HTTP request to a verified service on the host
 version_added: "0.1.0"
 description:
-  - Sends an HTTP request to a service, as M(ansible.builtin.uri) does, and reads its JSON.
-  - With a password, nothing is sent before the server is known. With C(https) its certificate and name are checked. With C(http)
-    the kernel has to attest that the other end of the connection is a process of O(unit); a user of the host who took the port
-    while the service was down gets nothing.
-  - It follows no redirect and uses no proxy.
+  - Sends an HTTP request to a service, as M(ansible.builtin.uri) does, and parses the JSON of the response.
+  - If O(password) is set, nothing is sent before the server is verified. With C(https), its certificate and name are verified.
+    With C(http), the kernel must attest that the other end of the connection is a process of O(unit). So a user of the host who
+    takes the port while the service is down receives no password.
+  - It follows no redirects and uses no proxy.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
-  - root, with a password and C(http)
+  - root, for requests with a password over C(http)
 options:
   url:
-    description: The address.
+    description: URL of the request.
     type: str
     required: true
   method:
-    description: V(POST) sends an empty body, and is left out in check mode.
+    description: HTTP method. V(POST) sends an empty body, and is skipped in check mode.
     type: str
     choices: [GET, POST]
     default: GET
@@ -34,14 +34,14 @@ options:
     type: str
     default: ""
   password:
-    description: Its password. Without one, the server is not checked over C(http).
+    description: Password of O(username). Without one, a server over C(http) is not verified.
     type: str
     default: ""
   ca_path:
-    description: File with the authorities of the server's certificate. Without it, those that the host trusts.
+    description: File with the certificate authorities of the server. Defaults to those that the host trusts.
     type: path
   unit:
-    description: The systemd unit that has to be at the other end, for a password and C(http), with or without C(.service).
+    description: systemd unit of the server, with or without C(.service). Used for requests with a password over C(http).
     type: str
     required: true
 extends_documentation_fragment:
@@ -50,7 +50,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: partial
-    details: Asks with O(method=GET), and sends no O(method=POST).
+    details: Sends requests with O(method=GET) only.
   diff_mode:
     support: none
   platform:
@@ -60,7 +60,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask Prometheus for its state
+- name: Read the state of Prometheus
   openfleet.gpu.unit_request:
     url: http://127.0.0.1:9090/api/v1/status/runtimeinfo
     username: ansible
@@ -71,12 +71,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: The HTTP status.
-  returned: when there was an answer
+  description: HTTP status of the response.
+  returned: when there was a response
   type: int
 json:
-  description: What the answer has, if it is JSON.
-  returned: success
+  description: Parsed body of the response.
+  returned: when the response is JSON
   type: raw
 """
 
@@ -97,12 +97,12 @@ from ..module_utils.peer_owner import UnitOwner
 from ..module_utils.runner import run
 
 TIMEOUT_SECONDS = 30
-#: Bytes of an answer, and characters of what a server says in a message.
+# Limits: bytes of a response, and characters of a server's text in a message.
 MOST_BYTES, MOST_SHOWN = 1 << 26, 300
 
 
 class RequestError(FleetError):
-    """A request without a usable answer. `where` is the address."""
+    """A request without a usable response. `where` is the URL."""
 
 
 def argspec():
@@ -117,7 +117,7 @@ def argspec():
 
 
 def send(params):
-    """The module's return values. Raises RequestError."""
+    """Send the request and return the module's result. Raises RequestError."""
     url, password = params["url"], params["password"]
     where = re.sub("//[^/]*@", "//", url)
     scheme = urllib.parse.urlsplit(url).scheme
@@ -152,10 +152,10 @@ def send(params):
         raise RequestError(where, "it could not be reached: %s" % one_line(reason, MOST_SHOWN)) from None
     if len(body) > MOST_BYTES:
         raise RequestError(where, "its answer is larger than %d MiB" % (MOST_BYTES >> 20), "See what the unit runs.")
-    found = {"changed": False, "status": status}
+    result = {"changed": False, "status": status}
     with contextlib.suppress(ValueError, RecursionError):
-        found["json"] = json.loads(body)
-    return found
+        result["json"] = json.loads(body)
+    return result
 
 
 def main():

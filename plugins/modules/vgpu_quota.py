@@ -105,7 +105,7 @@ plan_data:
   type: dict
 reboot_required:
   description: V(false), because this module changes nothing that needs a reboot.
-  returned: success when a driver is present, and on failure when the plan could not be carried out
+  returned: success when a driver is present, and when the plan failed
   type: bool
 msg:
   description: >-

@@ -346,7 +346,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
 REFUSED = [
     ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: unknown key"),
     ({"keep": -1, "directory": "/nowhere"}, "keep: -1 is not a number of reports"),
-    ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
+    ({"window": "two weeks"}, "window: 'two weeks' is not a duration"),
     (
         {"prices": [{"model": "H100*"}]},
         'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}',

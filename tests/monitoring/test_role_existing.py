@@ -109,7 +109,7 @@ def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
             "-i", str(more), fails=True, entry=entry, gpu_monitoring_exporters=["dcgm", "abacus"]
         )
         said = " ".join(output.split())
-        assert "monitor: gpu-3: dcgm_exporter_listen_address cannot be worked out (" in said
+        assert "monitor: gpu-3: dcgm_exporter_listen_address cannot be resolved (" in said
         assert "there are no rules for abacus" in said
         assert changed == 0
     assert site.files() == before

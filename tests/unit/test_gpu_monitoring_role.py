@@ -129,8 +129,8 @@ def test_hosts_with_one_password_share_a_job():
     named = scrape_plan(["a", "c"], {name: host(users[name]) for name in "ac"}, user="other")
     assert {one["password"] for one in named["access"]} == {"", "one"}
     assert named["problems"] == [
-        "a: gpu_monitoring_scrape_user is other, and dcgm_exporter_basic_auth_users has only prom. Add that user there, or name "
-        "one of these."
+        "a: gpu_monitoring_scrape_user is other, but dcgm_exporter_basic_auth_users has only prom. Add the user, or set one of "
+        "these."
     ]
 
 
@@ -187,11 +187,11 @@ def test_unresolvable_variable_is_named_with_host_and_fix():
         },
     )
     first, *ports = plan["problems"]
-    assert first.startswith("a: dcgm_exporter_listen_address cannot be worked out (object of type 'dict' has no")
+    assert first.startswith("a: dcgm_exporter_listen_address cannot be resolved (object of type 'dict' has no")
     assert first.endswith("or set gpu_monitoring_address.")
     assert ports == [
-        "c: dcgm_exporter_port is 'many', which is no port.",
-        "c: gpu_monitoring_host_exporter_port is 70000, which is no port.",
+        "c: dcgm_exporter_port is 'many', which is not a port. Set a number from 0 to 65535.",
+        "c: gpu_monitoring_host_exporter_port is 70000, which is not a port. Set a number from 0 to 65535.",
     ]
 
 
@@ -213,12 +213,12 @@ def test_reserved_labels_are_refused():
         ["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {"host": "x", "rack": "1"}}}
     )
     assert plan["problems"] == [
-        "a: gpu_monitoring_labels has the label host, which is the collection's own. Give it another name."
+        "a: gpu_monitoring_labels has the label host, which is reserved for the collection. Rename it."
     ]
     assert target(plan, "a")["labels"]["host"] == "a"
 
 
-TWICE = "Rules know an exporter by its job and address: its GPUs would pass for those of both."
+TWICE = "Rules identify an exporter by job and address, so its GPUs would be attributed to both."
 
 
 def test_address_scraped_twice_is_named_with_its_hosts():
@@ -243,14 +243,14 @@ def test_address_scraped_twice_is_named_with_its_hosts():
         ],
     )
     assert plan["problems"] == [
-        "b: its exporter is scraped at gw:9400, and so is a's. %s Give it another gpu_monitoring_address or "
+        "b: its exporter is scraped at gw:9400, like that of a. %s Set another gpu_monitoring_address or "
         "dcgm_exporter_port." % TWICE,
-        "b: its node_exporter is scraped at gw:9100, and so is a's. %s Give it another gpu_monitoring_address or "
+        "b: its node_exporter is scraped at gw:9100, like that of a. %s Set another gpu_monitoring_address or "
         "gpu_monitoring_host_exporter_port." % TWICE,
-        "gpu_monitoring_extra_targets[0] has the target [2001:db8::1]:9400, and so has d. %s Leave one of them out."
+        "gpu_monitoring_extra_targets[0] has the target [2001:db8::1]:9400, which d also has. %s Remove one of them."
         % TWICE,
-        "gpu_monitoring_extra_targets[2] has the target npu-01:8082, and so has gpu_monitoring_extra_targets[0]. %s Leave one "
-        "of them out." % TWICE,
+        "gpu_monitoring_extra_targets[2] has the target npu-01:8082, which gpu_monitoring_extra_targets[0] also has. %s "
+        "Remove one of them." % TWICE,
     ]
 
 
@@ -270,7 +270,7 @@ def test_certificate_name_that_resolves_to_loopback_is_refused(listen):
 def test_invalid_address_is_reported_once(variable, address):
     host = {variable: address, "gpu_monitoring_host_exporter_port": 9100}
     assert scrape_plan(["a"], {"a": host})["problems"] == [
-        "a: %s is %s, which is no name or address alone. Give it without scheme, port and path; the ports are "
+        "a: %s is %s, which is not a plain name or address. Remove scheme, port and path. Set ports with "
         "dcgm_exporter_port and gpu_monitoring_host_exporter_port." % (variable, address)
     ]
 
@@ -285,7 +285,7 @@ def test_brackets_around_an_address_are_one_pair(variable, address):
 
 def test_brackets_do_not_hide_a_loopback_address():
     (problem,) = scrape_plan(["a"], {"a": {"dcgm_exporter_listen_address": "[::1]"}})["problems"]
-    assert problem.startswith("a: its exporter listens on ::1, which no other host reaches.")
+    assert problem.startswith("a: its exporter listens on ::1, which other hosts cannot reach.")
 
 
 @pytest.mark.parametrize("name", ["rack-no", "2nd", "", "ort\u00fc", "__address__", "__scheme__", "job"])
@@ -298,7 +298,7 @@ def test_label_invalid_in_prometheus_is_named_with_its_host(name):
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"), [(["rack"], "is ['rack']."), ({"rack": None}, "no text in the label rack")]
+    ("labels", "said"), [(["rack"], "is ['rack']."), ({"rack": None}, "the label rack with the value None")]
 )
 def test_malformed_labels_are_named_with_their_host(labels, said):
     plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": labels}})

@@ -187,7 +187,7 @@ def test_image_without_digest_is_a_warning(image, warned, monkeypatch):
     assert pinned_image.pinned_image(image, "dcgm_exporter_image") == image
     assert bool(said) is warned
     if warned:
-        assert said[0].startswith("dcgm_exporter_image: %s is named by a tag alone" % image)
+        assert said[0].startswith("dcgm_exporter_image: %s has no digest" % image)
         section = re.search(r"docs/(\S+)#(\S+)\.$", said[0])
         headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / section[1]).read_text(), re.MULTILINE)
         assert section[2] in [heading.lower().replace(" ", "-") for heading in headings]

@@ -399,7 +399,7 @@ def test_filter_reports_invalid_values():
     assert found["problem"].startswith(
         'gpu-1: its result: the host sent "x86_64/../../x", which is not x86_64 or aarch64.'
     )
-    with pytest.raises(Exception, match="there is no kind 'path'"):
+    with pytest.raises(Exception, match="unknown kind 'path'"):
         host_value("x", "path")
 
 

@@ -206,7 +206,7 @@ def test_time_of_a_notice(text, seconds):
 
 
 def test_invalid_time_of_a_notice_is_named():
-    with pytest.raises(FleetError, match="gpu_rightsize_reclaim_notice: 'soon' is not a length of time"):
+    with pytest.raises(FleetError, match="gpu_rightsize_reclaim_notice: 'soon' is not a duration"):
         reclaim_told.notice_seconds("soon")
 
 

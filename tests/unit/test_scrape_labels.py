@@ -95,7 +95,7 @@ def test_label_of_the_rules_is_refused_with_its_place(name):
     mine = "a: gpu_monitoring_labels has the label %s, which " % name
     further = "gpu_monitoring_extra_targets[0] has the label %s, which the rules read or write." % name
     said = [problem for problem in plan["problems"] if problem.startswith(mine)]
-    assert len(said) == 1 and said[0].endswith("Give it another name.")
+    assert len(said) == 1 and said[0].endswith("Rename it.")
     # Of a further target they say what its host and its job are.
-    expected = [] if name in ("host", "job") else [further + " Give it another name."]
+    expected = [] if name in ("host", "job") else [further + " Rename it."]
     assert plan["problems"][1:] == expected

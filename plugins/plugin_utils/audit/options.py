@@ -24,13 +24,11 @@ class OptionError(FleetError):
 
 
 def seconds(text: str) -> float:
-    """Parse a length of time such as ``14d``, ``12h`` or ``90m``. Raises OptionError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
-    if not found or float(found.group(1)) == 0:
-        raise OptionError(
-            "window", "%r is not a length of time" % text, "Write a number and m, h, d or w, for example 14d."
-        )
-    return float(found.group(1)) * _UNITS[found.group(2)]
+    """Parse a duration such as ``14d``, ``12h`` or ``90m`` to seconds. Raises OptionError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
+    if not match or float(match.group(1)) == 0:
+        raise OptionError("window", "%r is not a duration" % text, "Write a number and m, h, d or w, for example 14d.")
+    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 def access(given: Mapping[str, Any]) -> Access | None:

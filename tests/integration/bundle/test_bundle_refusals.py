@@ -164,7 +164,7 @@ def test_missing_platform_is_requested(site):
 def test_variable_that_needs_facts_is_named(site):
     site.hosts["plain"]["nvidia_driver_version"] = "{{ ansible_facts['driver'] }}"
     said = site.make(expect=1)
-    assert "plain: nvidia_driver_version" in said and "without reaching the host" in said
+    assert "plain: nvidia_driver_version" in said and "without contacting the host" in said
 
 
 def test_two_repositories_for_one_folder_are_refused(site):

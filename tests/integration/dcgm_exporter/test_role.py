@@ -123,7 +123,7 @@ def present(tmp_path_factory):
     assert "a password" not in said
     # Of all hosts with a container, whose image is the default.
     warnings = [line for line in said.splitlines() if "dcgm_exporter_image" in line]
-    assert len(warnings) == 1 and "WARNING" in warnings[0] and "named by a tag" in warnings[0], said
+    assert len(warnings) == 1 and "WARNING" in warnings[0] and "has no digest" in warnings[0], said
     return folder
 
 

@@ -253,7 +253,7 @@ def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
     assert re.search(r"three:\s+- '?gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0", refused.stdout)
     assert "fatal: [three]" not in refused.stdout
     assert fleet.seen() == {"one": [], "two": [], "three": []}
-    assert "Share the GPUs" not in refused.stdout and "Apply the layout" not in refused.stdout
+    assert "Apply gpu_layout" not in refused.stdout and "Apply the layout" not in refused.stdout
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
     report = tmp_path / "report"
     done = fleet.play(layouts, "-e", "gpu_site_tolerate=70%", "-e", f"gpu_report_dir={report}", waves=[1])

@@ -119,7 +119,7 @@ def test_wrong_variables_of_other_groups(fleet, playbook, group):
     before = files(fleet)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1], playbook=f"playbooks/{playbook}")
     said = assert_refused(run, variables, "other")
-    assert "Share the GPUs" not in said and "Apply the layout" not in said and "Take " not in said
+    assert "Apply gpu_layout" not in said and "Apply the layout" not in said and "Take " not in said
     assert fleet.seen() == {"one": [], "two": []}
     assert files(fleet) == before
 
