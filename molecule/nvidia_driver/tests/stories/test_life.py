@@ -193,7 +193,8 @@ def test_an_upgrade_that_fails_leaves_the_old_driver_and_one_that_was_killed_is_
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
-    assert finished.planned[0] == "finish what was interrupted"
+    assert finished.planned[0].startswith("complete the interrupted change from 580.105.08 to 590.48.01, repair ")
+    assert finished.done[0] == finished.planned[0]
     after, active, _client = see(finished.seen)
     is_whole(after, "590.48.01")
     assert active == RUNNING
