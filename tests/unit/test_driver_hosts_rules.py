@@ -149,7 +149,7 @@ def test_all_other_installation_methods_are_named_at_once():
 def test_leftovers_of_packages_are_no_other_method():
     seen = finished(dkms=("580.95.05",), installer_log="/var/lib/nvidia/log")
     assert rules.refuse_mixing(seen, Request("580"), PATTERNS["debian-12"]) == ()
-    torn = host(dkms=("590.44.01",), interrupted=True)
+    torn = host(dkms=("590.44.01",), interrupted="from 580.95.05 to 590.44.01")
     assert rules.refuse_mixing(torn, Request("580"), PATTERNS["debian-12"]) == ()
     toolkit = host(packages=(Package("nvidia-container-toolkit", "1.19.1-1"),))
     assert rules.refuse_mixing(toolkit, Request("580", source="runfile"), PATTERNS["debian-12"]) == ()

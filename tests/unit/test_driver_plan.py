@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files, initramfs, plan, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply, files, initramfs, plan, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import (
     Package,
     Request,
@@ -158,10 +159,39 @@ def test_a_new_kernel_without_modules_gets_them_built():
 
 
 def test_interrupted_changes_are_completed_first():
-    seen = right(interrupted=True)
+    seen = right(interrupted="from 580.82.07 to 580.95.05")
     assert kinds(make(seen, Request("580"))) == ["repair"]
-    torn = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("libcuda1", "580.95.05-1", True, broken=True)))
-    assert kinds(make(torn, Request("580"))) == ["repair"]
+    torn = right(
+        packages=(*packages("580.95.05-1", *HEADLESS), Package("libcuda1", "580.95.05-1", True, broken=True)),
+        interrupted="from 580.82.07 to 580.95.05",
+    )
+    made = make(torn, Request("580"))
+    assert kinds(made) == ["repair"]
+    assert made.steps[0].text == "complete the interrupted change from 580.82.07 to 580.95.05, repair libcuda1"
+
+
+@pytest.mark.parametrize(
+    ("journal", "text"),
+    [
+        (None, ""),
+        ({"schema": 1, "from": "580.95.05", "to": "580.105.08"}, "from 580.95.05 to 580.105.08"),
+        ({"schema": 1, "from": "", "to": "580.105.08"}, "that installs 580.105.08"),
+        ({"schema": 1, "from": "580.95.05", "to": ""}, "that removes 580.95.05"),
+    ],
+)
+def test_an_interrupted_change_is_described_by_its_journal(tmp_path, journal, text):
+    if journal:
+        durable.write(tmp_path / apply.JOURNAL, journal)
+    assert apply.interrupted(tmp_path) == text
+
+
+def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_is_installed():
+    # The package of the modules is installed, without modules, before the other packages.
+    seen = right(on_disk="", loaded="", interrupted="that installs 580.95.05")
+    rest = change("580.95.05", seen, "nvidia-persistenced")
+    assert kinds(make(seen, Request("580"), rest))[:3] == ["repair", "packages", "modules"]
+    whole = change("580.95.05", seen, *rules.wanted(seen, Request("580"), CATALOGUE, 580).dkms)
+    assert "modules" not in kinds(make(seen, Request("580"), whole))
 
 
 def test_secure_boot_refuses_before_anything_else():
@@ -343,6 +373,6 @@ def test_imex_gets_its_nodes():
 
 
 def test_steps_are_ordered_by_kind():
-    seen = host(gpus=gpus("2330"), nvswitches=4, interrupted=True)
+    seen = host(gpus=gpus("2330"), nvswitches=4, interrupted="that installs 580.95.05")
     made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
     assert kinds(made) == sorted(kinds(made), key=plan.KINDS.index)

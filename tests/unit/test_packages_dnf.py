@@ -87,3 +87,21 @@ def test_distribution_determines_the_package_manager(tmp_path, monkeypatch, rele
     path = tmp_path / "os-release"
     path.write_text(release)
     assert package_manager(str(path)) == manager
+
+
+LOCKS = "# Added lock\nlibnvidia-ml-3:580.95.05-1.el9.*\nkernel-0:5.14.0-570.*\nnvlsm-0:2025.*-1.*\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "held"),
+    [
+        ("libnvidia-ml", "580.95.05-1.el9", True),
+        # A killed DNF leaves the lock of the old version.
+        ("libnvidia-ml", "580.105.08-1.el9", False),
+        ("libnvidia", "580.95.05-1.el9", False),
+        ("nvlsm", "2025.06.11-1", True),
+        ("bash", "5.1.8-9.el9", False),
+    ],
+)
+def test_a_lock_counts_for_the_version_that_it_names(name, version, held):
+    assert dnf.is_held(name, version, LOCKS) is held

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,42 @@ from role_plays import Ask
 __all__ = ["Ask"]
 
 INVENTORY = Path(__file__).resolve().parents[1] / "inventory"
+
+
+def script(path: str, text: str) -> str:
+    """Return a shell command that writes an executable file. The text can have quotes."""
+    return f"echo {base64.b64encode(text.encode()).decode()} | base64 -d >{path}; chmod 755 {path}; "
+
+
+#: Kills its parents up to PID 1, the outermost first, as a power failure would: package manager, module and connection.
+KILL = r"""pids= pid=$PPID
+while [ "$pid" -gt 1 ]; do
+    pids="$pid $pids"
+    pid=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
+done
+kill -KILL $pids
+"""
+
+
+def kill_in(name: str, version: str, kind: str) -> str:
+    """Return a shell command: the scriptlet `kind` of a package kills the run, once."""
+    test = f'#!/bin/sh\n[ "$*" = "{name} {version} {kind}" ] || exit 0\nrm /run/scriptlet\n'
+    return script("/run/scriptlet", test + KILL)
+
+
+#: Holds DNF's lock for some seconds, as an administrator's DNF would.
+HOLD_THE_LOCK = (
+    script(
+        "/run/hold.py",
+        """import time, dnf, dnf.lock
+with dnf.lock.build_rpmdb_lock(dnf.Base().conf.persistdir, True):
+    print("held", flush=True)
+    time.sleep(6)
+""",
+    )
+    + "systemd-run --quiet --collect --unit=hold python3 /run/hold.py; "
+    + "until journalctl -u hold | grep -q held; do sleep 0.1; done; "
+)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ SCHEMA = 1
 JOURNAL = "driver.json"
 #: Folder of the old packages during a change.
 KEPT = "driver-old"
+#: Source of the kernel modules that DKMS builds.
+SOURCE = "/usr/src/nvidia-%s"
 #: Mode of the key and of the driver's files.
 _MODE = 0o644
 
@@ -143,7 +145,11 @@ class DriverChange:
         for step in self._steps("runfile"):
             self._must(self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log.")
         for step in self._steps("modules"):
-            done = self.call(["dkms", "autoinstall", "-k", step.items[1]])
+            version, kernel = step.items
+            if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
+                # A run was killed before the scriptlet that adds it.
+                self.call(["dkms", "add", "-m", "nvidia", "-v", version])
+            done = self.call(["dkms", "autoinstall", "-k", kernel])
             self._must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
         if (
             (packages or self._steps("runfile", "modules"))
@@ -252,6 +258,17 @@ class DriverChange:
             journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])
             said = _last_words(done.stderr + journal.stdout)
             self._must(said, "could not %s" % step.text, (), "See systemctl status %s." % " ".join(step.items))
+
+
+def interrupted(state: Path) -> str:
+    """Describe the interrupted change by its journal, empty without one."""
+    if not (state / JOURNAL).exists():
+        return ""
+    data = durable.read(state / JOURNAL, SCHEMA) or {}
+    old, new = data.get("from"), data.get("to")
+    if old and new:
+        return "from %s to %s" % (old, new)
+    return "that installs %s" % new if new else "that removes %s" % old if old else "of an unknown driver"
 
 
 def finish(manager: Any, state: Path) -> None:

@@ -13,7 +13,7 @@ from .. import durable, minimum_versions
 from ..errors import PlanError
 from ..packages import keys
 from . import files, plan, rules
-from .apply import JOURNAL, DriverChange, Tools, finish
+from .apply import DriverChange, Tools, finish, interrupted
 from .apt import Apt
 from .dnf import Dnf
 from .model import Host, Plan, Request, Transaction, Wanted
@@ -53,7 +53,7 @@ class Driver:
 
     def look(self) -> Host:
         manager = self.manager.manager
-        return look(manager, files.MANAGED[manager], self.keyring, _UNITS, (self.state / JOURNAL).exists())
+        return look(manager, files.MANAGED[manager], self.keyring, _UNITS, interrupted(self.state))
 
     def plan(self) -> Plan:
         self.host = self.look()
@@ -153,14 +153,21 @@ class Driver:
             self.manager.download(made.transaction)
 
     def apply(self, made: Plan) -> dict[str, Any]:
-        if any(step.kind == "repair" for step in made.steps):
+        repaired = [step.text for step in made.steps if step.kind == "repair"]
+        if repaired:
             finish(self.manager, self.state)
             made = self.plan()
         if made.disruptive and self._drain():
             durable.write(self.state / DRAINED, {"schema": 1, "drain": self._drain()})
         tools = Tools(self.manager, self.look, self.state, (self.keyring, self.key), self._installer())
         now = DriverChange(made, self.host, self.request, tools).run()
-        return dict(self.result(made), loaded_version=now.loaded)
+        result = self.result(made)
+        return dict(
+            result,
+            loaded_version=now.loaded,
+            steps=repaired + result["steps"],
+            changed=bool(repaired) or result["changed"],
+        )
 
     def _drain(self) -> list[int]:
         """Return the record that the role gpu_drain wrote last, which identifies a drain of the host."""

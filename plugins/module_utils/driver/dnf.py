@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Iterable, Sequence
 
@@ -15,9 +14,6 @@ from ..packages import dnf
 from ..packages.host_files import read_text
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
-
-#: A row of `dnf history list`, and a line of `dnf history info`.
-_NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$")
 
 
 class Dnf(dnf.DnfBase):
@@ -99,9 +95,10 @@ class Dnf(dnf.DnfBase):
         missing: tuple[str, ...],
     ) -> Transaction:
         """Raises PlanError for a package that an administrator has locked."""
+        locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
         for _action, name, _version in rows:
             package = host.package(name)
-            if package and package.held and not rules.of_the_driver(package, patterns):
+            if package and (package.held or name in locked) and not rules.of_the_driver(package, patterns):
                 raise PlanError(
                     "packages",
                     "this would change %s %s, which versionlock keeps" % (name, package.version),
@@ -133,47 +130,23 @@ class Dnf(dnf.DnfBase):
         return []
 
     def install(self, transaction: Transaction) -> str:
-        problem = self.change(self._comment, "--allowerasing", "install", *transaction.arguments)
+        problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
         # Packages without a conflict stay until they are removed.
         rest = [name for name, _old in transaction.removals if self._has(name)]
-        return problem or (self.change(self._comment, "remove", *rest) if rest else "")
+        return problem or (self.change(self.comment, "remove", *rest) if rest else "")
 
     def remove(self, transaction: Transaction) -> str:
         names = [name for name, _old in transaction.removals]
-        problem = self.change(self._comment, "remove", *names)
+        problem = self.change(self.comment, "remove", *names)
         # A lock stays after its package is removed.
         return problem or (self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else "")
 
     def _has(self, name: str) -> bool:
         return self.call(["rpm", "--query", "--quiet", name]).returncode == 0
 
-    def mark(self) -> str:
-        """Return the number of the last transaction in DNF's history: 0 without one, empty if it cannot be read."""
-        numbers = self._history()
-        return "" if numbers is None else str(max(numbers, default=0))
-
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
-        """Undo the role's own transactions after `mark`, the newest first: none if its transaction never began."""
-        numbers = self._history() if mark else None
-        if numbers is None:
-            return "the history of DNF cannot be read"
-        for number in sorted(numbers, reverse=True):
-            if number > int(mark) and self._is_ours(number):
-                problem = self.change("--allowerasing", "history", "undo", str(number))
-                if problem:
-                    return problem
-        return ""
-
-    def _history(self) -> list[int] | None:
-        done = self.call(["dnf", "--quiet", "history", "list"])
-        if done.returncode != 0:
-            return None
-        return [int(found[1]) for found in map(_NUMBER.match, done.stdout.splitlines()) if found]
-
-    def _is_ours(self, number: int) -> bool:
-        done = self.call(["dnf", "--quiet", "history", "info", str(number)])
-        comments = [found[1] for found in map(_COMMENT.match, done.stdout.splitlines()) if found]
-        return comments == [self.owner.name]
+        """Restore the old packages by DNF's history."""
+        return self.undo(mark)
 
 
 def _newest_first(versions: Iterable[str]) -> list[str]:

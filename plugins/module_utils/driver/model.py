@@ -70,8 +70,8 @@ class Host:
     installer_log: str = ""
     #: Folder of a driver container, as run by the GPU operator.
     driver_container: str = ""
-    #: An earlier change was interrupted.
-    interrupted: bool = False
+    #: The earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or empty.
+    interrupted: str = ""
 
     def package(self, name: str) -> Package | None:
         return next((package for package in self.packages if package.name == name), None)
@@ -105,6 +105,8 @@ class Wanted:
     flavor: str
     #: Packages in exactly the driver's version.
     locked: tuple[str, ...]
+    #: Those of `locked` whose kernel modules DKMS builds.
+    dkms: tuple[str, ...] = ()
     #: Packages in any version of the sources.
     free: tuple[str, ...] = ()
     #: Packages to remove: the other flavour's modules.

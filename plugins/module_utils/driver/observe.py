@@ -50,7 +50,7 @@ def distribution(release: str) -> str:
 
 
 def look(
-    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: bool, call: Run = run_to_end
+    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: str, call: Run = run_to_end
 ) -> Host:
     """Return the current state of the host, with the text of the files `paths`."""
     system = platform.uname()
@@ -131,12 +131,16 @@ def _rpm(call: Run) -> tuple[Package, ...]:
         raise PlanError(
             "rpm", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
         )
-    locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
+    locks = read_text(dnf.VERSIONLOCK) or ""
+    locked = dnf.locked(locks)
     packages = [line.split("\t") for line in done.stdout.splitlines()]
     # A killed transaction leaves packages in both the old and the new version.
     several = [name for name, _version in packages if "nvidia" in name]
     twice = {name for name in several if several.count(name) > 1}
-    return tuple(Package(name, version, name in locked, name in twice) for name, version in packages)
+    return tuple(
+        Package(name, version, name in locked and dnf.is_held(name, version, locks), name in twice)
+        for name, version in packages
+    )
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:

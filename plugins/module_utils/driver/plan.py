@@ -65,7 +65,7 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
             raise problem
     steps = []
     if host.interrupted or any(package.broken for package in host.packages):
-        steps.append(Step("repair", "complete the interrupted change"))
+        steps.append(_repair(host))
     if request.source == "repository" and not keys.trusts(host.key_fingerprints, trusted):
         steps.append(Step("key", "trust the repository's key %s" % ", ".join(trusted)))
     steps += [Step("write", "write %s" % path, (path, text)) for path, text in files.items()
@@ -86,7 +86,10 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
         verb = "exclude" if BLACKLIST in files else "include"
         steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
-    if own_modules and not changes and host.on_disk != version:
+    coming = {name for name, _old, _new in transaction.installs} if transaction else set()
+    # A run that was killed in a scriptlet leaves packages without the modules that DKMS builds there.
+    unbuilt = not changes or (wanted.dkms and not coming.intersection(wanted.dkms))
+    if own_modules and unbuilt and host.on_disk != version:
         text = "build the kernel modules %s for %s" % (version, host.kernel)
         steps.append(Step("modules", text, (version, host.kernel)))
     steps += _holds(host, request, wanted, version, transaction, patterns)
@@ -119,7 +122,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     rules.refuse_foreign(host, request)
     changes = bool(transaction and transaction.removals)
     if host.interrupted or any(package.broken for package in host.packages):
-        steps.append(Step("repair", "complete the interrupted change"))
+        steps.append(_repair(host))
     if transaction and changes:
         _refuse_removals(transaction, request, host, patterns, None)
         steps += _packages(transaction)
@@ -141,6 +144,12 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     # Remove the files last: until the packages are removed, the pin blocks other versions.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
     return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
+
+
+def _repair(host: Host) -> Step:
+    broken = [package.name for package in host.packages if package.broken]
+    text = " ".join(["complete the interrupted change", host.interrupted]).strip()
+    return Step("repair", text + (", repair %s" % ", ".join(broken) if broken else ""))
 
 
 def _packages(transaction: Transaction) -> list[Step]:

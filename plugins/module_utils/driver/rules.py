@@ -213,6 +213,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
     return Wanted(
         chosen,
         tuple(wanted_names),
+        tuple(name.format(**fill) for name in modules),
         tuple(name.format(**fill) for name in free),
         tuple(sorted(others - set(wanted_names))),
         tuple(units),

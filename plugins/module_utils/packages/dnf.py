@@ -9,6 +9,7 @@ hide the version that it is asked for. The driver refuses a plan that changes a 
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ _SETTINGS = (
 DNF = ("dnf", "--assumeyes", "--quiet", *_SETTINGS)
 #: DNF's exit status if another DNF is running, and the seconds to wait for it, as for apt.
 _LOCKED, _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 200, 120, 2
+#: A row of `dnf history list`, and a line of `dnf history info`.
+_NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$")
 
 
 class DnfBase(Manager):
@@ -110,18 +113,46 @@ class DnfBase(Manager):
         return "" if done.returncode == 0 else complaints(done.stderr)
 
     @property
-    def _comment(self) -> str:
+    def comment(self) -> str:
         """Return the option that marks a transaction as the role's own in DNF's history."""
         return "--comment=%s" % self.owner.name
 
     def repair(self) -> str:
         """Complete a killed transaction: remove the old version of packages that are installed in two versions."""
         if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
-            problem = self.change(self._comment, "remove", "--duplicates")
+            problem = self.change(self.comment, "remove", "--duplicates")
             if problem:
                 return problem
         done = self.call(["dnf", "--quiet", "check", "--dependencies"])
         return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
+
+    def mark(self) -> str:
+        """Return the number of DNF's last transaction: 0 without one, empty if unreadable."""
+        numbers = self._history()
+        return "" if numbers is None else str(max(numbers, default=0))
+
+    def undo(self, mark: str) -> str:
+        """Undo the role's own transactions after `mark`, the newest first."""
+        numbers = self._history() if mark else None
+        if numbers is None:
+            return "the history of DNF cannot be read"
+        for number in sorted(numbers, reverse=True):
+            if number > int(mark) and self._is_ours(number):
+                problem = self.change("--allowerasing", "history", "undo", str(number))
+                if problem:
+                    return problem
+        return ""
+
+    def _history(self) -> list[int] | None:
+        done = self.call(["dnf", "--quiet", "history", "list"])
+        if done.returncode != 0:
+            return None
+        return [int(found[1]) for found in map(_NUMBER.match, done.stdout.splitlines()) if found]
+
+    def _is_ours(self, number: int) -> bool:
+        done = self.call(["dnf", "--quiet", "history", "info", str(number)])
+        comments = [found[1] for found in map(_COMMENT.match, done.stdout.splitlines()) if found]
+        return comments == [self.owner.name]
 
     def hold(self, names: Sequence[str]) -> str:
         """Lock the packages to their installed versions, in place of older locks."""
@@ -204,6 +235,17 @@ def locked(text: str) -> set[str]:
     """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
     lines = (line.strip() for line in text.splitlines())
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
+
+
+def is_held(name: str, version: str, text: str) -> bool:
+    """Return whether a versionlock.list locks a package to this VERSION-RELEASE.
+
+    A lock with a wildcard in its version counts for all versions.
+    A lock on another version is a leftover: DNF was killed, or the package was changed past the lock.
+    """
+    lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
+    versions = [line.partition(":")[2] for line in lines]
+    return any(found == version + ".*" or "*" in found[:-2] for found in versions)
 
 
 def _lines(path: str) -> set[str]:

@@ -24,7 +24,7 @@ class Dnf(dnf.DnfBase):
     def packages(self) -> tuple[Package, ...]:
         form = "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"
         done = self.call(["rpm", "-q", "--qf", form, *rules.PACKAGES])
-        held = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else ()
+        locks = self._versionlock.read_text() if self._versionlock.exists() else ""
         versions: dict[str, list[str]] = {}
         for line in done.stdout.splitlines():
             name, tab, version = line.partition("\t")
@@ -32,8 +32,9 @@ class Dnf(dnf.DnfBase):
                 versions.setdefault(name, []).append(version)
         # A transaction that was killed leaves a package in its old and its new version.
         return tuple(
-            Package(name, max(each, key=rules.numbers), held=name in held, broken=len(each) > 1)
+            Package(name, newest, held=dnf.is_held(name, newest, locks), broken=len(each) > 1)
             for name, each in versions.items()
+            for newest in [max(each, key=rules.numbers)]
         )
 
     def open(self, url: str, key: bytes) -> None:

@@ -22,7 +22,9 @@ VERSIONS = stand_ins.VERSIONS
 # A version whose transaction fails: a scriptlet ends with an error before the files come.
 FAILS = "590.44.02"
 TOOLKIT_VERSIONS = ("1.18.1", "1.18.2")
-EXPORTER_VERSIONS = ("4.4.1", "4.5.0")
+# The transaction of the second fails after DCGM was upgraded.
+EXPORTER_VERSIONS = ("4.4.1", "4.4.2", "4.5.0")
+EXPORTER_FAILS = "4.4.2"
 RELEASES = {"9": "9.6", "10": "10.0"}
 
 
@@ -170,7 +172,58 @@ def toolkit(version: str, nvidia_ctk: str) -> tuple[Rpm, ...]:
     )
 
 
+# Serves one sample where the role's unit says, or on all addresses as NVIDIA's unit does.
+EXPORTER = """#!/usr/bin/python3
+import http.server, sys
+
+host, _, port = sys.argv[sys.argv.index("--address") + 1].rpartition(":")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 30\\n'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), Handler).serve_forever()
+"""
+
+
+def exporter(version: str) -> tuple[Rpm, ...]:
+    """Return DCGM and its exporter, as NVIDIA's CUDA repository names them."""
+    core = "datacenter-gpu-manager-4-core"
+    return (
+        Rpm(core, version, "1", requires=("libseccomp",), files={"usr/bin/nv-hostengine": ("#!/bin/sh\n", 0o755)}),
+        Rpm("datacenter-gpu-manager-4-proprietary", version, "1", requires=("%s >= 1:%s" % (core, version),)),
+        Rpm(
+            "datacenter-gpu-manager-exporter",
+            version,
+            "1",
+            requires=("%s >= 1:%s" % (core, version),),
+            files={
+                "usr/bin/dcgm-exporter": (EXPORTER, 0o755),
+                "usr/lib/systemd/system/nvidia-dcgm-exporter.service": (
+                    UNIT % ("DCGM exporter (stand-in)", "/usr/bin/dcgm-exporter --address :9400"),
+                    0o644,
+                ),
+            },
+            scripts={
+                **({"pre": "echo 'this release ends here' >&2\nexit 1"} if version == EXPORTER_FAILS else {}),
+                "post": "systemctl daemon-reload\nsystemctl enable --now nvidia-dcgm-exporter.service || true",
+                "postun": "systemctl daemon-reload",
+            },
+        ),
+        # A site's own package that needs DCGM.
+        Rpm("site-dcgm-tools", version, "0", requires=(core,)),
+    )
+
+
 SCRIPTS = ("pre", "post", "preun", "postun")
+# Tests put a program there, for example one that kills DNF in the scriptlet of a package.
+HOOK = "[ ! -x /run/scriptlet ] || /run/scriptlet {name} {version} {kind}"
 
 
 def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distribution: str) -> str:
@@ -194,11 +247,12 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
         for tag in ("requires", "provides", "conflicts"):
             lines += ["%s: %s" % (tag.capitalize(), fill(text)) for text in getattr(package, tag)]
         lines += ["%%description -n %s" % package.name, "A stand-in."]
+        scripts = dict(package.scripts)
         if package.name.startswith("kmod-") and version == FAILS:
-            lines += ["%%pre -n %s" % package.name, "echo 'this release ends here' >&2", "exit 1"]
+            scripts["pre"] = "echo 'this release ends here' >&2\nexit 1"
         for kind in SCRIPTS:
-            if kind in package.scripts:
-                lines += ["%%%s -n %s" % (kind, package.name), fill(package.scripts[kind])]
+            hook = HOOK.format(name=package.name, version=fill(package.version), kind=kind)
+            lines += ["%%%s -n %s" % (kind, package.name), hook, fill(scripts.get(kind, ":"))]
         owned = []
         for name, (text, mode) in package.files.items():
             path = folder / fill(name)

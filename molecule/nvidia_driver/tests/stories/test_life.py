@@ -200,7 +200,8 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
-    assert finished.planned[0] == "complete the interrupted change"
+    assert finished.planned[0].startswith("complete the interrupted change from 580.105.08 to 590.48.01, repair ")
+    assert finished.done[0] == finished.planned[0]
     after, active, _client = see(finished.seen)
     is_whole(after, "590.48.01")
     assert active == RUNNING

@@ -4,21 +4,12 @@
 
 from __future__ import annotations
 
-import base64
-
-from rpm_runs import LOOK, PARTS, RUNNING, Ask, State, differences, foretold, is_whole, play
+from rpm_runs import HOLD_THE_LOCK, LOOK, PARTS, RUNNING, Ask, State, differences, foretold, is_whole, play
 from thorough import THOROUGH
 
 HOST, MIRROR = "el9", "http://127.0.0.1:8080"
 NEWER = {"nvidia_driver_version": "580.105.08"}
 NEWEST = {"nvidia_driver_version": "590.48.01"}
-# A script of the host; its quotes are none of the play's.
-HOLD_THE_LOCK = """
-import sys, time, dnf, dnf.lock
-with dnf.lock.build_rpmdb_lock(dnf.Base().conf.persistdir, True):
-    print("held", flush=True)
-    time.sleep(6)
-"""
 
 
 def look(lab_host) -> State:
@@ -96,13 +87,10 @@ def test_wrong_repository_failing_mirror_or_foreign_packages_stop_a_change_early
 
 def test_upgrade_follows_the_dry_run_and_waits_for_another_dnf(lab_host):
     before = look(lab_host)
-    encoded = base64.b64encode(HOLD_THE_LOCK.encode()).decode()
-    hold = f"echo {encoded} | base64 -d >/run/hold.py; systemd-run --quiet --unit=hold python3 /run/hold.py; "
-    hold += "until journalctl -u hold | grep -q held; do sleep 0.1; done"
     dry, wet, kept = play(
         HOST,
         Ask(NEWER, entry="plan", then=LOOK),
-        Ask(NEWER, first=hold, then=LOOK),
+        Ask(NEWER, first=HOLD_THE_LOCK, then=LOOK),
         Ask({"nvidia_driver_version": "580"}, then=LOOK),
     )
     assert State.read(dry.seen) == before

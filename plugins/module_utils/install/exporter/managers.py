@@ -8,8 +8,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ...command import Run, run_to_end
+from ...packages import dnf
 from ...packages.family import package_manager
+from ...packages.host_files import read_text
+from ...packages.model import Owner
+from ..files import InstallError
 from .host import output, refuse, run
+
+OWNER = Owner("dcgm_exporter", "openfleet-dcgm", "the exporter")
 
 
 class Plan(NamedTuple):
@@ -61,13 +68,38 @@ class Apt:
                 plan.changed.append(name)
         return plan
 
+    def change(self, command: list[str]) -> None:
+        run(command)
+
+    def forget(self, own: str) -> None:
+        """Do nothing: `apt-get update` deletes the lists of removed sources."""
+
+    def torn(self, packages: list[str]) -> list[str]:
+        """Return nothing: APT itself completes an interrupted change."""
+        return []
+
 
 class Dnf:
-    """DNF 4 or 5. Its table has a heading for each kind of change, and an indented line for each package."""
+    """DNF. Its locks by administrators (versionlock) are respected, and a failed change is undone."""
+
+    def __init__(self, call: Run = run_to_end) -> None:
+        self._dnf = dnf.DnfBase(OWNER, call)
 
     def installed_version(self, package: str) -> str:
-        status, text = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
-        return text.strip() if status == 0 else ""
+        return max(self._versions(package), default="")
+
+    def _versions(self, package: str) -> list[str]:
+        done = self._dnf.call(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}\n", package])
+        return done.stdout.split() if done.returncode == 0 else []
+
+    def torn(self, packages: list[str]) -> list[str]:
+        """Return the packages that an interrupted DNF left in two versions."""
+        return [package for package in packages if len(self._versions(package)) > 1]
+
+    def repair(self) -> None:
+        problem = self._dnf.repair()
+        if problem:
+            refuse("an interrupted change of the packages cannot be completed: %s" % problem)
 
     def asked(self, package: str, version: str) -> str:
         return package + ("-" + version if version else "")
@@ -75,42 +107,46 @@ class Dnf:
     def refresh(self, own: str) -> None:
         """Fetch metadata of the role's repository. DNF asks whether to trust its key, which a plan cannot answer."""
         if own:
-            run(["dnf", "makecache", "-y", "--repo=" + own])
+            # The host may skip failing repositories (skip_if_unavailable in dnf.conf(5)), and would use another one.
+            strict = "--setopt=%s.skip_if_unavailable=0" % own
+            self._must(self._dnf.change(strict, "makecache", "--repo=" + own), "the repository cannot be used")
+
+    def forget(self, own: str) -> None:
+        """Delete DNF's cache of a removed repository."""
+        dnf.forget_cache(own)
 
     def install(self, asked: list[str], version: str) -> list[str]:
-        return ["dnf", "install", "-y", "--setopt=install_weak_deps=False", *asked]
+        return ["install", *asked]
 
     def remove(self, packages: list[str]) -> list[str]:
-        # Not dnf, which would also remove dependents.
-        return ["rpm", "--erase", *packages]
+        return ["remove", *packages]
 
     def plan(self, command: list[str]) -> Plan:
-        if command[0] == "rpm":
-            run([*command, "--test"])
-            return Plan([], [], [])
-        # It exits with status 1, because its question was not answered.
-        text = output([word if word != "-y" else "--assumeno" for word in command])[1]
-        plan, heading = Plan([], [], []), ""
-        for line in text.splitlines():
-            words = line.split()
-            if line[:1].strip():
-                heading = line.strip().lower()
-            elif not words or not heading.endswith(":"):
-                continue
-            elif line.startswith("  ") and words[0] != "replacing":
-                # Continuation line of a long name.
-                continue
-            elif words[0] == "replacing":
-                plan.removed.append(words[1].rpartition(".")[0] or words[1])
-            elif heading.startswith("installing"):
-                plan.new.append(words[0])
-            elif heading.startswith("removing"):
-                plan.removed.append(words[0])
-            elif heading.startswith(("upgrading", "downgrading")):
-                plan.changed.append(words[0])
-        if not any(plan) and "nothing to do" not in text.lower():
-            refuse("%s does not list its changes:\n%s" % (" ".join(command), text))
+        plan = Plan([], [], [])
+        locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
+        for action, name, _version in self._dnf.simulate(*command):
+            old = self.installed_version(name)
+            kind = plan.removed if action == "remove" else plan.changed if old else plan.new
+            kind.append(name)
+            if name in locked and old:
+                refuse(
+                    "nothing was changed: %s %s is locked by versionlock. Remove its lock (dnf versionlock delete %s), or ask "
+                    "for another version." % (name, old, name)
+                )
         return plan
+
+    def change(self, command: list[str]) -> None:
+        mark = self._dnf.mark()
+        problem = self._dnf.change(self._dnf.comment, *command)
+        if problem:
+            left = self._dnf.undo(mark)
+            state = "and could not be undone: %s" % left if left else "and was undone"
+            self._must(problem, "the packages could not be changed (dnf %s), %s" % (" ".join(command), state))
+
+    @staticmethod
+    def _must(problem: str, what: str) -> None:
+        if problem:
+            raise InstallError("packages", "%s: %s" % (what, problem), "See /var/log/dnf.log, and run again.")
 
 
 def manager():

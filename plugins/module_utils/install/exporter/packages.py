@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ..files import Installation
+from ..files import Installation, InstallError
 from .host import UNITS, Record, booted, output, refuse, run
 from .managers import Apt, manager
 
@@ -15,6 +15,7 @@ from .managers import Apt, manager
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
 DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
+REPOSITORY_FILES = (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE)
 # Packages of DCGM 4. DCGM 3's package has no suffix and belongs to the site.
 FAMILY = "datacenter-gpu-manager-"
 
@@ -52,7 +53,7 @@ def write_repository(target: Installation, repository: dict) -> None:
         wanted = {APT_KEY: key, APT_SOURCE: ("deb [signed-by=/%s] %s /\n" % (APT_KEY, url)).encode()}
     elif url:
         wanted = {DNF_KEY: key, DNF_SOURCE: dnf_source(url, repository["repo_gpgcheck"]).encode()}
-    for path in (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE):
+    for path in REPOSITORY_FILES:
         if path in wanted:
             target.write(path, wanted[path])
         else:
@@ -62,11 +63,24 @@ def write_repository(target: Installation, repository: dict) -> None:
 def bring(target: Installation, bundle: dict) -> None:
     """Install the packages. Mask their units first, which would listen on all addresses once installed."""
     host, packages, version = manager(), bundle["packages"], bundle["version"]
+    before = {path: target.path(path).read_bytes() for path in REPOSITORY_FILES if target.path(path).exists()}
     write_repository(target, bundle["repository"])
+    torn = host.torn(packages)
+    if torn and target.doing("complete the interrupted change of packages %s" % ", ".join(torn)):
+        host.repair()
     lacking = missing(host, packages, version)
     command = host.install(lacking, version)
     if lacking and not target.check:
-        host.refresh(DNF_REPOSITORY if bundle["repository"]["url"] else "")
+        try:
+            host.refresh(DNF_REPOSITORY if bundle["repository"]["url"] else "")
+        except InstallError:
+            # It would break other runs of the package manager.
+            for path in REPOSITORY_FILES:
+                if path in before:
+                    target.write(path, before[path])
+                else:
+                    target.remove(path)
+            raise
         plan = host.plan(command)
         others = plan.others(lambda name: name.startswith(FAMILY) or name in packages)
         if others:
@@ -79,7 +93,7 @@ def bring(target: Installation, bundle: dict) -> None:
     for unit in bundle["masked"]:
         mask(target, unit)
     if lacking and target.doing("install packages %s" % ", ".join(lacking)):
-        run(command)
+        host.change(command)
         lacking = missing(host, packages, version)
         if lacking:
             refuse("the installation succeeded, but these packages are missing: %s" % ", ".join(lacking))
@@ -105,8 +119,10 @@ def to_remove(target: Installation) -> list[str]:
 def take_away(target: Installation, packages: list[str]) -> None:
     host = manager()
     if packages and target.doing("remove packages %s" % ", ".join(packages)):
-        run(host.remove(packages))
+        host.change(host.remove(packages))
     write_repository(target, {"url": "", "key": ""})
+    if not target.check:
+        host.forget(DNF_REPOSITORY)
     for unit in Record(target).names("masked"):
         path = "%s/%s" % (UNITS, unit)
         if is_masked(target, path):

@@ -1,0 +1,80 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The next run repairs a driver whose upgrade was killed.
+
+The role, DNF and its scriptlets are killed together.
+"""
+
+from __future__ import annotations
+
+import pytest
+from rpm_runs import KILL, LOOK, Ask, State, is_whole, kill_in, play, script
+from thorough import THOROUGH
+
+HOST = "el9"
+OLD, NEW = "580.95.05", "580.105.08"
+MODULE, LIBRARY = "kmod-nvidia-open-dkms", "libnvidia-ml"
+JOURNAL = "/var/lib/openfleet-gpu/driver.json"
+
+
+def kill_before(program: str, words: str) -> str:
+    """Return a shell command that lets a program with these arguments kill the run, once."""
+    path = "/usr/local/sbin/" + program
+    rest = f'case " $* " in *"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
+    return script(path, "#!/bin/sh\n" + rest + KILL)
+
+
+# Package, version and kind of the scriptlet in which the run is killed.
+SCRIPTLETS = {
+    "before the first package": (LIBRARY, NEW, "pre"),
+    "the first package is installed": (LIBRARY, NEW, "post"),
+    "before the modules": (MODULE, NEW, "pre"),
+    "the modules are installed": (MODULE, NEW, "post"),
+    "before the old modules are removed": (MODULE, OLD, "preun"),
+    "the old modules are removed": (MODULE, OLD, "postun"),
+    "the old library is removed": (LIBRARY, OLD, "postun"),
+}
+# Program and arguments that it would have started next.
+COMMANDS = {
+    "before the download": ("dnf", "--downloadonly"),
+    "before the transaction": ("dnf", "--comment=openfleet-nvidia-driver"),
+    "before the packages are locked": ("dnf", "versionlock add"),
+    "before clients start": ("systemctl", " start nvidia-"),
+}
+POINTS = {name: kill_in(*point) for name, point in SCRIPTLETS.items()}
+POINTS.update((name, kill_before(*point)) for name, point in COMMANDS.items())
+USUAL = ("the modules are installed",)
+
+
+def test_the_next_run_completes_an_upgrade_that_was_killed(lab_host):
+    names = list(POINTS) if THOROUGH else USUAL
+    asks = []
+    for name in names:
+        asks += [
+            Ask({"nvidia_driver_version": OLD}, then=LOOK),
+            Ask({"nvidia_driver_version": NEW}, first=POINTS[name], then=LOOK, fails=True),
+            Ask({"nvidia_driver_version": NEW}, then=f"! ls {JOURNAL}; ! ls /run/scriptlet; {LOOK}"),
+        ]
+    played = play(HOST, *asks)
+    for name, before, killed, repaired in zip(names, played[::3], played[1::3], played[2::3]):
+        is_whole(State.read(before.seen), OLD)
+        torn = State.read(killed.seen)
+        if name in SCRIPTLETS:
+            assert torn.broken or torn.packages != State.read(before.seen).packages, name
+            assert repaired.planned[0].startswith("complete the interrupted change from %s to %s" % (OLD, NEW)), name
+            assert repaired.done[0] == repaired.planned[0]
+        is_whole(State.read(repaired.seen), NEW)
+
+
+@pytest.mark.thorough
+def test_a_repair_that_is_asked_for_the_old_version_ends_in_it(lab_host):
+    """Also if the version of the interrupted change is no longer offered."""
+    gone = "mkdir /srv/gone; mv /srv/mirror/cuda/repos/rhel9/x86_64/*-%s-*.rpm /srv/gone; " % NEW
+    _before, killed, repaired = play(
+        HOST,
+        Ask({"nvidia_driver_version": OLD}),
+        Ask({"nvidia_driver_version": NEW}, first=kill_in(MODULE, NEW, "post"), then=gone + LOOK, fails=True),
+        Ask({"nvidia_driver_version": OLD}, then="mv /srv/gone/* /srv/mirror/cuda/repos/rhel9/x86_64/; " + LOOK),
+    )
+    assert State.read(killed.seen).broken
+    is_whole(State.read(repaired.seen), OLD)
