@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Callable, Sequence
 
+from . import systemd_reload
 from .frozen import frozen
 
 #: Runs systemctl with these arguments. Raises ApplyError where it fails.
@@ -73,12 +74,12 @@ class LimitedFolder:
         """Mount it at each boot, and now unless it is `in_use`; give it its new size where its unit has `changed`."""
         if self.is_mounted(root):
             if changed:
-                systemctl(["daemon-reload"])
+                systemctl(systemd_reload.RELOAD[1:])
                 systemctl(["reload", self.unit])
             return
         # A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48), and `enable` makes one by itself.
         if changed:
-            systemctl(["daemon-reload"])
+            systemctl(systemd_reload.RELOAD[1:])
         systemctl(["enable", "--no-reload", *([] if in_use else ["--now"]), self.unit])
 
     def unmount(self, root: Path, systemctl: Systemctl) -> None:

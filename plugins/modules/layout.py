@@ -197,6 +197,10 @@ busy:
   sample:
     - what: "gpu 3 (GPU-5c89d3fa): 1g.10gb@4 (1 process)"
       who: ["pid 4711 (python3 train.py, user alice, train.service)"]
+reload_risk:
+  description: Whether running containers would lose their GPUs when systemd reloads its units.
+  returned: success, in check mode
+  type: bool
 ended:
   description: The processes that were ended, by O(on_busy=force).
   returned: when there are any
