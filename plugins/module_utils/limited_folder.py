@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Callable, Sequence
 
+from . import systemd_reload
 from .frozen import frozen
 
 #: Runs systemctl with these arguments. Raises ApplyError if it fails.
@@ -76,12 +77,12 @@ class LimitedFolder:
         """
         if self.is_mounted(root):
             if changed:
-                systemctl(["daemon-reload"])
+                systemctl(systemd_reload.RELOAD[1:])
                 systemctl(["reload", self.unit])
             return
         # `enable` reloads systemd, which can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48).
         if changed:
-            systemctl(["daemon-reload"])
+            systemctl(systemd_reload.RELOAD[1:])
         systemctl(["enable", "--no-reload", *([] if in_use else ["--now"]), self.unit])
 
     def unmount(self, root: Path, systemctl: Systemctl) -> None:

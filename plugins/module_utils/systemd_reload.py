@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find containers that would lose their GPUs when systemd reloads its units.
+"""Reload systemd's units unless running containers would lose their GPUs.
 
-With the systemd cgroup driver, runc names the devices of a container as /dev/char/MAJOR:MINOR in DeviceAllow= of its scope.
-systemd looks these names up again at each daemon-reload. If the link of a device is missing, the container loses the device:
-https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+With the systemd cgroup driver, runc names the devices of a container as /dev/char/MAJOR:MINOR in DeviceAllow= of its scope, and
+skips devices without such a link. systemd applies DeviceAllow= again at each daemon-reload, and the container loses all other
+devices: https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Collection, Iterable, Iterator, Mapping
 
-from .disturbance import Disturbance
-from .model import Holder
+from .command import Run, ask
+from .errors import ApplyError, FleetError
+
+RELOAD = ["systemctl", "daemon-reload"]
+# Values of gpu_layout_on_busy. Only the layout's plan drains clients.
+FAIL, WAIT, DRAIN, FORCE = POLICIES = ("fail", "wait", "drain", "force")
 
 # Folders below /dev with the nodes of NVIDIA's driver, and the names of these nodes.
 _FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 _NODE = re.compile(r"nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-nvswitch.*|-cap\d+)$|channel\d+$")
+_OPEN_NODE = re.compile(r"/dev/(?:nvidia(?:\d+|ctl)|nvidia-caps/nvidia-cap\d+)$")
 # The scope of a container under the systemd cgroup driver. Under cgroupfs the cgroup is a plain directory.
-_SCOPE = re.compile(r"/(?:docker|libpod|crio|cri-containerd|nerdctl)-[0-9a-f]{64}\.scope(?:/|$)", re.MULTILINE)
-# Links that a message names.
-_NAMED = 3
+_SCOPE = re.compile(r"/((?:docker|libpod|crio|cri-containerd|nerdctl)-[0-9a-f]{64}\.scope)(?:/|$)", re.MULTILINE)
+# DeviceAllow= of NVIDIA's devices: by number (195 is the driver's, Documentation/admin-guide/devices.txt), path or group.
+_NVIDIA_ALLOWED = re.compile(r"/dev/char/195:|/dev/nvidia|char-nvidia|char-\*")
+# Links and containers that a message names, letters of a container's name in it, and seconds between two looks.
+_NAMED, _NAME_LETTERS, _LOOK_SECONDS = 3, 32, 5.0
 
 CURE = (
     'run "nvidia-ctk system create-dev-char-symlinks --create-all", install the udev rule of docs/container_toolkit.md and '
@@ -56,36 +64,117 @@ def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = 
     return tuple("%d:%d" % each for each in sorted(missing))
 
 
-def in_systemd_scope(cgroup: str) -> bool:
-    """Return whether a text of /proc/PID/cgroup is of a container under the systemd cgroup driver."""
-    return _SCOPE.search(cgroup) is not None
+def scope_of(cgroup: str) -> str:
+    """Return the scope of a container in a text of /proc/PID/cgroup, or ""."""
+    match = _SCOPE.search(cgroup)
+    return match.group(1) if match else ""
 
 
-def disturbed(missing: Iterable[str], holders: Iterable[tuple[Holder, str]]) -> list[Disturbance]:
-    """Return the containers that a reload would disturb, given the missing links and each holder with its cgroup text. Pure."""
-    missing = list(missing)
-    containers = {str(holder): holder for holder, cgroup in holders if in_systemd_scope(cgroup)}
-    if not missing or not containers:
-        return []
-    more = ["%d more" % (len(missing) - _NAMED)] if len(missing) > _NAMED else []
-    what = "a GPU that containers would lose when systemd reloads its units, as /dev/char lacks the links %s (%s)," % (
-        ", ".join([*missing[:_NAMED], *more]),
-        CURE,
-    )
-    return [Disturbance(what, tuple(containers[who] for who in sorted(containers)))]
-
-
-def look(root: Path, holders: Iterable[Holder]) -> list[Disturbance]:
-    """Return the containers that a reload of systemd would disturb on this host, out of the holders of its GPUs."""
-    missing = missing_links(root)
-    return disturbed(missing, [(holder, _cgroup(root, holder)) for holder in holders]) if missing else []
-
-
-def _cgroup(root: Path, holder: Holder) -> str:
-    """Return the cgroup text of the holder's process; empty if it has none or has ended."""
-    if holder.pid is None:
-        return ""
+def cgroup_of(root: Path, pid: int) -> str:
+    """Return the cgroup text of a process; empty if it has ended."""
     try:
-        return (root / "proc" / str(holder.pid) / "cgroup").read_text(errors="replace")
+        return (root / "proc" / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def detached(scopes: Collection[str], missing: Collection[str], run: Run | None) -> set[str]:
+    """Return the scopes whose containers would lose their GPUs by a reload.
+
+    `missing` are the missing links. Without `run`, or if systemd does not answer, only these count.
+    """
+    limits = _limits(run, scopes) if run and scopes else {}
+    at_risk = set()
+    for scope in scopes:
+        if scope not in limits:
+            lost = bool(missing)
+        else:
+            # Without limits the container keeps all devices. The list of a container that got its GPU from a hook lacks the GPU.
+            entries = limits[scope]
+            lost = entries is not None and (bool(missing) or not any(map(_NVIDIA_ALLOWED.match, entries)))
+        if lost:
+            at_risk.add(scope)
+    return at_risk
+
+
+def _limits(run: Run, scopes: Iterable[str]) -> Mapping[str, list[str] | None]:
+    """Return DeviceAllow= of each known scope, None if it allows all devices.
+
+    Source: systemd.resource-control(5).
+    """
+    properties = "Id,LoadState,DevicePolicy,DeviceAllow"
+    try:
+        text, _problem = ask(run, ["systemctl", "show", "--property=%s" % properties, "--", *sorted(scopes)])
+    except (OSError, FleetError):
+        return {}
+    limits = {}
+    for block in (text or "").strip().split("\n\n"):
+        pairs = [line.partition("=")[::2] for line in block.splitlines()]
+        values = dict(pairs)
+        if values.get("LoadState") == "loaded":
+            entries = [value for key, value in pairs if key == "DeviceAllow" and value]
+            unlimited = not entries and values.get("DevicePolicy", "auto") == "auto"
+            limits[values.get("Id", "")] = None if unlimited else entries
+    return limits
+
+
+def containers_at_risk(root: Path, run: Run | None = None) -> list[str]:
+    """Return the containers that would lose an open GPU. Needs root."""
+    if not (root / "dev" / "nvidiactl").exists():
+        return []
+    pids: dict[str, int] = {}
+    for pid in _processes(root):
+        scope = scope_of(cgroup_of(root, pid))
+        if scope and scope not in pids and _has_gpu(root, pid):
+            pids[scope] = pid
+    at_risk = detached(pids, missing_links(root), run) if pids else set()
+    return ["%s (pid %d)" % (scope[:_NAME_LETTERS], pids[scope]) for scope in sorted(at_risk)]
+
+
+def _processes(root: Path) -> Iterator[int]:
+    return (int(folder.name) for folder in (root / "proc").glob("[0-9]*") if folder.name.isdigit())
+
+
+def _has_gpu(root: Path, pid: int) -> bool:
+    """Return whether the process has a GPU's node open.
+
+    Reads names only, because other calls can block on a user's file system.
+    """
+    try:
+        with os.scandir(str(root / "proc" / str(pid) / "fd")) as entries:
+            return any(_OPEN_NODE.match(_link(entry.path)) for entry in entries)
+    except OSError:
+        return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def guard(root: Path, policy: str, timeout_seconds: float, check: bool, run: Run | None = None) -> None:
+    """Return if systemd may reload its units. Call it before the first change.
+
+    Under WAIT it waits until no container is at risk, except in check mode. FORCE always permits the reload.
+    Raises ApplyError with the containers.
+    """
+    if policy == FORCE or (policy == WAIT and check):
+        return
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        containers = containers_at_risk(root, run)
+        if not containers:
+            return
+        remaining = deadline - time.monotonic()
+        if policy != WAIT or remaining <= 0:
+            break
+        time.sleep(min(_LOOK_SECONDS, remaining))
+    more = ["%d more" % (len(containers) - _NAMED)] if len(containers) > _NAMED else []
+    raise ApplyError(
+        ", ".join([*containers[:_NAMED], *more]),
+        "containers would lose their GPUs when systemd reloads its units, which this change requires",
+        "To prevent it, %s. Or end them, or set gpu_layout_on_busy to wait or force. Nothing was changed." % CURE,
+        outcome="old",
+    )

@@ -116,6 +116,7 @@ options:
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
   - openfleet.gpu.errors
+  - openfleet.gpu.reload
   - ansible.builtin.action_common_attributes
 attributes:
   action_group:
@@ -179,6 +180,7 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils import systemd_reload
 from ..module_utils.minimum_versions import POLICIES
 from ..module_utils.runner import run
 from ..module_utils.toolkit.smoke import smoke_test
@@ -213,6 +215,8 @@ def argspec():
         "allow_removal": {"type": "list", "elements": "str", "default": []},
         "smoke_test": {"type": "bool", "default": False},
         "vulnerable": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
+        "on_busy": {"type": "str", "choices": list(systemd_reload.POLICIES), "default": systemd_reload.FAIL},
+        "busy_timeout": {"type": "int", "default": 600},
         "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
     }
 
@@ -229,6 +233,7 @@ def main():
         try:
             plan = toolkit.plan()
             result = toolkit.result(plan)
+            toolkit.guard(plan, module.check_mode)
             if plan.steps and not module.check_mode:
                 result = toolkit.apply(plan)
         finally:

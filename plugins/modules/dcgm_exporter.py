@@ -102,6 +102,7 @@ options:
     type: dict
 extends_documentation_fragment:
   - openfleet.gpu.install
+  - openfleet.gpu.reload
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow

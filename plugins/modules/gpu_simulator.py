@@ -36,6 +36,7 @@ options:
     default: false
 extends_documentation_fragment:
   - openfleet.gpu.install
+  - openfleet.gpu.reload
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow

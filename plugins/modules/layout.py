@@ -192,6 +192,10 @@ busy:
   sample:
     - what: "gpu 3 (GPU-5c89d3fa): 1g.10gb@4 (1 process)"
       who: ["pid 4711 (python3 train.py, user alice, train.service)"]
+reload_risk:
+  description: Whether running containers would lose their GPUs when systemd reloads its units.
+  returned: success, in check mode
+  type: bool
 ended:
   description: Processes that O(on_busy=force) ended.
   returned: when there are any

@@ -100,6 +100,7 @@ options:
     type: path
 extends_documentation_fragment:
   - openfleet.gpu.install
+  - openfleet.gpu.reload
   - openfleet.gpu.installed_code
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes

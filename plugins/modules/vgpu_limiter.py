@@ -43,6 +43,7 @@ options:
     default: {}
 extends_documentation_fragment:
   - openfleet.gpu.install
+  - openfleet.gpu.reload
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow

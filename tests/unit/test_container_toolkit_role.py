@@ -8,6 +8,7 @@ import pytest
 import yaml
 from toolkit_hosts import ROLE
 
+from ansible_collections.openfleet.gpu.plugins.doc_fragments import reload
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit
 
 pytestmark = pytest.mark.core
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.core
 
 def test_the_modules_documentation_is_its_argument_spec():
     documented = yaml.safe_load(container_toolkit.DOCUMENTATION)["options"]
+    documented.update(yaml.safe_load(reload.ModuleDocFragment.DOCUMENTATION)["options"])
     spec = container_toolkit.argspec()
     assert set(documented) == set(spec)
     for name, option in spec.items():

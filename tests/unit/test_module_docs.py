@@ -12,6 +12,7 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import errors as errors_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import install as install_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import installed_code as installed_code_fragment
+from ansible_collections.openfleet.gpu.plugins.doc_fragments import reload as reload_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import (
@@ -34,6 +35,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     reclaim,
     reclaim_tell,
     rightsize,
+    systemd_reload,
     time_slicing,
     unit_request,
     vgpu_limiter,
@@ -48,7 +50,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 META = PLUGINS.parent / "meta" / "runtime.yml"
 MODULES = [
     audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, kubernetes_eviction, layout, mig, mps, reclaim,
-    reclaim_tell, rightsize, time_slicing, unit_request, vgpu_quota,
+    reclaim_tell, rightsize, systemd_reload, time_slicing, unit_request, vgpu_quota,
 ]  # fmt: skip
 #: Options that module_defaults can be set for, by group.
 OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
@@ -60,6 +62,7 @@ FRAGMENTS = {
     "install": install_fragment.ModuleDocFragment,
     "installed_code": installed_code_fragment.ModuleDocFragment,
     "layout": ModuleDocFragment,
+    "reload": reload_fragment.ModuleDocFragment,
 }
 SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS}
 
@@ -92,6 +95,7 @@ def documented_options(module):
         mig,
         mps,
         reclaim,
+        systemd_reload,
         time_slicing,
         unit_request,
         vgpu_limiter,

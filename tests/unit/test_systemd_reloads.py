@@ -44,7 +44,8 @@ def target(tmp_path, monkeypatch):
 )
 def test_an_installation_reloads_systemd_only_for_unit_files(target, change, reloads):
     change(target)
-    target.systemctl("daemon-reload")
+    target.reload()
+    assert target.reloads is reloads
     assert target.called == [["systemctl", "daemon-reload"]] * reloads
 
 
@@ -60,7 +61,7 @@ def test_an_installation_reloads_systemd_for_a_removed_unit_and_after_an_interru
         else:
             assert later.remove(UNIT)
         target.called.clear()
-        later.systemctl("daemon-reload")
+        later.reload()
         assert target.called == [["systemctl", "daemon-reload"]]
 
 
@@ -74,6 +75,50 @@ def test_enable_and_disable_never_reload_by_themselves():
                 assert "target.systemctl(" in line, "%s:%d: %s" % (path, number, line)
 
 
+def test_every_reload_goes_through_one_mechanism():
+    """Find reloads that could detach GPUs from containers without a check."""
+    allowed = {"plugins/module_utils/systemd_reload.py"}
+    paths = [path for folder in ("plugins", "roles", "playbooks") for path in (ROOT / folder).rglob("*")]
+    sources = [path for path in paths if path.suffix in (".py", ".yml", ".yaml", ".j2", ".sh")]
+    assert len(sources) > 500
+    found = set()
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"daemon_reload\s*:|daemon-reexec|[\"'\[, ]daemon-reload[\"'\],]", text):
+            found.add(path.relative_to(ROOT).as_posix())
+    assert found == allowed
+
+
+# Each file that runs the reload, and the function that lets the plan refuse it.
+RELOADERS = {
+    "plugins/module_utils/install/files.py": ("plugins/module_utils/install/sources.py", "systemd_reload.guard("),
+    "plugins/module_utils/install/exporter/host.py": (
+        "plugins/module_utils/install/sources.py",
+        "systemd_reload.guard(",
+    ),
+    "plugins/module_utils/toolkit/apply.py": ("plugins/modules/container_toolkit.py", "toolkit.guard("),
+    "plugins/module_utils/limited_folder.py": ("plugins/module_utils/techniques/mps/host.py", "limited_folder("),
+    "plugins/module_utils/techniques/mps/host.py": (
+        "plugins/module_utils/techniques/mps/service.py",
+        "reload_disturbs(",
+    ),
+    "plugins/module_utils/techniques/vgpu/host.py": (
+        "plugins/module_utils/techniques/vgpu/service.py",
+        "reload_disturbs(",
+    ),
+    "plugins/modules/systemd_reload.py": ("plugins/modules/systemd_reload.py", "systemd_reload.guard("),
+}
+
+
+def test_every_file_that_reloads_systemd_is_guarded():
+    files = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "plugins").rglob("*.py")
+    }
+    assert {path for path, text in files.items() if "systemd_reload.RELOAD" in text} == set(RELOADERS)
+    for guard, call in RELOADERS.values():
+        assert call in files[guard], guard
+
+
 def tasks_of(data):
     for task in data or []:
         yield task
@@ -82,8 +127,20 @@ def tasks_of(data):
 
 
 def test_roles_reload_systemd_only_after_a_change():
+    reloads = 0
     for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("roles/*/handlers/*.yml")]:
         for task in tasks_of(yaml.safe_load(path.read_text(encoding="utf-8"))):
-            module = task.get("ansible.builtin.systemd_service") or {}
-            if module.get("daemon_reload") is True and path.parent.name != "handlers":
-                assert "is changed" in str(task.get("when")), "%s: %s" % (path, task["name"])
+            module = task.get("openfleet.gpu.systemd_reload")
+            if module is None:
+                continue
+            assert "on_busy" in module and "busy_timeout" in module, "%s: %s" % (path, task["name"])
+            if module.get("reload", True):
+                reloads += 1
+                if path.parent.name != "handlers":
+                    assert re.search("is changed|NeedDaemonReload", str(task.get("when"))), "%s: %s" % (
+                        path,
+                        task["name"],
+                    )
+            else:
+                assert "units" in module or path.name == "packages.yml", "%s: %s" % (path, task["name"])
+    assert reloads >= 4

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 from .. import busy
 from ..errors import DriverAbsentError
 from ..gpu_plan import Plan, gpu_line
-from ..model import Gpu, to_data
+from ..model import Gpu, Host, to_data
 from ..nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
 from ..nvml.pci import nvidia_gpus
 from ..ownership import POLICIES, UNNAMED_POLICIES
@@ -123,6 +123,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         told["pynvml_sha256"] = installed_binding()
         if done.missing:
             told["missing"] = list(done.missing)
+        told["reload_risk"] = _reload_risk(done.host)
         if plan.disturbs:
             told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
     if done.unmanaged:
@@ -138,6 +139,16 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     if done.recovered:
         told["recovered"] = done.recovered
     return told
+
+
+def _reload_risk(host: Host) -> bool:
+    """Return whether a reload of systemd would detach GPUs from containers."""
+    from pathlib import Path
+
+    from ..command import run_to_end
+    from ..techniques.detached import look
+
+    return bool(look(Path("/"), [holder for gpu in host.gpus for holder in gpu.held_by], run_to_end))
 
 
 def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from .. import durable
+from .. import durable, systemd_reload
 from ..command import Run, run_to_end
 from ..errors import FleetError
 
@@ -45,8 +45,8 @@ class Installation:
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
-        # Whether systemd must reload its unit files.
-        self._units_changed = False
+        # Whether a unit file changed, and whether systemd reloads because of it, in check mode too.
+        self._units_changed = self.reloads = False
 
     def mark(self, relative: str) -> bool:
         """Write this file before the first change, until `finish`. Return whether an interrupted run left it.
@@ -122,7 +122,7 @@ class Installation:
             # Readable by all users, regardless of the umask.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
-            self._note_unit(path)
+        self._note_unit(path)
 
     def _note_unit(self, path: Path) -> None:
         self._units_changed |= str(path.relative_to(self.root)).startswith(_UNIT_FOLDERS)
@@ -146,7 +146,7 @@ class Installation:
             self._differ(path, path.read_bytes(), b"")
         if self.doing("remove %s" % path):
             path.unlink()
-            self._note_unit(path)
+        self._note_unit(path)
         return True
 
     def prune(self, folder: Path, report: bool = True) -> None:
@@ -160,14 +160,23 @@ class Installation:
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
         """Call systemctl if the root is this host's. Raises InstallError with the end of the log of the unit `log_of`.
 
-        A reload can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48). So `daemon-reload` is skipped if
-        no unit file changed, and `enable` and `disable` run with --no-reload.
+        `enable` and `disable` run with --no-reload, because only `reload` may reload systemd.
         """
-        if not self.is_host or self.check or (arguments[0] == "daemon-reload" and not self._units_changed):
+        if not self.is_host or self.check:
             return
         if arguments[0] in ("enable", "disable"):
             arguments = (arguments[0], "--no-reload", *arguments[1:])
         self.run("systemctl", *arguments, log_of=log_of)
+
+    def reload(self, run: bool = True, changed: bool = False) -> None:
+        """Reload systemd if a unit file changed, or if `changed`.
+
+        With `run` false, a later command reloads it. `sources.bring_about` calls `systemd_reload.guard` before, because a
+        reload can detach GPUs from containers.
+        """
+        self.reloads |= changed or self._units_changed
+        if self.reloads and run and not self.check:
+            self.run(*systemd_reload.RELOAD)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
         """Run a command that changes the host, except in check mode. Return its output. Raises InstallError as `systemctl`."""

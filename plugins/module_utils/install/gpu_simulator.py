@@ -200,7 +200,7 @@ def _install_kernel_files(target: Installation) -> None:
     if target.done and target.is_host:
         # Directly first, so that errors appear here and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
-        _systemctl(target, "daemon-reload")
+        target.reload(SYSTEMD_RUNS.exists())
         # A running service uses the previous tool.
         _systemctl(target, "restart", KERNEL_FILES_SERVICE_NAME)
 
@@ -214,7 +214,7 @@ def _remove_kernel_files(target: Installation) -> None:
         _systemctl(target, "stop", KERNEL_FILES_SERVICE_NAME)
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files", "--remove")
     target.remove(KERNEL_FILES_UNIT)
-    _systemctl(target, "daemon-reload")
+    target.reload(target.is_host and SYSTEMD_RUNS.exists())
 
 
 def _systemctl(target: Installation, *arguments: str) -> None:

@@ -152,7 +152,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
 
 
 def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None:
-    target.systemctl("daemon-reload")
+    target.reload(target.is_host)
     target.systemctl("enable", "--quiet", UNIT)
     if tried:
         # The layout is already applied, so this changes no GPU. It proves that the next boot can restore it.
@@ -182,7 +182,7 @@ def restore_former(target: Installation) -> None:
             target.remove(relative)
         target.remove(relative + FORMER)
     if target.done:
-        target.systemctl("daemon-reload")
+        target.reload(target.is_host)
 
 
 def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
@@ -205,7 +205,7 @@ def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
     if not target.check:
         target.prune(target.path(LAYOUT).parent, report=False)
     if target.done:
-        target.systemctl("daemon-reload")
+        target.reload(target.is_host)
     if wanted["records"]:
         _remove_records(target, Path(wanted["records"]))
 

@@ -17,6 +17,8 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
+from .. import systemd_reload
+from ..command import run_to_end
 from .files import Installation, InstallError
 
 
@@ -52,6 +54,8 @@ def argspec() -> dict[str, Any]:
     """Return the common options of modules with sources, documented in doc_fragments/install.py."""
     return {
         "root": {"type": "path", "default": "/"},
+        "on_busy": {"type": "str", "choices": list(systemd_reload.POLICIES), "default": systemd_reload.FAIL},
+        "busy_timeout": {"type": "int", "default": 600},
         "sources_digest": {"type": "str", "default": ""},
         # Not a secret, but it would fill the host's log.
         "sources": {"type": "str", "no_log": True},
@@ -72,6 +76,7 @@ def bring_about(
     target = Installation(Path(params["root"]), check_mode)
     sources = Sources(params["sources_digest"], params["sources"])
     try:
+        _guard(params, target, lambda rehearsal: body(params, rehearsal, sources))
         with target.locked():
             more = body(params, target, sources) or {}
     except SourcesNeededError:
@@ -79,3 +84,17 @@ def bring_about(
     except OSError as error:
         raise InstallError(str(error.filename), "%s" % error.strerror, "Run as root (become: true).") from error
     return dict(target.result(), **more)
+
+
+def _guard(params: Mapping[str, Any], target: Installation, body: Callable[[Installation], Any]) -> None:
+    """Refuse a reload of systemd that would detach GPUs from containers.
+
+    Raises ApplyError before the first change.
+    Only a host with such containers pays for a rehearsal in check mode, which shows whether a unit file changes.
+    """
+    if not systemd_reload.containers_at_risk(target.root, run_to_end):
+        return
+    rehearsal = Installation(target.root, True)
+    body(rehearsal)
+    if rehearsal.reloads:
+        systemd_reload.guard(target.root, params["on_busy"], params["busy_timeout"], target.check, run_to_end)

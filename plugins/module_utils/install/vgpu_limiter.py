@@ -237,7 +237,9 @@ def _install_services(target: Installation, services: Mapping[str, str]) -> None
     _write_drop_ins(drop_ins, services)
     if booted and (drop_ins.done or unread):
         drop_ins.done.append("reload systemd")
-        drop_ins.run("systemctl", "daemon-reload")
+        # Links to the drop-ins of tenants are unit files, too.
+        drop_ins.reload(changed=True)
+        target.reloads = True
         drop_ins.finish()
         target.prune(target.path(UNREAD).parent, report=False)
     target.done += drop_ins.done

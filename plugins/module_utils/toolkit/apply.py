@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import cdi, durable, systemd
+from .. import cdi, durable, systemd, systemd_reload
 from ..command import ask
 from ..errors import ApplyError
 from ..follow import follow
@@ -241,7 +241,7 @@ class ToolkitChange:
 
     def _reload_units(self) -> None:
         if self.units_changed:
-            self.call(["systemctl", "daemon-reload"])
+            self.call(systemd_reload.RELOAD)
             self.units_changed = False
 
     def _enable(self, step: Step) -> None:

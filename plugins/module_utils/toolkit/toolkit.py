@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .. import durable, minimum_versions
+from .. import durable, minimum_versions, systemd_reload
 from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import keys
@@ -22,6 +22,9 @@ from .model import Host, Plan, Request
 
 RECORD = "container-toolkit.json"
 SCHEMA = 1
+# Steps after which systemd reloads its units: these kinds, and all that write or delete these files.
+_RELOADING = ("repair", "install", "remove")
+_UNITS = tuple((path,) for path in files.UNITS)
 
 
 class Toolkit:
@@ -100,6 +103,13 @@ class Toolkit:
             rules.check_removals(self.manager.removals(self.version), self.request.allow_removal, "install")
 
     # -- Results -------------------------------------------------------------------------------------------------------
+
+    def guard(self, made: Plan, check: bool) -> None:
+        """Raise ApplyError if a reload of systemd would detach GPUs from containers."""
+        # The scripts of the packages reload systemd, too.
+        if any(step.kind in _RELOADING or step.items[:1] in _UNITS for step in made.steps):
+            params = self.params
+            systemd_reload.guard(Path("/"), params["on_busy"], params["busy_timeout"], check, self.call)
 
     def apply(self, made: Plan) -> dict[str, Any]:
         """Apply the plan, and read the host again. Raises ApplyError."""

@@ -9,7 +9,7 @@ import json
 import re
 from typing import NoReturn
 
-from ... import durable, systemd
+from ... import durable, systemd, systemd_reload
 from ...command import run_to_end
 from ..files import Installation, InstallError
 
@@ -65,6 +65,12 @@ def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> N
         status, text = output(command)
         if status and not (unknown and "not loaded" in text):
             fail(command, status, text)
+
+
+def reload(target: Installation) -> None:
+    """Reload systemd and report it."""
+    target.doing(" ".join(systemd_reload.RELOAD))
+    target.reload(changed=True)
 
 
 def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from typing import Any, Mapping
 from ..files import Installation
 from ..sources import Sources, digest
 from ..trees import remove_tree
-from .host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Record, booted, output, run, systemctl
+from .host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Record, booted, output, reload, run, systemctl
 from .packages import bring, take_away, to_remove
 from .passwords import hashes
 from .refusals import refuse_address, refuse_paths, refuse_quadlet
@@ -132,7 +132,7 @@ def install(
         target.finish()
         return
     if any(units) or pending:
-        systemctl(target, "daemon-reload")
+        reload(target)
     # The quadlet generator enables its unit.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
         systemctl(target, "enable", "--no-reload", "--quiet", UNIT)
@@ -173,7 +173,7 @@ def uninstall(target: Installation) -> None:
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), report=False)
     if units and booted(target):
-        systemctl(target, "daemon-reload")
+        reload(target)
 
 
 def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:

@@ -92,6 +92,9 @@ def bring(target: Installation, bundle: dict) -> None:
         Record(target).add("packages", plan.new)
     for unit in bundle["masked"]:
         mask(target, unit)
+    if lacking:
+        # The scripts of the packages reload systemd.
+        target.reload(run=False, changed=True)
     if lacking and target.doing("install packages %s" % ", ".join(lacking)):
         host.change(command)
         lacking = missing(host, packages, version)
@@ -118,6 +121,8 @@ def to_remove(target: Installation) -> list[str]:
 
 def take_away(target: Installation, packages: list[str]) -> None:
     host = manager()
+    if packages:
+        target.reload(run=False, changed=True)
     if packages and target.doing("remove packages %s" % ", ".join(packages)):
         host.change(host.remove(packages))
     write_repository(target, {"url": "", "key": ""})
@@ -144,11 +149,11 @@ def mask(target: Installation, unit: str) -> None:
             "Remove the site's unit first: the role installs its own." % path
         )
     if not target.doing("mask %s" % unit):
+        target.reload(changed=True)
         return
     Record(target).add("masked", [unit])
     if booted(target):
         output(["systemctl", "stop", unit])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("/dev/null")
-    if booted(target):
-        run(["systemctl", "daemon-reload"])
+    target.reload(booted(target), changed=True)

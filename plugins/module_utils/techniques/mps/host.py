@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
-from ... import durable, systemd
+from ... import durable, systemd, systemd_reload
 from ...command import ask
 from ...errors import ApplyError, Problem
 from ...model import MPS_CONTROL
@@ -118,9 +118,9 @@ class MpsHost(Daemons):
         """Return the containers that would lose their GPUs because the part has systemd reload its units."""
         if not part.steps or not self.reloads(part):
             return []
-        from ... import systemd_reload
+        from ..detached import look
 
-        return systemd_reload.look(self._root, holders)
+        return look(self._root, holders, self._run)
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class MpsHost(Daemons):
                 (self._root / folder).rmdir()
         if had_unit:
             with contextlib.suppress(FileNotFoundError):
-                ask(self._run, ["systemctl", "daemon-reload"])
+                ask(self._run, systemd_reload.RELOAD)
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class MpsHost(Daemons):
         files = {**mps_files.files(daemon, devices), **self._shared()}
         written = durable.write_differing(self._root, files)
         if mps_unit.UNIT_PATH in written or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
-            self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
+            self._systemctl(daemon.name, "systemd cannot read its unit", *systemd_reload.RELOAD[1:])
         return written
 
     def _systemctl(self, name: str, problem: str, *arguments: str) -> None:

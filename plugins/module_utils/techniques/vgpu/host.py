@@ -16,9 +16,9 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
-from ... import durable, systemd
+from ... import durable, systemd, systemd_reload
 from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_or_none, one_look
@@ -30,6 +30,10 @@ from .agent_client import handed_out
 from .identity import Identities
 from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENANTS, VgpuName, VgpuSeen, VgpuTenant
 from .observe import Tenants
+
+if TYPE_CHECKING:
+    from ...disturbance import Disturbance
+    from .steps import VgpuPlan
 
 #: Limit in seconds for reading the names of processes, which holds the host's lock.
 _NAMES_SECONDS = 20.0
@@ -161,6 +165,28 @@ class VgpuHost(Tenants):
     def names_of(self, pid: int) -> set[str] | None:
         """Return the tenant names of a process (`identity`), None if it does not answer and may have any name."""
         return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
+
+    def reload_disturbs(self, part: VgpuPlan, holders: Iterable[Holder]) -> list[Disturbance]:
+        """Return the containers that would lose their GPUs when the part reloads systemd."""
+        if not self._reloads(part):
+            return []
+        from ..detached import look
+
+        return look(self._root, holders, self._run)
+
+    def _reloads(self, part: VgpuPlan) -> bool:
+        """Return whether the part changes drop-ins or the mount unit."""
+        if part.removes or any(step.ended_names for step in part.changes):
+            return True
+        tenants = [step.tenant for step in (*part.changes, *part.adds)]
+        units = {}
+        for tenant in tenants:
+            texts = vgpu_files.files(tenant, self._driver)
+            units.update({path: texts[path] for path in map(vgpu_files.drop_in_path, tenant.names)})
+        if tenants:
+            folder = vgpu_files.limited_folder([*tenants, *(seen.tenant for seen in part.kept)])
+            units[folder.unit_path] = folder.unit_text
+        return bool(durable.differing(self._root, units))
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -308,7 +334,7 @@ class VgpuHost(Tenants):
     def _reload_units(self) -> None:
         """Reload systemd for services that link to a tenant's drop-in."""
         if systemd.booted(self._root):
-            self._systemctl(["daemon-reload"], "cannot read the drop-ins of tenants")
+            self._systemctl(systemd_reload.RELOAD[1:], "cannot read the drop-ins of tenants")
 
     def _systemctl(self, arguments: Sequence[str], problem: str) -> None:
         """Run systemctl. Raises ApplyError with `problem` if it fails."""

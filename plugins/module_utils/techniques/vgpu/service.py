@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
@@ -76,7 +77,11 @@ class VgpuService:
         def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
             return () if host is None else host.processes(request.host, name, gpu_uuid)
 
-        return plan(desired, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+        part = plan(desired, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+        if host is None or not part.steps:
+            return part
+        holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]
+        return dataclasses.replace(part, disturbs=(*part.disturbs, *host.reload_disturbs(part, holders)))
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
         """Return the differences from the layout."""

@@ -1,0 +1,41 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Report containers that a reload of systemd would detach from their GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterable
+
+from .. import systemd_reload
+from ..command import Run
+from ..disturbance import Disturbance
+from ..model import Holder
+
+# Links that a message names.
+_NAMED = 3
+
+
+def look(root: Path, holders: Iterable[Holder], run: Run | None = None) -> list[Disturbance]:
+    """Return the containers among the holders that a reload would disturb."""
+    scopes: dict[str, dict[str, Holder]] = {}
+    for holder in holders:
+        scope = systemd_reload.scope_of(systemd_reload.cgroup_of(root, holder.pid)) if holder.pid is not None else ""
+        if scope:
+            scopes.setdefault(scope, {})[str(holder)] = holder
+    if not scopes:
+        return []
+    missing = systemd_reload.missing_links(root)
+    at_risk = systemd_reload.detached(scopes, missing, run)
+    who = {name: holder for scope in at_risk for name, holder in scopes[scope].items()}
+    if not who:
+        return []
+    more = ["%d more" % (len(missing) - _NAMED)] if len(missing) > _NAMED else []
+    links = "/dev/char lacks the links %s" % ", ".join([*missing[:_NAMED], *more])
+    reason = links if missing else "DeviceAllow= of their scopes lacks NVIDIA's devices"
+    what = "a GPU that containers would lose when systemd reloads its units, as %s (%s)," % (
+        reason,
+        systemd_reload.CURE,
+    )
+    return [Disturbance(what, tuple(who[name] for name in sorted(who)))]
