@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that `make test` runs each group of figures, and those of a cluster after its tests."""
+"""Test which legs of `make test` run the groups of figures."""
 
 from __future__ import annotations
 
