@@ -226,7 +226,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # Legs of the tests. `make help` prints these lines; `make test-LEG` runs one.
 #leg modules            modules and site.yml on the simulated NVML library of this machine
 #leg commands           what roles install on hosts: gpu-layout, the exporter, the limiter; bundles
-#leg kubernetes         site.yml and pods in a cluster whose nodes are lab hosts
+#leg kubernetes         site.yml and pods in a cluster whose nodes are lab hosts, then its figures
 #leg kubernetes-api     Kubernetes roles on an API server without nodes
 #leg default            site.yml on the fleet of inventories/simulated
 #leg container_toolkit  container toolkit, container engines and CDI on lab hosts
@@ -371,9 +371,11 @@ leg-limiter:
 leg-alert-rules:
 	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
-# Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts.
+# Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts. The leg
+# `kubernetes` measures the figures of a cluster.
+cluster_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[kubernetes]
 leg-figures:
-	@tests/leg run figures pytest --quiet tests/benchmark
+	@tests/leg run figures pytest --quiet --deselect '$(cluster_figures)' tests/benchmark
 
 # Audits and right-sizing on a real Prometheus, and their pages in Chromium.
 leg-audit-reports:
@@ -455,11 +457,12 @@ leg-trixie:
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. Not in a PID namespace:
-# podman needs the process ids of the machine.
+# podman needs the process ids of the machine. The figures come last, in a cluster of their own: its node has the name of one of the
+# tests' nodes.
 cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
-	tests/leg run kubernetes pytest --quiet $(cluster_tests)
+	tests/leg run kubernetes bash -ec 'pytest --quiet $(cluster_tests); pytest --quiet "$(cluster_figures)"'
 
 # Roles on a real API server, with folders of this machine as hosts.
 leg-kubernetes-api:

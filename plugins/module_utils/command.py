@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import time
@@ -71,6 +70,9 @@ def search_path() -> str:
 
 def program(name: str) -> str | None:
     """Return the path of a program, or None if it is not installed."""
+    # Imported here, because it loads the libraries of all compressions.
+    import shutil
+
     return shutil.which(name, path=search_path())
 
 

@@ -44,6 +44,8 @@ FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned")
 NODE = "node1"
 GPUS = ["H100-80GB"] * 4
 TRANSITIONS = 10
+# Delays in seconds for a small run. The kubelet of a node here has a new key within 5 s.
+QUICK_DELAYS = {"gpu_kubernetes_config_delay": 10, "gpu_kubernetes_poll": 1}
 PLANNED_TRANSITIONS = 1_000
 #: What a second GPU is divided into beside an instance that stays, one transition after the other.
 RESTS = (
@@ -73,7 +75,9 @@ def figures(options):
     with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, clusters.running(
         Path(folder) / "plane", [NODE]
     ) as cluster:
-        yield from on_cluster(cluster, clusters, amount(options, TRANSITIONS, 1))
+        yield from on_cluster(
+            cluster, clusters, amount(options, TRANSITIONS, 1), QUICK_DELAYS if options.get("SMALL") else {}
+        )
 
 
 def why_no_cluster() -> str:
@@ -136,15 +140,18 @@ def as_pod(uid: str) -> dict:
 # -- The cluster -------------------------------------------------------------------------------------------------------
 
 
-def on_cluster(cluster, clusters, transitions):
-    """Yield the figures that need a cluster, in the order of ON_CLUSTER, after so many changes of the layout."""
+def on_cluster(cluster, clusters, transitions, delays):
+    """Change the layout so many times, and yield the figures of ON_CLUSTER in their order.
+
+    `delays` are variables of site.yml that replace the role's defaults.
+    """
     import yaml
 
     manifest = HERE.parent / "kubernetes" / "device-plugin.yml"
     cluster.apply(*yaml.safe_load_all(manifest.read_text()))
-    kubeconfig = cluster.role_kubeconfig()
+    variables = {"gpu_kubernetes_kubeconfig": str(cluster.role_kubeconfig()), **delays}
     print("bench: first layout of the node, by its label", file=sys.stderr)
-    by_label = run_site(cluster, kubeconfig, layout_with(RESTS[0]))
+    by_label = run_site(cluster, variables, layout_with(RESTS[0]))
     staying = {"whole": "nvidia.com/gpu", **{"large-%d" % number: MIG % "3g.40gb" for number in range(3)}}
     for name, resource in staying.items():
         create(cluster, clusters.sleeper(name, {resource: 1}))
@@ -154,7 +161,7 @@ def on_cluster(cluster, clusters, transitions):
         name = "moves-%d" % number
         create(cluster, clusters.sleeper(name, {MIG % old[-1]["profile"]: 1}))
         [device] = cluster.visible_devices(cluster.runs(name))
-        restarted.append(run_site(cluster, kubeconfig, layout_with(new)))
+        restarted.append(run_site(cluster, variables, layout_with(new)))
         gone = cluster.pod(name) is None
         survives = device in devices(cluster)
         if not survives and not gone:
@@ -168,7 +175,7 @@ def on_cluster(cluster, clusters, transitions):
         )
         if not gone:
             cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
-    asked = calls_of_run_without_changes(cluster, kubeconfig, layout_with(RESTS[transitions % len(RESTS)]))
+    asked = calls_of_run_without_changes(cluster, variables, layout_with(RESTS[transitions % len(RESTS)]))
     writes = [request for request in asked if request[0] not in READING]
     print(*("bench: no-change run: %s %s" % request for request in asked), sep="\n", file=sys.stderr)
     values = (statistics.median(restarted), by_label, needless, len(asked), len(writes))
@@ -185,9 +192,9 @@ def layout_with(rest):
     ]
 
 
-def run_site(cluster, kubeconfig, layout) -> float:
+def run_site(cluster, variables, layout) -> float:
     """Bring the node to the layout by site.yml; return the seconds from the layout on the GPUs to the node that offers it."""
-    told = site(cluster, kubeconfig, layout)
+    told = site(cluster, variables, layout)
     ends = {}
     for play in told["plays"]:
         for task in play["tasks"]:
@@ -200,25 +207,25 @@ def run_site(cluster, kubeconfig, layout) -> float:
     return (ends[OFFERED] - ends[APPLIED]).total_seconds()
 
 
-def site(cluster, kubeconfig, layout) -> dict:
+def site(cluster, variables, layout) -> dict:
     """Run site.yml on the node, and return what the callback `json` tells of it."""
     given = {
         "gpu_layout": layout,
-        "gpu_kubernetes_kubeconfig": str(kubeconfig),
         "gpu_layout_on_busy": "drain",
         "gpu_drain_kubernetes": True,
         # The pods of this benchmark have no owner.
         "gpu_drain_kubernetes_delete_options": {"ignore_daemonsets": True, "force": True},
+        **variables,
     }
     by_json = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
     done = cluster.play("site.yml", "--limit", NODE, "--extra-vars", json.dumps(given), environment=by_json)
     return json.JSONDecoder().raw_decode(done.stdout)[0]
 
 
-def calls_of_run_without_changes(cluster, kubeconfig, layout) -> list[tuple[str, str]]:
+def calls_of_run_without_changes(cluster, variables, layout) -> list[tuple[str, str]]:
     """Return what the role's account asks in a run that changes nothing, as verb and path."""
     before = len(cluster.plane.requests_of_role())
-    told = site(cluster, kubeconfig, layout)
+    told = site(cluster, variables, layout)
     if told["stats"][NODE]["changed"]:
         raise AssertionError("the run was to change nothing, and did")
     return cluster.plane.requests_of_role()[before:]

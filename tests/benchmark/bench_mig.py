@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of the MIG planner and of the module: plans held against the optimum, planning time, whole module runs.
+"""Measure the MIG planner, the module and the command on simulated GPUs.
 
-SEED chooses the random transitions, SIZE the GPUs of the fleet that is planned at once; CASES=FILE takes transitions
-from a file instead and prints the outcome of each on standard error. FAULTS is the number of transitions in the sweep
-of faults, once in any call, and on one GPU of three from any call on.
+SEED chooses the random transitions, and SIZE is the number of GPUs in the fleet that is planned at once.
+CASES=FILE reads transitions from a file instead, and prints the outcome of each on standard error.
+FAULTS is the number of transitions in the sweep of faults, each with a fault in every call and with a sick GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from itertools import chain, islice
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def figures(options):
     yield from _module(amount(options, RUNS, 1))
     yield from _command(amount(options, RUNS, 1))
     yield from _faults(
-        int(options.get("SEED") or 1), amount(options, FAULT_TRANSITIONS, 1, "FAULTS"), amount(options, 0, 20)
+        int(options.get("SEED") or 1), amount(options, FAULT_TRANSITIONS, 1, "FAULTS"), amount(options, 0, 10)
     )
 
 
@@ -112,8 +112,11 @@ def _plan_fleet(cases, size):
     return time.perf_counter() - start
 
 
-def _faults(seed, count, at_most):
-    """Sweep `count` transitions, each with `at_most` faults, all if that is 0."""
+def _faults(seed, count, most):
+    """Sweep `count` random transitions.
+
+    Each has all faults, or `most` of each kind if that is not 0.
+    """
     if os.geteuid() != 0:
         yield "mig_fault_cases", None, ROOT_ONLY
         yield "mig_fault_bad_endings", None, ROOT_ONLY
@@ -121,13 +124,17 @@ def _faults(seed, count, at_most):
     from fault_sweep import random_transitions
     from simulated_host import SimulatedHost
 
+    transitions = random_transitions(seed, count)
+    if most:
+        # The few transitions of a sample have a process, so that all parts of a sweep run.
+        transitions = islice((case for case in random_transitions(seed, 100 * count) if case[2]), count)
     cases = bad = 0
     # Processes of their own: each run is a fork, and one of this process, which has planned for thousands of GPUs, takes longer.
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         library = SimulatedHost.build(Path(folder)).library
         sweeps = {
-            pool.submit(_sweep, Path(folder) / str(number), library, transition, at_most): number
-            for number, transition in enumerate(random_transitions(seed, count), 1)
+            pool.submit(_sweep, Path(folder) / str(number), library, transition, most): number
+            for number, transition in enumerate(transitions, 1)
         }
         for done, sweep in enumerate(as_completed(sweeps), 1):
             endings, wrong = sweep.result()
@@ -139,19 +146,24 @@ def _faults(seed, count, at_most):
     yield "mig_fault_bad_endings", bad, "count"
 
 
-def _sweep(folder, library, transition, at_most):
-    """Return how many runs with a fault there were, and those that ended badly."""
+def _sweep(folder, library, transition, most):
+    """Run a transition with faults; return the number of runs, and those that ended badly.
+
+    There are `most` faults of each kind. If that is 0, there are all faults, and SICK_CASES with a sick GPU.
+    """
     from fault_sweep import Sweep
 
     sweep = Sweep(folder, library)
     model, have, _busy, want = transition
-    cases = chain(sweep.transition(*transition), sweep.sick_gpu(model, have, want, most=SICK_CASES))
-    endings = list(islice(cases, at_most or None))
+    endings = [
+        *sweep.transition(*transition, most=most or None),
+        *sweep.sick_gpu(model, have, want, most=most or SICK_CASES),
+    ]
     return len(endings), [str(ending) for ending in endings if ending.wrong]
 
 
 def _module(runs):
-    """Whole runs of the module's process on eight simulated H100, without Ansible's connection."""
+    """Time the module's process on eight simulated H100, without Ansible's connection."""
     if os.geteuid() != 0:
         yield "mig_module_noop", None, ROOT_ONLY
         yield "mig_module_apply", None, ROOT_ONLY

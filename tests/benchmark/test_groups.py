@@ -74,7 +74,7 @@ def without_reason(printed: dict[str, str]) -> list[str]:
     return [f"{name}: {reason}" for name, reason in missing.items() if name not in known]
 
 
-@pytest.mark.parametrize("group", [name for name in groups() if name != "kubernetes"])
+@pytest.mark.parametrize("group", groups())
 def test_each_group_measures_all_its_figures(group, inputs, monkeypatch):
     printed = measured(group, inputs)
     assert without_reason(printed) == []

@@ -8,6 +8,7 @@ each. This process does neither: its library would know instances of the run bef
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -68,32 +69,32 @@ class Sweep:
     def transition(
         self, model: str, have: list[tuple[str, int]], busy: set[int], want: list[str], most: int | None = None
     ) -> Iterator[Ending]:
-        """Every fault in every call of the change from `have` to `want`, or a sample of `most` of them.
+        """Sweep the change from `have` to `want` with every fault in every call, or a sample of `most` faults.
 
-        Instances of `have` that start in `busy` have a process.
+        Instances of `have` that start in `busy` have a process until the sweep ends or its generator is closed.
         """
         self.host.create([{"model": model, "count": 2}])
         old = [WantedInstance(name, start) for name, start in have]
         self._fork(lambda: self._apply(old))
-        held = self._attach(busy)
-        snapshot = (self.host.folder / "state").read_bytes()
-        before = self._seen()
-        new = [WantedInstance(name) for name in want]
-        self.control.clear_calls()
-        status, said = self._fork(lambda: self._apply(new))
-        if status != 0:
-            # Refused before anything changed (it would end a process): there is no transition to disturb.
-            assert self._seen() == before, said
-            return
-        after = self._seen()
-        calls = sorted(self.control.dump()["calls"].items())
-        faults = [(call, nth, action) for call, count in calls for nth in range(1, count + 1) for action in ACTIONS]
-        if most is not None and most < len(faults):
-            faults = random.Random(len(faults)).sample(faults, most)
-        for call, nth, action in faults:
-            self._restore(snapshot)
-            self.control.fail(call, nth, action)
-            yield Ending(call, nth, action, self._judge(lambda: self._apply(new), before, after, held))
+        with self._processes(busy) as held:
+            snapshot = (self.host.folder / "state").read_bytes()
+            before = self._seen()
+            new = [WantedInstance(name) for name in want]
+            self.control.clear_calls()
+            status, said = self._fork(lambda: self._apply(new))
+            if status != 0:
+                # The change was refused because it would end a process, so there are no calls to disturb.
+                assert self._seen() == before, said
+                return
+            after = self._seen()
+            calls = sorted(self.control.dump()["calls"].items())
+            faults = [(call, nth, action) for call, count in calls for nth in range(1, count + 1) for action in ACTIONS]
+            if most is not None and most < len(faults):
+                faults = random.Random(len(faults)).sample(faults, most)
+            for call, nth, action in faults:
+                self._restore(snapshot)
+                self.control.fail(call, nth, action)
+                yield Ending(call, nth, action, self._judge(lambda: self._apply(new), before, after, held))
 
     def sick_gpu(
         self, model: str, have: list[tuple[str, int]], want: list[str], most: int | None = None
@@ -192,12 +193,21 @@ class Sweep:
         if owned is not None:
             (Path(self.directory) / "owned.json").write_text(owned)
 
-    def _attach(self, busy: set[int]) -> set[tuple[int, int]]:
-        """Give instances of GPU 0 a process (this one); return (GPU, placement start) of each."""
-        for start, identity in self._seen()["ids"]:
-            if start in busy:
+    @contextlib.contextmanager
+    def _processes(self, busy: set[int]) -> Iterator[set[tuple[int, int]]]:
+        """Attach this process to the instances of GPU 0 that start in `busy`; yield (GPU, placement start) of each.
+
+        The simulator refuses to create GPUs while a process is attached, so this process is detached at the end.
+        """
+        instances = [(start, identity) for start, identity in self._seen()["ids"] if start in busy]
+        try:
+            for _, identity in instances:
                 self.control.attach(os.getpid(), 0, identity, 0, "compute", 1 << 20)
-        return {(0, start) for start, _ in self._seen()["ids"] if start in busy}
+            yield {(0, start) for start, _ in instances}
+        finally:
+            # A run that ends badly may have destroyed the instances already.
+            if os.getpid() in [process["pid"] for process in self.control.dump()["processes"]]:
+                self.control.detach(os.getpid())
 
     # ------------------------------------------------------------------ what runs in a fork
 

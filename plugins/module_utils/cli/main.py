@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import signal
@@ -20,6 +21,8 @@ LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
 KEEP_SOCKET, KEEP_SETTINGS = "/run/openfleet-gpu-keep.sock", "/etc/openfleet-gpu/keep.json"
 EXIT_ERROR, EXIT_CHANGES = 1, 2
+# argparse formats every argument when it is added. A fixed width saves the import of shutil, which finds the terminal's width.
+_FIXED_WIDTH = functools.partial(argparse.HelpFormatter, width=80)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
     try:
-        return getattr(importlib.import_module(module, __package__), function)(options)
+        status: int = getattr(importlib.import_module(module, __package__), function)(options)
+        if sys.stdout is not None:
+            # Here, so that a closed pipe is known.
+            sys.stdout.flush()
+        return status
     except FleetError as error:
         return _failed(options, error, outline(error))
     except BrokenPipeError:
@@ -57,12 +64,16 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         description="Show, plan, apply and export how the NVIDIA GPUs of this host are shared.",
         epilog="Exit status: 0 done, 1 error, 2 wrong usage. See docs/gpu-layout-command.md.",
         allow_abbrev=False,
+        formatter_class=_FIXED_WIDTH,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     named = [name for name in arguments[:1] if name in _COMMANDS]
     for name in named or _COMMANDS:
         run, text, add = _COMMANDS[name]
-        add(_command(commands, name, run, text))
+        command = _command(commands, name, run, text)
+        add(command)
+        command.formatter_class = argparse.HelpFormatter
+    parser.formatter_class = argparse.HelpFormatter
     return parser
 
 
@@ -185,7 +196,13 @@ def _nothing(_command: argparse.ArgumentParser) -> None:
 
 def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
     # A sudo rule allows exact words, so abbreviations are not accepted.
-    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        allow_abbrev=False,
+        formatter_class=_FIXED_WIDTH,
+    )
     command.add_argument("--json", action="store_true", help="print JSON, also for errors")
     command.set_defaults(run=run.split(":"))
     return command

@@ -14,7 +14,7 @@ from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, lost_of, to_data
-from ..nvml.bounded_session import BoundedSession
+from ..nvml.bounded_session import BoundedSession, start_ahead
 from ..techniques import observers
 
 T = TypeVar("T")
@@ -68,6 +68,7 @@ def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any,
 
 def plan(options: Namespace) -> int:
     """Print the plan of apply."""
+    start_ahead()
     from ..change.converge import Request, predict
     from ..techniques.forms import parse_layout
     from ..transaction import Journal
@@ -96,6 +97,7 @@ def _is_interrupted(entry: Any, host: Host) -> bool:
 
 def apply(options: Namespace) -> int:
     """Apply the layout, and print the applied plan."""
+    start_ahead()
     from ..busy import OnBusy
     from ..change.converge import Request, converge
     from ..change.trial import settle
@@ -132,6 +134,7 @@ def apply(options: Namespace) -> int:
 
 def export(options: Namespace) -> int:
     """Print the state of the GPUs as gpu_layout."""
+    start_ahead()
     from ..export.look import export_host
     from ..layout.yaml_text import layout_yaml
     from ..techniques.forms import layout_to_data

@@ -57,7 +57,7 @@ class Devices:
         listed = re.findall(r"^\s*(\d+) nvidia", self.listed_majors, re.MULTILINE)
         return frozenset({_GPU_MAJOR, *map(int, listed)}) if self.has_driver else frozenset()
 
-    @property
+    @cached_property
     def can_be_open(self) -> bool:
         """Return whether a device node can be open. False for simulated GPUs, which have no driver."""
         if self.has_driver:

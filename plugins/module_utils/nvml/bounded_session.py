@@ -27,7 +27,7 @@ import time
 from typing import Any, Callable, Iterator, Sequence
 
 from .. import child_process
-from ..errors import UnansweredCallError
+from ..errors import DriverAbsentError, UnansweredCallError
 from ..model import Host
 from ..proc_files import read
 from .calls import _binding
@@ -59,6 +59,8 @@ _PR_SET_PDEATHSIG = 1
 COMM = "gpu-layout-nvml"
 # Abandoned children of this process that have not ended, with the error of each.
 _hanging: dict[int, UnansweredCallError] = {}
+# The child of the next session, if it was started ahead: note, connection and pid.
+_ahead: list[tuple[CallNote, socket.socket, int]] = []
 
 
 def seconds_for(call: str) -> float:
@@ -101,6 +103,23 @@ class CallNote:
         return call, where or "this host", began
 
 
+def _start() -> tuple[CallNote, socket.socket, int]:
+    """Start a child. Return the note of its calls, the connection to it, and its pid."""
+    note, parent = CallNote(), os.getpid()
+    near, far = socket.socketpair()
+    with far:
+        return note, near, child_process.start(lambda: _serve(far, note, parent), [far.fileno()])
+
+
+def start_ahead() -> None:
+    """Start the child of the next session.
+
+    It loads pynvml while this process does other work, and makes no NVML call. The session reports a missing pynvml.
+    """
+    if not _ahead:
+        _ahead.append(_start())
+
+
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls this method of the child's Session."""
 
@@ -130,8 +149,9 @@ class BoundedSession:
     destroy_compute_instance = _forwarded(Session.destroy_compute_instance)
 
     def __init__(self) -> None:
-        # Report a missing pynvml here. The child inherits the import.
-        _binding()
+        if not _ahead:
+            # Report a missing pynvml here. The child inherits the import.
+            _binding()
         #: Called after reading the GPUs, in this process.
         self.observers: Sequence[Observer] = ()
         self.simulated = False
@@ -155,11 +175,7 @@ class BoundedSession:
             if not child_process.has_ended(child):
                 raise failure
             del _hanging[child]
-        self._note = CallNote()
-        self._connection, far = socket.socketpair()
-        with far:
-            parent = os.getpid()
-            self._child = child_process.start(lambda: _serve(far, self._note, parent), [far.fileno()])
+        self._note, self._connection, self._child = _ahead.pop() if _ahead else _start()
         try:
             self.simulated = self._ask("start")
         except BaseException:
@@ -322,30 +338,40 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
         return 1
     # Garbage collection would copy every page that the child shares with its parent.
     gc.disable()
-    os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
         file.write(COMM)
-    session = _ChildSession(note)
+    # The parent has loaded pynvml already, unless it started this child ahead. A missing one is the answer to the first request.
+    with contextlib.suppress(DriverAbsentError):
+        _binding()
+    # Afterwards, because entries of the search path may be relative.
+    os.chdir("/")
+    session: _ChildSession | None = None
+
+    def answered(method: str, args: Any, named: Any) -> Any:
+        nonlocal session
+        session = session or _ChildSession(note)
+        return getattr(session, method)(*args, **named)
+
     with connection.makefile("rwb") as messages:
         while True:
             header = messages.read(_HEADER.size)
             if not header:
                 break
             number, length = _HEADER.unpack(header)
-            method, args, named = pickle.loads(messages.read(length))
-            answer = _answer(session, method, args, named)
+            answer = _answer(answered, *pickle.loads(messages.read(length)))
             note.write("", "")
             messages.write(_HEADER.pack(number, len(answer)) + answer)
             messages.flush()
-    note.write("nvmlShutdown", "this host")
-    session.__exit__()
+    if session is not None:
+        note.write("nvmlShutdown", "this host")
+        session.__exit__()
     return 0
 
 
-def _answer(session: _ChildSession, method: str, args: Any, named: Any) -> bytes:
-    """Return (error, result) of a method."""
+def _answer(work: Callable[..., Any], *request: Any) -> bytes:
+    """Return (error, result) of a request."""
     try:
-        return pickle.dumps((None, getattr(session, method)(*args, **named)), 4)
+        return pickle.dumps((None, work(*request)), 4)
     except Exception as error:
         try:
             return pickle.dumps((error, None), 4)

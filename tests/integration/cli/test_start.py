@@ -1,40 +1,110 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run of gpu-layout spends beside its work: what it prepares, and what Python searches at its end."""
+"""Test what gpu-layout loads and reads at its start, which is most of a run."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import zipfile
 
+import pytest
 from command_host import PYTHON
 
-#: Runs the command as Python does, and prints what the garbage collector is told to spare when the run is over.
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+# Runs a command, and prints its parsers, how often it decodes each module except its main file, and whether it ends at once.
 PROGRAM = """
-import argparse, atexit, gc, json, runpy, sys
-made, make = [], argparse.ArgumentParser.__init__
+import argparse, collections, json, os, runpy, sys
+
+reads, parsers, ends, make = collections.Counter(), [], [], argparse.ArgumentParser.__init__
+
 def make_and_note(parser, *arguments, **options):
     make(parser, *arguments, **options)
-    made.append(parser.prog)
-argparse.ArgumentParser.__init__ = make_and_note
-atexit.register(lambda: print(json.dumps([made, gc.isenabled(), gc.get_freeze_count()]), file=sys.stderr))
+    parsers.append(parser.prog)
+
+def end(status):
+    ends.append(status)
+    sys.exit(status)
+
+argparse.ArgumentParser.__init__, os._exit = make_and_note, end
+sys.addaudithook(lambda event, arguments: reads.update(arguments) if event == "marshal.loads" else None)
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    modules = [count for code, count in reads.items() if b"Importer" not in code]
+    print(json.dumps([parsers, modules, ends]), file=sys.stderr)
 """
 
 
-def end_of(command, *arguments: str) -> tuple[list[str], bool, int]:
-    """Return the parsers that a run made, whether garbage is collected at its end, and how many objects that leaves out."""
+def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
+    """Return the parsers of a run, how often it reads each module, and its status if it ends without a cleanup."""
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     return tuple(json.loads(done.stderr.splitlines()[-1]))
 
 
-def test_run_builds_only_the_parser_of_its_subcommand(command):
-    assert end_of(command, "fits", "H100-80GB", "7g.80gb")[0] == ["gpu-layout", "gpu-layout fits"]
-    assert "gpu-layout apply" in end_of(command, "--help")[0]
+def loaded(*words: str, **options) -> set[str]:
+    """Return the modules that a run of Python loads."""
+    done = subprocess.run(
+        [PYTHON, "-X", "importtime", *words], capture_output=True, text=True, check=False, timeout=120, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
-def test_end_of_a_run_collects_no_garbage(command):
-    _parsers, enabled, spared = end_of(command, "fits", "H100-80GB", "7g.80gb")
-    assert enabled and spared > 0
+@pytest.mark.parametrize("changes", [False, True], ids=["no change", "change"])
+def test_a_run_loads_neither_pynvml_nor_libraries_of_help(host, changes):
+    """The child process loads pynvml meanwhile. Its standard error is closed, so that its imports are not counted."""
+    host.simulated.create([{"model": "H100-80GB", "count": 2}])
+    layout = host.layout(LAYOUT)
+    if not changes:
+        host("apply", "--layout", layout)
+    names = loaded(*host.words("apply", "--layout", layout)[1:], env=host.simulated.environment)
+    assert "openfleet_gpu.change.converge" in names
+    # Old releases of argparse load shutil themselves.
+    assert {"pynvml", "shutil", "lzma"} & names <= loaded("-c", "import argparse")
+    assert host.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+def test_a_run_makes_the_parser_of_its_own_subcommand_alone(command):
+    assert noted(command, "fits", "H100-80GB", "7g.80gb")[0] == ["gpu-layout", "gpu-layout fits"]
+    assert "gpu-layout apply" in noted(command, "--help")[0]
+
+
+def test_each_module_is_read_once(command):
+    modules = noted(command, "fits", "H100-80GB", "7g.80gb")[1]
+    assert len(modules) > 10
+    assert set(modules) == {1}
+
+
+def test_a_run_does_not_destroy_its_objects_at_its_end(command):
+    assert noted(command, "fits", "H100-80GB", "7g.80gb")[2] == [0]
+
+
+@pytest.mark.parametrize("subcommand", ["plan", "apply", "export"])
+def test_a_missing_pynvml_is_reported(host, subcommand):
+    host.simulated.create([{"model": "H100-80GB", "count": 2}])
+    copy = host.folder / "gpu-layout"
+    with zipfile.ZipFile(host.command) as archive, zipfile.ZipFile(copy, "w") as other:
+        for member in archive.infolist():
+            if not member.filename.startswith("pynvml."):
+                other.writestr(member, archive.read(member))
+    layout = [] if subcommand == "export" else ["--layout", host.layout(LAYOUT)]
+    # Without the interpreter's own packages.
+    words = [PYTHON, "-I", "-S", str(copy), subcommand, *layout]
+    if layout:
+        words += ["--state-directory", str(host.folder / "state.d")]
+    done = host.simulated.run(words, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "the Python module pynvml (package nvidia-ml-py) is not there" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert host.seen() == {0: [], 1: []}
+
+
+def test_output_to_a_closed_pipe_ends_quietly(command):
+    words = [PYTHON, str(command), "fits", "A30-24GB", "4x1g.6gb"]
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
+        reader.wait(timeout=60)
+        done = subprocess.run(words, stdout=reader.stdin, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,25 @@ def test_gpu_failing_from_any_call_does_not_block_others(host, library, seed, mo
     endings = list(Sweep(host.folder, library).sick_gpu(model, have, want, most=most))
     assert len(endings) == most
     assert [ending for ending in endings if ending.wrong] == []
+
+
+@pytest.mark.parametrize(
+    ("want", "read", "faults"),
+    [
+        pytest.param(["1g.10gb", "3g.40gb"], None, 3, id="completed"),
+        pytest.param(["1g.10gb", "3g.40gb"], 1, 1, id="closed early"),
+        pytest.param(["7g.80gb"], None, 0, id="refused"),
+    ],
+)
+def test_a_sweep_releases_its_processes_when_it_ends(host, library, want, read, faults, monkeypatch):
+    monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
+    sweep, have = Sweep(host.folder, library), [("1g.10gb", 0)]
+    with closing(sweep.transition("H100-80GB", have, {0}, want, most=3)) as cases:
+        endings = list(islice(cases, read))
+    assert [ending.wrong for ending in endings] == [""] * faults
+    assert sweep.control.dump()["processes"] == []
+    # The next sweep creates other GPUs, which the simulator refuses while a process holds one.
+    assert [ending.wrong for ending in sweep.sick_gpu("H100-80GB", have, want, most=2)] == ["", ""]
 
 
 @pytest.mark.host_python
