@@ -97,7 +97,7 @@ def test_a_missing_pynvml_is_reported(host, subcommand):
         words += ["--state-directory", str(host.folder / "state.d")]
     done = host.simulated.run(words, check=False)
     assert done.returncode == 1, done.stderr
-    assert "the Python module pynvml (package nvidia-ml-py) is not there" in done.stderr
+    assert "the Python module pynvml (package nvidia-ml-py) is not installed" in done.stderr
     assert "Traceback" not in done.stderr
     assert host.seen() == {0: [], 1: []}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ..files import Installation, InstallError
-from .host import UNITS, Record, booted, output, refuse, run
+from .host import UNITS, Record, booted, output, refuse
 from .managers import Apt, manager
 
 # NVIDIA's repository, if the host's sources lack the packages.
