@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the tables of docs/simulator-clients.md from tests/clients/clients.yml and accepted.yml."""
+"""Write the tables of docs/simulator-clients.md from clients.yml and accepted.yml."""
 
 from __future__ import annotations
 

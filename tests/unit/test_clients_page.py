@@ -19,13 +19,14 @@ def tool():
     return runpy.run_path(str(ROOT / "tools" / "clients_page.py"))
 
 
-def test_the_page_is_up_to_date(tool):
+def test_page_is_up_to_date(tool):
     assert tool["page"]() == (ROOT / "docs" / "simulator-clients.md").read_text(encoding="utf-8"), (
         "run tools/clients_page.py"
     )
 
 
-def test_every_client_and_gap_is_listed_unless_boards_have_it_too(tool):
+def test_every_client_and_entry_is_on_the_page(tool):
+    """An entry that boards have too (`boards: same`) is not on the page."""
     tables = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in tables
     assert "| Voltage | differs, private function; " in tables
