@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who attacks: two users without rights, a tenant in a container of its own, and a host whose modules say what they like."""
+"""The attackers: two unprivileged users, a tenant in its own container, and a compromised host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep a device node open where no descriptor of the main thread shows it, say so, and wait for the end of standard input.
+"""Hide an open device node from the descriptors of the main thread, and wait for the end of standard input.
 
     hiding.py HOW NODE
 

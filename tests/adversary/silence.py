@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes of users with a file system of their own that never answers (silent_files), and the look of a run at them."""
+"""User processes with an unresponsive file system (silent_files), and the scan of a run."""
 
 from __future__ import annotations
 

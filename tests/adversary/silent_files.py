@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user's own file system: it answers what a mount needs, and then nothing that anybody asks of its files.
+"""A user's file system that can be mounted but never answers requests for its files.
 
     silent_files.py FUSE root FOLDER      a process whose root is an overlay above it, in a user namespace
     silent_files.py FUSE words FOLDER     the same, whose arguments are in a file of it

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users' own file systems that never answer: root's looks at their processes and homes end, and hold no lock.
+"""Unresponsive user file systems: scans of processes and homes end, and hold no lock.
 
 Whoever waits for such a file system in the kernel is not ended by SIGKILL. The tests end what serves it, and with it the waiting.
 """

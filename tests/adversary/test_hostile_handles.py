@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Open nodes that change hands or words: who is ended for them, and who is not.
+"""Open nodes that change owners or command lines: which processes are ended.
 
 By what runs and reclaims do, whatever decides it within.
 """

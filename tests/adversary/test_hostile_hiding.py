@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users who keep a GPU's node open where the main thread of their process has no descriptor of it: the GPU is held.
+"""GPU nodes opened outside the main thread's descriptors still hold the GPU.
 
 The node is /dev/zero, which everybody may open and map, on a host whose driver has its number.
 """

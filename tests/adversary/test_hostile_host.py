@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that was taken over: what it says must name nothing on the controller or in a cluster."""
+"""A compromised host cannot choose paths on the controller or names in a cluster."""
 
 from __future__ import annotations
 

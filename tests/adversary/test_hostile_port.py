@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user who takes a service's port while it is down: root sends no password, no token and no header there."""
+"""A user takes a stopped service's port: root sends no password, token or header to it."""
 
 from __future__ import annotations
 

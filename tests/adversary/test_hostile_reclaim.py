@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host says that it announced and stopped: mail goes to accounts of the site's domain, and the log is a log."""
+"""Forged announcements of a host: mail goes only to the site's domain, and the log stays a log."""
 
 from __future__ import annotations
 

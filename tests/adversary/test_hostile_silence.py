@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users' own file systems that never answer, by what a run does: its look ends, and its lock is free.
+"""Runs with unresponsive user file systems: the scan ends, and the lock is released.
 
 test_hostile_filesystem has what is left behind, and how it is counted.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tools of a host that never end, never stop talking, or leave others behind: a look at the host goes on, and nothing stays."""
+"""Tools that hang, print without end or leave children: scans continue and clean up."""
 
 from __future__ import annotations
 

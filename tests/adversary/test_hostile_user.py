@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users without rights: what they call themselves, say and hold open makes root do nothing to anybody else.
+"""Names, texts and open files of unprivileged users cannot make root affect others.
 
 Real processes of two users on the real /proc. Device nodes are files of a folder: where there is no driver, the look at them goes
 by name.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user whose process poses as one that only watches GPUs: it holds what it has open, whatever it is called."""
+"""A process that poses as GPU monitoring still holds its GPUs."""
 
 from __future__ import annotations
 

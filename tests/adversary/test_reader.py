@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An account that may ask, as root, who holds the GPUs: by a real sudo it can do that and nothing else.
+"""An account with sudo for the reader of GPU holders can run nothing else as root.
 
 The command, the rule, simulated GPUs and a sudoers file lie over the machine's own in a mount namespace.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of the MIG planner and of the module: plans held against the optimum, planning time, whole module runs.
+"""Measure the MIG planner and module: distance to the optimum, planning time, module runs.
 
 SEED chooses the random transitions, SIZE the GPUs of the fleet that is planned at once; CASES=FILE takes transitions
 from a file instead and prints the outcome of each on standard error. FAULTS is the number of transitions in the sweep

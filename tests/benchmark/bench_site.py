@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of a run of site.yml on the lab: what a run that changes nothing costs, and the times of the demo."""
+"""Measure site.yml on the lab: a run without changes, and the times of the demo."""
 
 from __future__ import annotations
 

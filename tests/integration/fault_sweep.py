@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let every NVML call of a transition fail once, and die once, and see how each run ends.
+"""Let every NVML call of a transition fail or die once, and check how each run ends.
 
 Runs are forks of this process on a simulated host, so that thousands of them take minutes. Another fork looks and clears up after
 each. This process does neither: its library would know instances of the run before, whose state was put back since.

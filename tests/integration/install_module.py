@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A module that installs from sources, run as its action plugin runs it: with their digest first, with them if the host asks."""
+"""Run a module with sources like its action plugin: with their digest, then with them on request."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The child process in which a run calls NVML: whether a fault has stopped it, and letting it go on."""
+"""Check and continue the child process in which a run calls NVML, if a fault stopped it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for what is sure to come, on a machine of which nobody knows how busy it is."""
+"""Wait for certain events on a machine of unknown load."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""pytest by hand: a container of another project that was given a GPU holds no simulated one."""
+"""A manually started pytest: a foreign container with a GPU holds no simulated one."""
 
 from __future__ import annotations
 

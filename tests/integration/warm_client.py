@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send the code on standard input to the process of warm_ansible.py, and end as it ends. Imports little: each module waits."""
+"""Send code on standard input to the process of warm_ansible.py.
+
+Returns its exit status. It imports little, because each module waits for it.
+"""
 
 from __future__ import annotations
 

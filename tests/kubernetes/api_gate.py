@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A way to an API server on which a test can step in at each write."""
+"""A proxy to an API server on which a test can act at each write."""
 
 from __future__ import annotations
 

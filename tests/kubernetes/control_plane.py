@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Kubernetes control plane of this machine's own processes: etcd of Debian's, and programs built by tests/kubernetes/build.
+"""A Kubernetes control plane of local processes: Debian's etcd, and programs built by tests/kubernetes/build.
 
 It listens on an address of the loopback interface that it has for itself.
 """

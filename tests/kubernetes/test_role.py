@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_kubernetes, gpu_drain and site.yml against a real API server, with the rights of roles/gpu_kubernetes/files/rbac.yml alone.
+"""gpu_kubernetes, gpu_drain and site.yml on a real API server, with only the rights of roles/gpu_kubernetes/files/rbac.yml.
 
 Hosts are folders of this machine with simulated GPUs; node_stand_in.NodeStandIn does what the device plugin and the kubelet do.
 """

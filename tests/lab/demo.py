@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The demonstration that `make demo` gives, once all is set up.
+"""The demonstration of `make demo`, after its setup.
 
 Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi and against what Prometheus
 scraped; then audits it, with a recorded past. Status 0 only if the second run changed nothing, every host is exactly as the

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the collection's playbooks against the lab and reads what came of it. Used by the demo and by the benchmark."""
+"""Run the collection's playbooks on the lab and read their results.
+
+Used by the demo and the benchmark.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of the tests that need running lab hosts: `make lab-up` starts them, OPENFLEET_LAB says which fleet.
+"""Fixtures for running lab hosts: `make lab-up` starts them, and OPENFLEET_LAB selects the fleet.
 
 A conftest.py imports them by name.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the MPS control daemons of a lab host are, by the word of systemd, of /proc and of the daemons themselves.
+"""The MPS control daemons of a lab host, as systemd, /proc and the daemons report them.
 
 Nothing here comes from the collection, as in nvidia_smi.
 """

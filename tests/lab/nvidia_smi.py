@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What NVIDIA's own nvidia-smi says about the GPUs of a lab host.
+"""Read the GPUs of a lab host with NVIDIA's nvidia-smi.
 
 Nothing here comes from the collection: this is the second opinion that the collection's own report is held against.
 """

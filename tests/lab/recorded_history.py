@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A recorded past for the Prometheus of a lab host: days of use, of the GPUs and instances that its exporters tell of.
+"""Make up recorded days for a lab host's Prometheus, for the GPUs and instances of its exporters.
 
 Series have the labels that Prometheus gives them itself, so that what is scraped from then on goes on with them.
 """

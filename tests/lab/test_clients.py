@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML under clients that nobody here wrote: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
+"""The simulated NVML with third-party clients: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
 
 They find the library as any program of the host does. The GPUs are a set of their own, in a state file of their own
 (GPUSIM_STATE), so that the layout of the lab host stays as it is.

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows a change of devices, on a host with systemd. Needs a host that site.yml was run on.
+"""Services and specifications after a change of devices, on a host with systemd.
+
+Needs a host after site.yml.
 
 systemd, its units and the devices are real (the devices as far as nvidia-smi can tell); nvidia-ctk is a stand-in. Its unit
 has the directives of the toolkit's that matter here (NVIDIA/nvidia-container-toolkit, deployments/systemd).

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab host is to behave as a real one where the collection depends on it: systemd, its sandboxing, restarts."""
+"""Lab hosts behave like real ones: systemd, sandboxing, restarts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run ansible-playbook as the fork of a process that has loaded it: loading takes most of a second of CPU, in hundreds of runs.
+"""Run ansible-playbook as a fork of a process that has loaded it, which saves most of a second of CPU per run.
 
 The first run of a leg loads Ansible as always, and leaves behind a fork of itself that has not begun. Later runs of the same
 settings are forks of that one. What Ansible reads while it loads is part of what has to be the same: its configuration and the

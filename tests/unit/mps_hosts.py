@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host with MPS daemons below a root of its own, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control."""
+"""A host with MPS daemons in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control."""
 
 from __future__ import annotations
 

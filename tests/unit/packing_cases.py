@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small packing problems drawn at random, and the best answers to them found by trying all."""
+"""Small random packing problems, and their optimal results by brute force."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes in cgroups of the test's choice: their sockets, users and programs are the real ones, as this kernel has them."""
+"""Processes in cgroups of the test, with real sockets, users and programs."""
 
 from __future__ import annotations
 

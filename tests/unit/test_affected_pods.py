@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of a layout names the pods whose devices it ends, and no other pod."""
+"""A change of a layout names only the pods whose devices it removes."""
 
 from __future__ import annotations
 

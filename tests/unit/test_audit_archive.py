@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reports side by side: how many stay, what the link says, what is never removed, and the page of all of them."""
+"""Several kept reports: their number, the link, protected files, and the index page."""
 
 from __future__ import annotations
 

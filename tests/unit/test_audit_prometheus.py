@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the client makes of servers that answer, refuse, lie, stall and break off: real sockets, a server of its own."""
+"""The client with servers that answer, refuse, lie, stall or break off, over real sockets."""
 
 from __future__ import annotations
 

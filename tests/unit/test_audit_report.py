@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit without a server, what is written of it, who is told, and what an inventory may not say."""
+"""An audit without a server, its reports and receivers, and refused options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Words and their reasons, stable names, and two audits held against each other."""
+"""Verdicts with their reasons, stable IDs, and the comparison of two audits."""
 
 from __future__ import annotations
 

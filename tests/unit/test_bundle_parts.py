@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bundle is verified by, and what is written into it."""
+"""How a bundle is verified, and its texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container toolkit: what is decided from what is seen. Nothing is run here."""
+"""Plans of the container toolkit from observations. Nothing is run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reload of Docker counts only if dockerd has what its new file says; otherwise it gets its former file."""
+"""A reload of Docker succeeds only if dockerd has the new settings.
+
+If not, the former file is restored.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patches of a Kubernetes node that is drained and brought back."""
+"""The patches of a Kubernetes node for a drain and its end."""
 
 from __future__ import annotations
 

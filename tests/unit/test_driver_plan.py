@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a host and a request to steps: what is done, in which order, what is refused."""
+"""From a host and a request to steps: their order, and refusals."""
 
 from __future__ import annotations
 

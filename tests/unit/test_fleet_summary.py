@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one line about the fleet: every host counts once."""
+"""The summary line of the fleet counts every host once."""
 
 from __future__ import annotations
 

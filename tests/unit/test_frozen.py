@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Frozen values behave as those of `dataclass(frozen=True)` do."""
+"""Frozen values behave like `dataclass(frozen=True)`."""
 
 from __future__ import annotations
 

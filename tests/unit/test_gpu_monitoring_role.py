@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_monitoring: its defaults and their documentation, what is scraped, and what GPUs cost."""
+"""The role gpu_monitoring: defaults, documentation, scrape targets and prices."""
 
 from __future__ import annotations
 

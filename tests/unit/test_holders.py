@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who counts as using a GPU: real processes that open real files, this machine's own /proc, real Host values.
+"""Holders of a GPU: real processes with real open files, this machine's /proc, real Host values.
 
 Device nodes are ordinary files in a folder here: the look at them goes by name where a node has no number of the
 driver's. What needs such numbers, or a /proc of another host, builds one in a folder.

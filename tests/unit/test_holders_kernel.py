@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What holds a GPU inside the kernel, by files of sysfs and /proc/modules as Linux and the driver write them."""
+"""GPU holders in the kernel, by sysfs and /proc/modules in the format of Linux and the driver."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host tells of its layout, read back with Prometheus' own parser."""
+"""The metrics of a host's layout, read with Prometheus' parser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GPU operator on a node, and what of it is in the way of a layout."""
+"""The GPU operator on a node, and its parts that block a layout."""
 
 from __future__ import annotations
 

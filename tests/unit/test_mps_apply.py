@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of MPS daemons around a change of the GPUs: stopped before, started after, and back as they were."""
+"""MPS daemons around a change of GPUs: stopped before, started after, and restored."""
 
 from __future__ import annotations
 

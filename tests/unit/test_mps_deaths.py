@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Counts of MPS servers that died, from the log of their daemon.
+"""Counts of dead MPS servers from the log of their daemon.
 
 data/mps/*.log are what the daemon of release 535.261.03 wrote: no-driver.log on a machine without a driver, where each server
 ends at once, and killed.log with `sleep` in the place of the server: one was killed by a signal, one ended with the daemon.

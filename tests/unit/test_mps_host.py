@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host below a root of its own, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
+"""MPS daemons of a host in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
 
 What the lab cannot show is here: servers and clients, which need a GPU, a boot, a host without what is needed, failures.
 molecule/sharing has the real systemd and the real daemon.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which MPS daemons a layout wants, and which of those that run go on, are told of new limits, stop or start."""
+"""MPS daemons of a layout, and which current ones stay, get new limits, stop or start."""
 
 from __future__ import annotations
 

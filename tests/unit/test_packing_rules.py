@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rule by rule what packing does, what it refuses, and what it says."""
+"""The rules of packing, its refusals and its messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who has the other end of a connection: real sockets and processes, in cgroups of the test's choice."""
+"""The owner of a connection's other end: real sockets and processes in cgroups of the test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The queue of `make test`: order, needs, failures; and that scenarios need the images that their hosts are made of."""
+"""The queue of `make test`: order, needs, failures, and images of scenarios."""
 
 from __future__ import annotations
 

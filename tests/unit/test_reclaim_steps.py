@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps from a finding to a stop: a notice, its time, keeps, a longer look. Each is told once."""
+"""The steps from a finding to a stop: notice, waiting time, keeps, observation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of whole fleets: who takes part, what can be reclaimed, what is written."""
+"""Right-sizing of fleets: included workloads, reclaimable holders, written files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing piece by piece: what the inventory may say, how a workload may share, what is kept of a layout, what is risked."""
+"""Parts of right-sizing: options, modes of sharing, kept entries, risks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The JSON schema of gpu_layout agrees with the parser: on examples place by place, on any layout in the verdict."""
+"""The JSON schema of gpu_layout agrees with the parser, by place on examples and by verdict on any layout."""
 
 from __future__ import annotations
 

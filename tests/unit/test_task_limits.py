@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks that only ask a host or a cluster have a time limit: one that hangs is named, and the others go on."""
+"""Reading tasks for hosts and clusters have a timeout: a hanging one is named, and others continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices as nvidia-smi tells them, and what a plan makes of them. The texts are those of nvidia-smi 535."""
+"""Time slices from nvidia-smi (texts of version 535) and in plans."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent takes a process for, and what it writes of one: the rules that need no GPU."""
+"""How the agent attributes processes and what it writes: rules without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One change of a host's tenants that fails, or is cut off, at every single file operation that it makes."""
+"""A change of a host's tenants that fails or is interrupted at every file operation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants. That library, systemd and Podman take them, tests/limiter and molecule/vgpu test."""
+"""The files of tenants. tests/limiter and molecule/vgpu test them with the library, systemd and Podman."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing of tenants onto GPUs, held against trying every packing there is."""
+"""Packing tenants onto GPUs compared with brute force."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants of a host, below a root of its own: what is written, what is seen, what is left when they go."""
+"""The tenants of a host in a folder: written and observed files, and removal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of ansible-playbook as forks of a process that has loaded it end as the real ones do."""
+"""Forked runs of ansible-playbook end like real ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps of the proof, each a fixture that builds on the one before."""
+"""Fixtures for the steps of the scenario. Each one builds on the one before."""
 
 from __future__ import annotations
 

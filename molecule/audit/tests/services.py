@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs on the fleet of this scenario, what each makes of its GPU, and where it is: as units of systemd."""
+"""Services of the fleet of this scenario, their GPU use and their hosts, as systemd units."""
 
 from __future__ import annotations
 

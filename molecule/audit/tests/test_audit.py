@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a recorded week to a fleet of the right size, while everything on it goes on. The tests are in the order of events."""
+"""From a recorded week to a fleet of the right size, without disturbing workloads.
+
+Tests run in order.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_audit on a control host: its timer, its service and their sandbox, by a real systemd. In the order of events."""
+"""The role gpu_audit on a control host: timer, service and sandbox under a real systemd. Tests run in order."""
 
 from __future__ import annotations
 

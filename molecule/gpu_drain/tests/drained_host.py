@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host of this scenario as systemd and Slurm themselves show it, with units and jobs for the tests."""
+"""The host of this scenario as systemd and Slurm show it, with units and jobs for the tests."""
 
 from __future__ import annotations
 

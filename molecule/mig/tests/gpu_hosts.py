@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of this scenario: what nvidia-smi says there, jobs that hold GPUs, runs stopped in the middle of a change.
+"""The hosts of this scenario: nvidia-smi, jobs that hold GPUs, and interrupted runs.
 
 Whether a layout is what it should be is nvidia-smi's word, never the collection's own.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fleet under watch: what Prometheus makes of it, and what Alertmanager tells the receiver."""
+"""The monitored fleet: the state in Prometheus, and alerts that reach the receiver."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab host with tenants, and programs on it that use GPU memory: as tenants and as nobody's."""
+"""A lab host with tenants, and programs that use GPU memory with and without a tenant."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python packages and the collection itself in a bundle: by the real pip and the real ansible-galaxy, without a network."""
+"""Python packages and the collection in a bundle, with the real pip and ansible-galaxy and no network."""
 
 from __future__ import annotations
 

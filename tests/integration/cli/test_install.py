@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The installer of gpu-layout: once, again, taken away, and what the archive carries."""
+"""The installer of gpu-layout: install, repeat, remove, and the content of the archive."""
 
 from __future__ import annotations
 

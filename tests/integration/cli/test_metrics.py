@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu-layout metrics on simulated GPUs: what differs by hand shows, mended it is gone, and nothing of before stays."""
+"""gpu-layout metrics on simulated GPUs: drift appears, disappears after repair, and old metrics are removed."""
 
 from __future__ import annotations
 

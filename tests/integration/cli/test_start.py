@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run of gpu-layout spends beside its work: what it prepares, and what Python searches at its end."""
+"""The overhead of a run of gpu-layout: imports, parsers and garbage collection."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""fits and import of gpu-layout, on a machine without a GPU, a driver or pynvml."""
+"""fits and import of gpu-layout without a GPU, a driver or pynvml."""
 
 from __future__ import annotations
 

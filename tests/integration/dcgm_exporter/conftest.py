@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The embedded exporter as a process of its own, on a simulated host."""
+"""The embedded exporter as a separate process on a simulated host."""
 
 from __future__ import annotations
 

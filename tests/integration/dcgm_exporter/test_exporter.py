@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the embedded exporter says of simulated GPUs, as they change under it."""
+"""Metrics of the embedded exporter for simulated GPUs that change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module dcgm_exporter, below a directory that is no host's root."""
+"""The module dcgm_exporter in a directory that represents a host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the module dcgm_exporter does with a host's services and packages, which stand-in commands play."""
+"""Services and packages of a host with the module dcgm_exporter, as stand-in commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role writes for each source, below a directory that is no host's root, and what systemd and Podman make of it.
+"""Files of the role for each source in a directory, read by systemd and Podman.
 
 OPENFLEET_QUADLET names Podman's generator where it is elsewhere than Podman 4.4 and later have it; Debian 12's has none.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check-gpu --change on simulated GPUs: all changes, each refusal, and runs that are killed or ended half way.
+"""check-gpu --change on simulated GPUs: all changes, refusals, and interrupted runs.
 
 nvidia-smi is a stand-in for time slices; tests/clients/test_check_gpu_change.py has the real one.
 """

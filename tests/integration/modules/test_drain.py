@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module drain with a fault between any two of its steps. molecule/gpu_drain has it with real systemd and Slurm."""
+"""The module drain with a fault at each step. molecule/gpu_drain uses real systemd and Slurm."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The first runs on hosts that have a driver and no pynvml: a dry run, and export.yml."""
+"""First runs on hosts with a driver and without pynvml: a dry run, and export.yml."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders as gpu_info reports them, and containers of the real podman."""
+"""Holders in gpu_info, with containers of the real podman."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A holder that NVML does not list stops a change as a process does; so does one that comes while the run goes on."""
+"""Holders that NVML does not list block a change, also those that start during the run."""
 
 from __future__ import annotations
 

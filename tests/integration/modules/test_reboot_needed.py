@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reset that is refused, or a holder in the kernel: the old layout and a clear message.
+"""A refused reset or a holder in the kernel keeps the old layout with a clear message.
 
 With leave, the modes wait for the reboot.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""playbooks/reset.yml takes away what site.yml brought, and leaves the GPUs unless asked."""
+"""playbooks/reset.yml removes what site.yml installed, and keeps the GPUs by default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans that are saved by one run and applied by another: exactly, or not at all."""
+"""Saved plans are applied exactly or not at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml where something is in the way: each value of gpu_layout_on_busy that needs no more than the host's GPUs."""
+"""site.yml with busy GPUs: each value of gpu_layout_on_busy."""
 
 from __future__ import annotations
 

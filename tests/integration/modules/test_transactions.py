@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All or nothing: runs that are killed, that fail, or that meet each other."""
+"""All or nothing: killed, failed and concurrent runs."""
 
 from __future__ import annotations
 

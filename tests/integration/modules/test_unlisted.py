@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Instances that no layout names: the collection's own go, somebody else's stay until it is told otherwise."""
+"""Instances without an entry: own ones are removed, foreign ones stay by default."""
 
 from __future__ import annotations
 

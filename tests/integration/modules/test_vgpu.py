@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants on simulated GPUs: from a layout to the files of a host, which lie below a root of the test's own."""
+"""Tenants on simulated GPUs: from a layout to the files of a host in the test's folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""on_busy: what is in the way is waited for, or ended; and who is in nobody's way lives on."""
+"""on_busy: blocking processes are awaited or ended, and others are not."""
 
 from __future__ import annotations
 

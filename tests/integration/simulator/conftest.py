@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML, built once, and hosts laid out through its control interface (src/gpusim.h)."""
+"""The simulated NVML, built once, and hosts initialized through its control interface (src/gpusim.h)."""
 
 from __future__ import annotations
 

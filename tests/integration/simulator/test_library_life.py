@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens on a GPU over time: loads, what it measures of them, and processes."""
+"""GPUs over time: loads, their measurements, and processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How GPUs are connected: NVLinks, NUMA nodes, peer to peer, the fabric; by nvml.h and by nvidia-smi's private table."""
+"""Connections of GPUs: NVLinks, NUMA, peer to peer, fabric, by nvml.h and nvidia-smi's private table."""
 
 from __future__ import annotations
 

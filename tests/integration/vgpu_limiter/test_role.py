@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role and site.yml decide by themselves, by the real ansible-playbook. No host is reached."""
+"""Decisions of the role and site.yml in the real ansible-playbook.
+
+No host is reached.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-run in a shell: what a command is given, and what is refused because it would run without a quota."""
+"""vgpu-run in a shell: the environment of a command, and refusals of commands without a quota."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory that stands for a host, and the module that installs the limiter there.
+"""A directory that represents a host, and the module that installs the limiter in it.
 
 What is installed is a small library that stands for the limiter's: another text is another version. The limiter itself
 is installed by the molecule scenario vgpu.

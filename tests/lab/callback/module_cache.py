@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep the archives that Ansible makes of modules from one run of the tests' hundreds to the next.
+"""Cache the module archives of Ansible between the tests' hundreds of runs.
 
 Each run of ansible-playbook reads and parses all that a module imports, for each module anew: a fifth of the run's CPU time. Its
 folder for these archives becomes a link here to one that stays. The folder's name depends on all that goes into the archives.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stand-in packages: NVIDIA's names and versions, with small things inside that behave as theirs do.
+"""Stand-in packages with NVIDIA's names and versions, and small content that behaves alike.
 
 Names, versions and what each package is for: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
 and the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. Which of them hang together by

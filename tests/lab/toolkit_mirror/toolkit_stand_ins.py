@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins of the container toolkit's packages: NVIDIA's names and versions, with small things inside that behave alike.
+"""Stand-ins of the container toolkit's packages: NVIDIA's names and versions, and small content that behaves alike.
 
 Names and versions: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html; each package
 names the others in exactly its own version. What the base package brings, and what it does when it is configured, is told by

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docker and containerd, both running: what they are told, and how they take it without ending a container.
+"""Configure running Docker and containerd without ending a container.
 
 In this order: one container runs until a test lets Docker end it.
 """

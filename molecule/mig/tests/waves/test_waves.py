@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Three waves (canary; hopper; ampere and ada): the first host that is not well ends the run, and no later host is touched."""
+"""Three waves (canary; hopper; ampere and ada): the first failed host ends the run before later hosts change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml takes the exporters and the monitoring away."""
+"""reset.yml removes exporters and monitoring."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The recorded series hold what gpusim was told and what NVIDIA's nvidia-smi says, from simulated GPU to Prometheus."""
+"""Recorded series match gpusim's configuration and nvidia-smi."""
 
 from __future__ import annotations
 

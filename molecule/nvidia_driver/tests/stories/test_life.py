@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens to a driver in its life: upgrades within a branch and across, downgrade, and all that can go wrong.
+"""The life of a driver: upgrades within and across branches, downgrade, and failures.
 
 In this order: each test takes the host as the one before left it, and says at its start which version that is.
 """

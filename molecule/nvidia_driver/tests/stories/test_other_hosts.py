@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secure Boot, the distribution's own packages, NVIDIA's installer: hosts that the others' stories leave alone."""
+"""Secure Boot, the distribution's packages, and NVIDIA's installer, on hosts without other tests."""
 
 from __future__ import annotations
 

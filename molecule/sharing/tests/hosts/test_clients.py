@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients are given: a CDI device for real Podman, and an environment file for systemd's services.
+"""Access for clients: a CDI device for real Podman, and an environment file for systemd services.
 
 CUDA itself needs a GPU. NVIDIA's own control tool stands for a client here: it finds the daemon as CUDA does.
 """

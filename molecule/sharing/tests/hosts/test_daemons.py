@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's real MPS control daemon under the real systemd: started, limited, killed, upgraded, taken away."""
+"""Debian's real MPS control daemon under real systemd: start, limits, kill, upgrade, removal."""
 
 from __future__ import annotations
 

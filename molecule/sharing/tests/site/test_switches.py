@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From one technique to another in one run, on one GPU, seen by NVIDIA's own programs. Every pair in the thorough run."""
+"""Change between techniques on one GPU in one run, verified by NVIDIA's programs.
+
+The thorough run tests every pair.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens to tenants that run: another quota, another library, a restart of the host."""
+"""Running tenants during changes of the quota or library, and after a host restart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A simulated host in a temporary directory, installed as the role installs one."""
+"""A simulated host in a temporary directory, installed like the role does."""
 
 from __future__ import annotations
 

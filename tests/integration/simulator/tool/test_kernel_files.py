@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of the kernel and its driver, written in a mount namespace of the test's own and read there without NVML."""
+"""The driver's kernel files, written and read in the test's mount namespace, without NVML."""
 
 from __future__ import annotations
 
