@@ -42,7 +42,7 @@ def wait() -> None:
 
 
 def in_a_thread(work) -> None:
-    """Run `work` in a thread that has a table of files of its own."""
+    """Run `work` in a thread with its own table of files."""
 
     def run() -> None:
         assert libc.unshare(CLONE_FILES) == 0

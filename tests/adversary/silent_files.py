@@ -6,7 +6,7 @@
     silent_files.py FUSE words FOLDER     the same, whose arguments are in a file of it
     silent_files.py FUSE home FOLDER UID  mounted on a folder that exists, as for a user with fusermount; runs what follows
 
-FUSE is a device node of /dev/fuse. What serves it ends with its standard input, and whoever waits for it is free then.
+FUSE is a device node of /dev/fuse. Its server ends with its standard input, which frees all waiting processes.
 """
 
 from __future__ import annotations

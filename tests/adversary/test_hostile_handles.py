@@ -98,7 +98,7 @@ def test_run_stops_if_a_process_cannot_be_ended(folder):
         disturbs = [Disturbance("gpu 0", tuple(found))]
         with pytest.raises(BusyError, match="could not be ended"):
             make_way(lambda: disturbs, lambda _disturbs: False)
-        # What no process stands for is left to the step.
+        # Holders without a process are left to the step.
         make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
 
 

@@ -36,7 +36,7 @@ MEMORY, ZERO = 1, 5
 WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
 IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
-#: Of these the kernel shows that there are files, and not which.
+#: The kernel shows that these files exist, but not which.
 SUSPECTS = {
     "stream": "sent to a Unix socket",
     "datagram": "sent to a Unix socket",

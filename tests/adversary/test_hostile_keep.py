@@ -159,7 +159,7 @@ def test_invalid_request_is_refused(host, data):
 
 @pytest.fixture
 def fresh(library):
-    """A service that nobody has asked anything yet."""
+    """Return a service before its first request."""
     with public_folder() as folder:
         made = KeepHost(folder, library)
         yield made

@@ -32,7 +32,7 @@ if sys.argv[2:]:
 print("open", flush=True)
 sys.stdin.read()
 """
-#: Starts one that opens the node in a namespace of its own and ends, and keeps what that one sent.
+#: Starts a process that opens the node in its own namespace and ends, and keeps the descriptor that it sent.
 RECEIVE = """
 import socket, subprocess, sys
 near, far = socket.socketpair()

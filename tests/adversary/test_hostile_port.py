@@ -32,7 +32,7 @@ def processes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate and its key, of the exporter's and of somebody else's."""
+    """Create a certificate and its key, of the exporter and of another server."""
     for name in ("tls", "other"):
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=gpu"]
         command += ["-keyout", f"{name}.key", "-out", f"{name}.crt"]

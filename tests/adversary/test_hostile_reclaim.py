@@ -73,7 +73,7 @@ def test_notice_counts_only_after_owners_got_mail(site, mailbox):
     assert to == ["alice@example.org"] and "gpu-layout keep idle.service 3d" in mail.get_content()
     assert "Service idle.service on bad holds" in mail.get_content()
     assert [(line["told"], line["untold"]) for line in site.log] == [(["alice@example.org"], [])]
-    # Once to announce it, and once to say that it was told.
+    # Once to announce it, and once to confirm the notice.
     assert site.asked == 2
 
 

@@ -52,7 +52,7 @@ class Machine:
         self.install([ACCOUNT])
         sudoers = self.root / "etc/sudoers"
         sudoers.write_text(f"Defaults env_reset\n{SITE}root ALL=(ALL) ALL\n@includedir /etc/sudoers.d\n")
-        # sudo lets nobody name libraries: the simulated one is where the loader finds the machine's own.
+        # sudo does not allow naming libraries: the simulated one is where the loader finds the machine's own.
         paths = folder / "ld.so.conf"
         paths.write_text(f"{self.host.library}\ninclude /etc/ld.so.conf.d/*.conf\n")
         subprocess.run(["ldconfig", "-X", "-f", str(paths), "-C", str(self.root / "etc/ld.so.cache")], check=True)

@@ -102,7 +102,7 @@ def measure(gpus, days, runs):
 
 
 def run(url, folder, days):
-    """One audit in a process of its own, so that its memory is its own."""
+    """Run one audit in a separate process, to measure its memory."""
     done = subprocess.run(
         [sys.executable, __file__, url, str(folder), str(days)], check=True, capture_output=True, text=True
     )

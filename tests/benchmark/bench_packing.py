@@ -196,7 +196,7 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
     seconds, peaks = [], []
     for name, mix in mixes.items():
         problem = Problem(fleet, as_workloads(mix))
-        # A process of its own, so that its peak is that of one packing.
+        # A separate process, so that its peak is that of one packing.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             packing, took, peak = pool.submit(timed, problem).result()
         wrong = check.problems(problem, packing)

@@ -223,7 +223,7 @@ class Sweep:
             recovery.recover(apply_plan.Context(session, Journal(self.directory)))
 
     def _look_and_clear_up(self) -> tuple[Any, tuple[int, Any], Any]:
-        """What NVML shows, what the next run did about a run that was cut off, and what NVML shows then. An error is a text."""
+        """Return NVML's state, what the next run did about an interrupted one, and NVML's state then. An error is a text."""
         return _tried(_read)[1], _tried(self._recover), _tried(_read)[1]
 
     def _seen(self) -> Any:

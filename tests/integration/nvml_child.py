@@ -16,7 +16,7 @@ def stopped_children(pid: int) -> list[int]:
 
 
 def go_on(pid: int) -> None:
-    """Let the stopped children of a process go on."""
+    """Continue the stopped children of a process."""
     for child in stopped_children(pid):
         os.kill(child, signal.SIGCONT)
 

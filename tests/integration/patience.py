@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-#: For whatever is waited for: what never comes takes this long to be told, what comes late is right all the same.
+#: Timeout of all waits: a missing event takes this long to be reported, and a late one is still accepted.
 PATIENCE_SECONDS = 180.0
 
 

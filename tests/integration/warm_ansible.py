@@ -107,7 +107,7 @@ def close() -> None:
 
 
 def disown() -> None:
-    """Leave these processes to the one that this is a fork of: they end once nobody holds their input."""
+    """Leave these processes to the parent of this fork. They end when no process holds their input."""
     for server in _Server._started.values():
         server.disown()
 

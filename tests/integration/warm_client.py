@@ -36,7 +36,7 @@ def run_as_fork(address: str) -> None:
 
 
 def main(address: str, arguments: list) -> None:
-    """Run the code; a program with arguments of its own runs under an interpreter of its own."""
+    """Run the code. A program with arguments runs under a separate interpreter."""
     if arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
     run_as_fork(address)

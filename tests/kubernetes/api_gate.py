@@ -115,7 +115,7 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
 class Stepper:
     """Kills a run at the first write at which none before was killed, so that run after run gets further.
 
-    `chosen` says at which writes, `kill` ends the run that is going on.
+    `chosen` says at which writes, `kill` ends the current run.
     """
 
     def __init__(self, kill: Callable[[], None], chosen: Callable[[Write], bool] = lambda _write: True) -> None:

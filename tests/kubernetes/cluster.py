@@ -283,7 +283,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    # The other direction ends as well: nobody here speaks on after its end has closed.
+    # The other direction ends too: no peer here sends after the other end closed.
     for each in (source, target):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

@@ -64,7 +64,7 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
 
     banner(f"5/{last}  Compare Prometheus on the monitoring host with the hosts")
     if verify_monitoring.main() != 0:
-        wrong.append("the monitoring host does not see what is there")
+        wrong.append("the monitoring host does not see all GPUs")
     seconds["check"] = time.monotonic() - started
 
     banner(f"6/{last}  Start services on some GPUs, then audit and right-size them")

@@ -20,7 +20,7 @@ LAB = REPOSITORY / ".lab"
 
 
 class FleetError(Exception):
-    """A playbook did not end well; the message says where its output stands."""
+    """A playbook failed. The message says where its output is."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
 
 
 def play(playbook: str, *arguments: str) -> float:
-    """Runs a playbook before the eyes of whoever looks on; gives the seconds it took. Raises FleetError."""
+    """Run a playbook with visible output and return its seconds. Raises FleetError."""
     started = time.monotonic()
     done = subprocess.run(
         ["ansible-playbook", playbook, *arguments], cwd=REPOSITORY, check=False, stdin=subprocess.DEVNULL

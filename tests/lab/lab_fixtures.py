@@ -28,7 +28,7 @@ if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
 #: The unit that restores a host's layout when it starts.
 BOOT_UNIT = "gpu-layout.service"
 
-# The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
+# The podman that tests/lab/prepare built for this machine, for manual runs of pytest.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 
 

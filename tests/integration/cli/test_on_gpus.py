@@ -468,7 +468,7 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     done = host("apply", "--layout", str(layout))
     assert "taken back" not in done.stderr and "create 7g.80gb@0" in done.stdout
     assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
-    # A second boot, before the run that asked for the reboot comes back: nothing is on trial any more.
+    # A second boot before the run that requested the reboot returns: nothing is on trial any more.
     assert "taken back" not in host("apply", "--layout", str(layout)).stderr
 
 

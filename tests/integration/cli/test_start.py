@@ -9,7 +9,7 @@ import subprocess
 
 from command_host import PYTHON
 
-#: Runs the command as Python does, and prints what the garbage collector is told to spare when the run is over.
+#: Runs the command like Python, and prints what the garbage collector excludes at its end.
 PROGRAM = """
 import argparse, atexit, gc, json, runpy, sys
 made, make = [], argparse.ArgumentParser.__init__

@@ -36,7 +36,7 @@ class Host(Installer):
 
     @property
     def calls(self):
-        """Those since the last time that was asked, but for questions."""
+        """Return the commands since the last call, except queries."""
         said = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.write_text("")
         return [line for line in said if " is-" not in line and not line.startswith("journalctl")]

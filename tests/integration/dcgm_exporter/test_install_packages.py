@@ -25,7 +25,7 @@ BUNDLE = dict(DOCKER, packages=[CORE, EXPORTER], masked=[MASK])
 
 
 class Host(Installer):
-    """A root with a dpkg database and a repository of its own."""
+    """Create a root with its own dpkg database and repository."""
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         super().__init__(folder / "root")

@@ -76,7 +76,7 @@ def test_drain_and_resume_are_idempotent(there, tmp_path):
     there.fault()
     nothing = there.resume()
     assert (nothing["changed"], nothing["done"]) == (False, [])
-    # Cheap: nobody is asked anything.
+    # Cheap: nothing is queried.
     assert there.calls() == []
 
 

@@ -22,7 +22,7 @@ NEW = [
 
 @pytest.fixture
 def stuck(host):
-    """Two Ampere GPUs that cannot be reset, the second one with somebody else's business: it needs none."""
+    """Two Ampere GPUs that cannot be reset. The second has foreign processes and needs no reset."""
     host.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":
         host.gpusim("set", gpu, "passthrough", "on")

@@ -16,7 +16,7 @@ NONE = [{"gpus": [0], "sharing": "mig", "mig": []}]
 
 @pytest.fixture
 def shared(host):
-    """A host on whose GPU 0 somebody made a 3g.40gb at placement 4."""
+    """A host with a foreign 3g.40gb at placement 4 on GPU 0."""
     host.create([{"model": "H100-80GB", "count": 1}])
     make(host, "3g.40gb", 4)
     return host

@@ -140,7 +140,7 @@ def test_force_waits_a_limited_time_for_a_process(whole, jobs):
 
 def test_force_never_ends_the_run(whole):
     """The shell or program from which the run was started may have a GPU open."""
-    # gpusim has a PYTHONPATH of its own.
+    # gpusim has its own PYTHONPATH.
     python = ["env", "PYTHONPATH=" + whole.environment["PYTHONPATH"], sys.executable]
     inside = [str(whole.bin / "gpusim"), "run", "--gpu", "0", "--gi", "0", "--", *python]
     done = whole.run([*inside, "-c", FORCE, str(whole.folder / "state.d")])

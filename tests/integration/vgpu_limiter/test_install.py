@@ -30,7 +30,7 @@ def version_in(path: Path) -> str:
 
 
 def built(tmp_path: Path, version: str) -> dict:
-    """A library and vgpu-top as somebody has built them."""
+    """Prebuilt library and vgpu-top."""
     folder = tmp_path / "built"
     folder.mkdir(exist_ok=True)
     write_source(folder, version)

@@ -54,7 +54,7 @@ def write_source(folder: Path, text: str) -> None:
 class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Versions of other tests may be mapped by other processes of this machine; they are told apart by name.
+        # Versions of other tests may be mapped by other processes of this machine. They are distinguished by name.
         self.version = str(root)
         self.environment = dict(os.environ)
 

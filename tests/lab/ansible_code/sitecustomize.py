@@ -39,7 +39,7 @@ class Mounted:
 
 
 def add_packages(release):
-    """Make the packages that the archive has too, but for a process that has no archive."""
+    """Provide the packages of the archive, except in a process without an archive."""
     import types
 
     ansible = sys.modules["ansible"] = types.ModuleType("ansible")

@@ -57,7 +57,7 @@ class CallbackModule(CallbackBase):
 
 
 def key(collection: Path) -> str:
-    """Return what tells apart the state of the collection, and of ansible-core and the collections beside it."""
+    """Return an identifier of the state of the collection, ansible-core and other collections."""
     installed = Path(ansible.__file__).parents[1]
     state = hashlib.sha256(f"{__version__} {installed} {installed.stat().st_mtime_ns} {collection}".encode())
     for folder in ("modules", "module_utils"):

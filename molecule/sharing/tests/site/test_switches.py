@@ -76,7 +76,7 @@ def check(host, name):
     seen = host.told_of(gpu)
     assert (seen["compute_mode"], sorted(seen["instances"]), seen["time_slice"]) == (mode, instances, time_slice)
     assert seen["mig"] == (mode is None)
-    # The other GPU's daemon goes on meanwhile.
+    # The other GPU's daemon continues meanwhile.
     running = {d: seen.devices for d, seen in host.daemons().items() if d != "small"}
     named = {d.replace("UUID", gpu.uuid[len("GPU-") :]): profile for d, profile in daemons.items()}
     assert running == {d: [host.device_of(gpu, profile)] for d, profile in named.items()}

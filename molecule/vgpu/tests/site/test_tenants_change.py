@@ -70,7 +70,7 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
         "/etc/cdi/openfleet-vgpu-notebook-z.json"
     ]
     assert container("notebook-z", "info") == [quota, quota]
-    # Back, so that the inventory's tenant is not another one with a key of its own.
+    # Change it back, so that the inventory's tenant is not another one with another key.
     tenant.update(name="notebook-a", was="notebook-z")
     ada.apply(layout)
 

@@ -22,7 +22,7 @@ CONFIGURATION = Path("/etc/simulated-hardware.json")
 DEVICES = Path("/sys/bus/pci/devices")
 MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
-#: Written by the role gpu_simulator, which lays out GPUs of its own.
+#: Written by the role gpu_simulator, which creates its own GPUs.
 ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
 #: The buses of the simulated NVML's GPUs (gpusim/configuration.py): a GPU elsewhere would be one that the driver does not count.
 FIRST_BUS, BUS_STEP = 0x1A, 0x0E
