@@ -208,7 +208,7 @@ def begin(request: dict, place: Path) -> None:
     def playbook() -> None:
         warm_ansible.disown()
         sys.executable = str(interpreter(place))
-        # A folder of its own, which it removes at its end.
+        # A separate folder, which it removes at its end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
         # Older releases lock it against the processes of one run alone.

@@ -31,7 +31,7 @@ class Host:
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
-        #: Called when systemd is told to mount something.
+        #: Called when systemd has to mount something.
         self.on_enable = lambda: None
         #: What comes about when systemd is asked for the time that `until` counts.
         self.shown, self.until, self.coming = 0, 0, lambda: None

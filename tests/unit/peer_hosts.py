@@ -63,7 +63,7 @@ class Processes:
 
 
 class Stranger:
-    """A process of its own that has a port, of another user where the test is root's."""
+    """A separate process with a port, of another user if the test runs as root."""
 
     def __init__(self, *tls: str, port: int = 0, uid: int = 65534) -> None:
         command = [sys.executable, "-c", LISTENER, str(port), str(uid), *tls]

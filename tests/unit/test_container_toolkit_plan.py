@@ -160,7 +160,7 @@ def pending(start, cdi=False):
         (pending("first"), "safe", (["reload"], ())),
         (pending("first", cdi=True), "safe", ([], ("docker",))),
         (pending("first", cdi=True), "always", (["restart"], ())),
-        # Somebody restarted it since.
+        # It was restarted since.
         (pending("earlier"), "never", ([], ())),
     ],
 )

@@ -23,7 +23,7 @@ NEW = {**FORMER, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "n
 
 
 class Docker:
-    """Stands in for dockerd and systemctl: reads its file at a reload, or refuses it, and says what it has."""
+    """Replace dockerd and systemctl: read the file at a reload or refuse it, and report settings."""
 
     def __init__(self, path, refuses):
         self.path, self.refuses, self.called = path, refuses, []

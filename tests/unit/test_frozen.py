@@ -111,7 +111,7 @@ class Derived(Base):
 
 
 class Plain(Base):
-    """So can one without fields of its own."""
+    """A class without its own fields can be derived too."""
 
 
 def test_classes_can_be_derived():

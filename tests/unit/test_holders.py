@@ -264,7 +264,7 @@ def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    # Once for the processes; once more where this machine runs containers, whose devices nobody may see either.
+    # Once for processes, and once more if this machine runs containers, whose devices are unreadable too.
     assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who

@@ -20,7 +20,7 @@ OF = host(gpu(0, instance(1, 0)))
 
 
 class Containers:
-    """A host whose processes live in containers, each with a /dev of its own."""
+    """A host whose processes are in containers with their own /dev."""
 
     def __init__(self, folder):
         self.proc = Proc(folder / "proc")

@@ -133,7 +133,7 @@ def test_gpu_part_of_a_virtual_machine_is_a_holder(kernel, tmp_path, monkeypatch
     (kernel.device / "virtfn0").symlink_to(function)
     (kernel.device / "virtfn1").symlink_to(idle)
     assert virtual_machines(A100, str(kernel.sys)) == [name, "0000:3b:00.4"]
-    # The look asks only where the module is loaded.
+    # The scan reads this only if the module is loaded.
     monkeypatch.setattr(find, "_VGPU_MODULE", str(kernel.sys))
     monkeypatch.setattr("%s.kernel.virtual_machines" % find.__package__, lambda _gpu: [name])
     (holder,) = find_holders(host(A100), str(Proc(tmp_path / "p").folder), str(tmp_path), no_tools, str(tmp_path))

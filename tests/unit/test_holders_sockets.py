@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Running:
-    """A process that does as it is told."""
+    """A process that executes commands."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process, self.pid = process, process.pid

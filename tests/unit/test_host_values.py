@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: Told apart by their numbers: some have no end.
+#: Identified by their numbers: some are endless.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 

@@ -36,7 +36,7 @@ def unit(name, active="active", triggered_by=(), bus_name=""):
 
 
 class Stops:
-    """Stands for systemd and the runtimes: remembers what was stopped."""
+    """Replace systemd and the runtimes, and record what was stopped."""
 
     def __init__(self, *along, active="active", problem="", bus_name=""):
         self.along, self.active, self.problem, self.bus_name = along, active, problem, bus_name

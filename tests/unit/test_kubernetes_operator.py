@@ -33,7 +33,7 @@ def test_operator_is_found_by_policy_and_labels(labels):
     # NVIDIA's mig-manager takes these off the node too, before it changes a MIG mode.
     clients = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
     assert found["pausing"] == {"nvidia.com/gpu.deploy.%s" % name: "paused-for-openfleet-gpu" for name in clients}
-    assert find(found["pausing"], *policies)["problems"] == [], "a drain that was cut off is no problem"
+    assert find(found["pausing"], *policies)["problems"] == [], "an interrupted drain is no problem"
 
 
 @pytest.mark.parametrize("state", ["pending", "rebooting"])

@@ -369,7 +369,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     ]
     assert {each.compute_mode for each in wanted} == {"default"}
     assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
-    # One tenant more is told to a daemon as it runs.
+    # One more tenant reaches a running daemon.
     seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
     more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]

@@ -192,7 +192,7 @@ def test_too_many_groups_for_the_hosts(solver):
 
 
 def today(*standing):
-    """From "gpu profile@start workload"; a workload of - is nobody."""
+    """Parse "gpu profile@start workload", with - for no workload."""
     found = []
     for text in standing:
         index, instance, name = text.split()

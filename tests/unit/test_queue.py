@@ -29,7 +29,7 @@ echo "end $2" >>log
 
 @pytest.fixture()
 def queue(tmp_path):
-    """Run it in a folder of its own; gives the ended process and what began and ended, in order."""
+    """Run it in a new folder, and return the ended process and what started and ended, in order."""
     (tmp_path / "make").write_text(MAKE)
     (tmp_path / "make").chmod(0o755)
     environment = {**os.environ, "PATH": "%s:%s" % (tmp_path, os.environ["PATH"])}

@@ -237,7 +237,7 @@ def test_concurrent_runs_do_not_share_a_record(machine):
         machine.run(UNIT)
 
 
-# -- The look ----------------------------------------------------------------------------------------------------------
+# -- Observation -------------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -307,7 +307,7 @@ def test_instances_are_not_sampled_but_wait():
         ({"clients": 1}, "a new client has connected"),
         ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
-        # Another process with the same pid; what cannot be told; a client that has left.
+        # Another process with the same pid, an unknown one, and a client that has left.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
         ({"clients": None, "cpu_seconds": None}, ""),
     ],

@@ -192,7 +192,7 @@ def test_any_proposal_keeps_all_workloads_and_is_valid(kinds, free, bound):
     entries, changed = done.entries("a")
     layout = merged(host, entries, changed)
     plan, _lines = planned(layout, gpus, "580.65.06")
-    # No GPU is named twice, and each has what stands on it.
+    # No GPU is named twice, and each has its content.
     assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
     then = {each.key[1]: [] for each in found}
     for standing in done.standing().values():

@@ -171,7 +171,7 @@ def vgpus(draw, chosen):
 
 
 def renamed(layout, numbers):
-    """Every daemon and tenant with a name of its own: drawn names may collide."""
+    """Give every daemon and tenant a distinct name, because drawn names may collide."""
 
     def fresh(value):
         if value is None or not hasattr(value, "__dataclass_fields__"):

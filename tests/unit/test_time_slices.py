@@ -71,7 +71,7 @@ def seen(smi):
 
 
 def sliced(gpu, name, problem=None, **fields):
-    """The GPU as it is observed with this time slice; None: nobody looked, or there is none for the reason beside it."""
+    """Return the GPU with this time slice. None: unread, or unavailable with the given reason."""
     read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
     return dataclasses.replace(gpu, settings=read, **fields)
 

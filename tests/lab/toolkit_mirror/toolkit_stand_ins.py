@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
 from stand_ins import LIBRARIES, StandIn, same
 
-#: The last release without a unit of its own; one that forgets containerd's imports; two that do as they should.
+#: The last release without its own unit, one that drops containerd's imports, and two correct ones.
 VERSIONS = ("1.17.8", "1.18.0", "1.18.1", "1.18.2")
 
 # What the hook does to a container's root before its program starts: the mounted libraries become known to the loader.
