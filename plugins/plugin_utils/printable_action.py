@@ -40,7 +40,7 @@ def harmless(result: Mapping[str, Any]) -> dict[str, Any]:
 
     Tabs and ends of lines stay.
 
-    Of the facts only ansible-core's own is kept, because facts become variables of later tasks.
+    Only ansible-core's own fact is kept, because facts become variables of later tasks.
     """
     copy = {_text(key): _copy(value, _DEEPEST) for key, value in result.items()}
     facts = copy.pop("ansible_facts", None)

@@ -133,7 +133,7 @@ def start(host):
 
 @pytest.fixture
 def instance():
-    """Return a function that creates a foreign MIG instance: instance(host, gpu, profile, start)."""
+    """Return a function that makes an instance: instance(host, gpu, profile, start)."""
     script = Path(__file__).resolve().parents[1] / "make_instance.py"
 
     def make(host, gpu, profile, at):

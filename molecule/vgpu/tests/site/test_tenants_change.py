@@ -76,7 +76,7 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
 
 
 def test_new_library_does_not_disturb_running_programs(ada):
-    """It is built on the controller, so it has another name."""
+    """Build the library on the controller, so that it has another name."""
     old = ada.current()
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:
