@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a module documents what it returns: the harnesses that run modules ask for each result."""
+"""Check that a module documents its return keys.
+
+Test harnesses call this for each result.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make test-thorough` does beyond `make test`: tests marked `thorough`, more draws and new ones, whole sweeps."""
+"""Additions of `make test-thorough` to `make test`: tests marked `thorough`, more random draws, full sweeps."""
 
 from __future__ import annotations
 

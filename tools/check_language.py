@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     above, lower = raised(counts, recorded), lowered(counts, recorded)
     show(hits, {(name, kind) for name, kind, _number, _limit in above})
     for name, kind, number, limit in above:
-        print(f"{name}: {number} of kind {kind}, {limit} recorded. Rewrite {number - limit} of the lines above.")
+        print(f"{name}: {number} of kind {kind}, {limit} recorded. Rewrite {number - limit} lines above.")
     if options.record:
         write(RECORD, lower)
     stale = [] if options.record else [name for name in sorted(recorded) if lower.get(name) != recorded[name]]

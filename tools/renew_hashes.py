@@ -4,7 +4,7 @@
 
 Run it after changing a version. Each file of LOCKS has exact versions. pip fetches every wheel that a supported host may choose:
 for the supported versions of CPython, on manylinux for x86_64 and aarch64. Then pip resolves the file for each Python and
-architecture in hash-checking mode, so a dependency without a hash ends the run. pip uses the index of its own settings.
+architecture in hash-checking mode, so a dependency without a hash ends the run. pip uses the index that its settings name.
 """
 
 from __future__ import annotations

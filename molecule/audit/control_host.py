@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What makes a host without a network a control host: control_host.py FOLDER PYTHON MACHINE
+"""Make a host without a network a control host: control_host.py FOLDER PYTHON MACHINE
 
 Wheels of ansible-core as it is here, and of what it needs, for that Python (3.11) and machine (x86_64); and the collection. They
 lie in FOLDER then, and what was there before is gone. Wheels that were fetched once are taken from beside it.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Takes what Alertmanager posts, and writes it down: a line of JSON for each alert, in /var/lib/receiver/alerts."""
+"""Write alerts from Alertmanager to /var/lib/receiver/alerts, one line of JSON each."""
 
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer

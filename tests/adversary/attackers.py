@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who attacks: two users without rights, a tenant in a container of its own, and a host whose modules say what they like."""
+"""The attackers: two unprivileged users, a tenant in its own container, and a compromised host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Iterator, Sequence
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host, Mig
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Of nobody's on this machine.
+#: User ids that no account of this machine has.
 ALICE, BOB = 61001, 61002
 #: Any user can run it, wherever the tests' own Python is.
 PYTHON = Path(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable).resolve()

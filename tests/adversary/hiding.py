@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep a device node open where no descriptor of the main thread shows it, say so, and wait for the end of standard input.
+"""Hide an open device node from the descriptors of the main thread, and wait for the end of standard input.
 
     hiding.py HOW NODE
 
@@ -42,7 +42,7 @@ def wait() -> None:
 
 
 def in_a_thread(work) -> None:
-    """Run `work` in a thread that has a table of files of its own."""
+    """Run `work` in a thread with its own table of files."""
 
     def run() -> None:
         assert libc.unshare(CLONE_FILES) == 0

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host of simulated GPUs with the service behind `gpu-layout keep`, and users who ask it."""
+"""A host of simulated GPUs with the service of `gpu-layout keep`, and users who call it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes of users with a file system of their own that never answers (silent_files), and the look of a run at them."""
+"""User processes with an unresponsive file system (silent_files), and the scan of a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def silent(folder, what, *within, user=ALICE):
     command = [*within, *IN_A_NAMESPACE, PYTHON, folder / "silent.py", folder / "fuse", what, folder / "mnt"]
     with process(*command, user=user) as made:
         yield made
-    # Here, so that a test fails by what a look does where it has no such children.
+    # Imported here, so that a test fails by what a scan does without such children.
     from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
 
     limit = time.monotonic() + LONG
@@ -78,7 +78,7 @@ def look(folder):
     except subprocess.TimeoutExpired:
         # One that waits in the kernel ends with the file system, and not before: it is not waited for.
         made.kill()
-        pytest.fail("the look does not end")
+        pytest.fail("the scan does not end")
     assert made.returncode == 0, problem
     with (folder / "state/lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

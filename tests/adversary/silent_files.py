@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user's own file system: it answers what a mount needs, and then nothing that anybody asks of its files.
+"""A user's file system that can be mounted but never answers requests for its files.
 
     silent_files.py FUSE root FOLDER      a process whose root is an overlay above it, in a user namespace
     silent_files.py FUSE words FOLDER     the same, whose arguments are in a file of it
     silent_files.py FUSE home FOLDER UID  mounted on a folder that exists, as for a user with fusermount; runs what follows
 
-FUSE is a device node of /dev/fuse. What serves it ends with its standard input, and whoever waits for it is free then.
+FUSE is a device node of /dev/fuse. Its server ends with its standard input, which frees all waiting processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What users of a cluster, and an API server that was taken over, can send: texts of any length, and answers without an end."""
+"""Texts of any length and endless answers from cluster users and a compromised API server."""
 
 from __future__ import annotations
 

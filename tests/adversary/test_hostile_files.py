@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links, pipes and folders that somebody put where root writes: what they lead to stays as it is.
+"""Links, pipes and folders at paths where root writes: their targets stay unchanged.
 
 Folders that only root writes to need none of it, and a site may choose others.
 """

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users' own file systems that never answer: root's looks at their processes and homes end, and hold no lock.
+"""Unresponsive user file systems: scans of processes and homes end, and hold no lock.
 
-Whoever waits for such a file system in the kernel is not ended by SIGKILL. The tests end what serves it, and with it the waiting.
+SIGKILL does not end processes that wait for such a file system in the kernel. The tests end its server, and so the waiting.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
         for within in ([], ["unshare", "--user"]):
             with holding(folder / "dev/nvidia0", user=user, within=within) as made:
                 assert account_of("/proc/%d" % made.pid) == account
-    # An id that the host's database has is an account of its own, whatever the file says.
+    # An id in the host's database is its own account, whatever the file of subordinate ids contains.
     (tmp_path / "subuid").write_text("%d:0:65536\n" % ALICE)
     assert account_of("/proc/%d" % os.getpid()) == 0
 

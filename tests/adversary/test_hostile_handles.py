@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Open nodes that change hands or words: who is ended for them, and who is not.
+"""Open nodes that change owners or command lines: which processes are ended.
 
 By what runs and reclaims do, whatever decides it within.
 """
@@ -98,7 +98,7 @@ def test_run_stops_if_a_process_cannot_be_ended(folder):
         disturbs = [Disturbance("gpu 0", tuple(found))]
         with pytest.raises(BusyError, match="could not be ended"):
             make_way(lambda: disturbs, lambda _disturbs: False)
-        # What no process stands for is left to the step.
+        # Holders without a process are left to the step.
         make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users who keep a GPU's node open where the main thread of their process has no descriptor of it: the GPU is held.
+"""GPU nodes opened outside the main thread's descriptors still hold the GPU.
 
 The node is /dev/zero, which everybody may open and map, on a host whose driver has its number.
 """
@@ -36,7 +36,7 @@ MEMORY, ZERO = 1, 5
 WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
 IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
-#: Of these the kernel shows that there are files, and not which.
+#: The kernel shows that these files exist, but not which.
 SUSPECTS = {
     "stream": "sent to a Unix socket",
     "datagram": "sent to a Unix socket",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A notice in the home of a user who prepared it: written with the user's own id, or not at all, and root waits for nothing."""
+"""A notice in a hostile home: it is written with the user's id or not at all, and root does not block."""
 
 from __future__ import annotations
 

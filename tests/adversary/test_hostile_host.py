@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that was taken over: what it says must name nothing on the controller or in a cluster."""
+"""A compromised host cannot choose paths on the controller or names in a cluster."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     ids=["where Kubernetes is not asked for", "where the inventory names another node"],
 )
 def test_record_of_a_host_uncordons_only_its_own_node(tmp_path, variables):
-    # A kubeconfig that leads nowhere: whoever tried to reach the cluster would say so.
+    # A kubeconfig without a cluster: an attempt to reach it would be an error.
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
     assert done.returncode != 0
     assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said(done)
@@ -167,7 +167,7 @@ def test_drain_records_its_cordon_in_the_cluster(tmp_path, cluster, drain, befor
     drain("drain")
     assert cluster.unschedulable
     assert cluster.annotations == ({} if before else {ANNOTATION: "localhost"})
-    # A drain that goes on, as after a controller that was lost, finds its own cordon.
+    # A drain that continues after a lost controller finds its own cordon.
     (tmp_path / "state/drain.json").unlink()
     drain("drain", "resume")
     assert cluster.unschedulable is before
@@ -325,7 +325,7 @@ def test_every_playbook_checks_injected_facts_first(playbook):
     import yaml
 
     plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
-    # Ahead of it is a look at the inventory, which asks no host.
+    # The check of the inventory before it reads no host.
     imported = [each["import_playbook"] for each in plays if "import_playbook" in each]
     assert set(imported) <= {"plays/some_hosts.yml"}
     plays = [each for each in plays if not each.get("hosts", "{{").startswith("{{")]
@@ -425,7 +425,7 @@ def test_texts_about_stopped_services_are_one_log_line(tmp_path):
 
 # --- What it says in place of what the controller decides ----------------------------------------------------------------
 
-#: What only the controller may say, with paths of its own.
+#: Values that only the controller may set, with different paths.
 JUDGED = {
     "msg": "all is well",
     "accepted": True,

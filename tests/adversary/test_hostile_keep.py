@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpu-layout keep` by a real service, on which users with other user ids try what they can."""
+"""Attacks on a real service of `gpu-layout keep` by users with other user ids."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_invalid_request_is_refused(host, data):
 
 @pytest.fixture
 def fresh(library):
-    """A service that nobody has asked anything yet."""
+    """Return a service before its first request."""
     with public_folder() as folder:
         made = KeepHost(folder, library)
         yield made

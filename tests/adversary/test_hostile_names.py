@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names that others choose, wherever the look at a host meets them: all of it comes out as short lines of text.
+"""Hostile names in all places that a scan reads become short lines of text.
 
 A /proc of another host, in a folder, and tools that answer; real users, processes and containers are in the files beside.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users who have a GPU's node open under a name of their own: they hold the GPU, and are named.
+"""Users who open a GPU's node under another name hold the GPU, and are named.
 
 The node is /dev/full, which everybody may open, on a host whose driver has its number.
 """
@@ -32,7 +32,7 @@ if sys.argv[2:]:
 print("open", flush=True)
 sys.stdin.read()
 """
-#: Starts one that opens the node in a namespace of its own and ends, and keeps what that one sent.
+#: Starts a process that opens the node in its own namespace and ends, and keeps the descriptor that it sent.
 RECEIVE = """
 import socket, subprocess, sys
 near, far = socket.socketpair()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user who takes a service's port while it is down: root sends no password, no token and no header there."""
+"""A user takes a stopped service's port: root sends no password, token or header to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def processes(tmp_path, monkeypatch):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate and its key, of the exporter's and of somebody else's."""
+    """Create a certificate and its key, of the exporter and of another server."""
     for name in ("tls", "other"):
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=gpu"]
         command += ["-keyout", f"{name}.key", "-out", f"{name}.crt"]

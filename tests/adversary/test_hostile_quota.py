@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes that claim another tenant's quota folder: by mounts of their own namespaces, by chroot, by their environment."""
+"""Processes that claim another tenant's quota by mounts, chroot or environment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host says that it announced and stopped: mail goes to accounts of the site's domain, and the log is a log."""
+"""Forged announcements of a host: mail goes only to the site's domain, and the log stays a log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_notice_counts_only_after_owners_got_mail(site, mailbox):
     assert to == ["alice@example.org"] and "gpu-layout keep idle.service 3d" in mail.get_content()
     assert "Service idle.service on bad holds" in mail.get_content()
     assert [(line["told"], line["untold"]) for line in site.log] == [(["alice@example.org"], [])]
-    # Once to announce it, and once to say that it was told.
+    # Once to announce it, and once to confirm the notice.
     assert site.asked == 2
 
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users' own file systems that never answer, by what a run does: its look ends, and its lock is free.
+"""Runs with unresponsive user file systems: the scan ends, and the lock is released.
 
-test_hostile_filesystem has what is left behind, and how it is counted.
+test_hostile_filesystem tests the remaining children, and how they are counted.
 """
 
 from __future__ import annotations

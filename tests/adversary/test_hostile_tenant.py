@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants in containers, and users who make themselves some: a /dev that they arrange holds no GPU, and poses as nobody.
+"""A /dev arranged by tenants or users holds no GPU and poses as no other container.
 
 Real namespaces and device nodes; the host's /proc is seen through a window with a driver in it.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that was taken over, and the terminal of the operator: results of every module of the collection."""
+"""Results of a compromised host cannot control the operator's terminal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tools of a host that never end, never stop talking, or leave others behind: a look at the host goes on, and nothing stays."""
+"""Tools that hang, print without end or leave children: scans continue and clean up."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_hanging_tool_is_killed_with_its_children(tool, tmp_path, script):
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_tool_with_endless_output_is_killed(tool, tmp_path, where):
-    """It is killed long before its timeout, because its output would not fit into memory."""
+    """Kill it long before its timeout, because its output would not fit into memory."""
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         run_tool(tool("exec yes " + where), timeout_seconds=3600)

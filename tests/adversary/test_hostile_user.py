@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users without rights: what they call themselves, say and hold open makes root do nothing to anybody else.
+"""Names, texts and open files of unprivileged users cannot make root affect others.
 
 Real processes of two users on the real /proc. Device nodes are files of a folder: where there is no driver, the look at them goes
 by name.
@@ -211,7 +211,7 @@ def test_scan_ends_at_its_deadline_and_names_unread_processes(folder, monkeypatc
         assert seen.crowded == (crowd.pid,) and len(passed) == 200
 
 
-# --- Races: between the look and the signal ---------------------------------------------------------------------------
+# --- Races: between the scan and the signal ---------------------------------------------------------------------------
 
 
 class _CloneArguments(ctypes.Structure):
@@ -241,7 +241,7 @@ def start_as(pid: int, command: list[str], user: int) -> int:
     os.close(write_end)
     if made < 0:
         os.close(read_end)
-        pytest.skip("this kernel lets nobody choose a pid: %s" % os.strerror(ctypes.get_errno()))
+        pytest.skip("this kernel does not allow choosing a pid: %s" % os.strerror(ctypes.get_errno()))
     with os.fdopen(read_end) as pipe:
         assert pipe.readline() == "open\n"
     return made
@@ -283,7 +283,7 @@ def test_process_that_released_the_gpu_gets_no_signal(folder):
     become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
     with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
-        # The end of its input makes it go on.
+        # The end of its input makes it continue.
         held.stdin.close()
         assert held.stdout.readline() == b"other\n"
         assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()

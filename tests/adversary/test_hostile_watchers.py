@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user whose process poses as one that only watches GPUs: it holds what it has open, whatever it is called."""
+"""A process that poses as GPU monitoring still holds its GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="other users, and files of root, need root"),
 ]
-#: As a user without any rights; and in a mount namespace of its own, where `bind` lies over `over`.
+#: As an unprivileged user, and in a mount namespace where `bind` is mounted over `over`.
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 PROGRAMS = ["dcgm-exporter", "nv-hostengine", "nvidia-smi"]
 
@@ -52,7 +52,7 @@ def dev(roots):
 
 @pytest.fixture
 def found(dev):
-    """Who a process with the GPU open is, and whether it is in the way of a change of an instance."""
+    """Return the identity of a process with the GPU open, and whether it blocks a change of an instance."""
 
     def look(program, *within):
         with opened(dev / "nvidia0", program=program, within=within) as process:

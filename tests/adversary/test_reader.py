@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An account that may ask, as root, who holds the GPUs: by a real sudo it can do that and nothing else.
+"""An account with sudo for the reader of GPU holders can run nothing else as root.
 
 The command, the rule, simulated GPUs and a sudoers file lie over the machine's own in a mount namespace.
 """
@@ -52,7 +52,7 @@ class Machine:
         self.install([ACCOUNT])
         sudoers = self.root / "etc/sudoers"
         sudoers.write_text(f"Defaults env_reset\n{SITE}root ALL=(ALL) ALL\n@includedir /etc/sudoers.d\n")
-        # sudo lets nobody name libraries: the simulated one is where the loader finds the machine's own.
+        # sudo does not allow naming libraries: the simulated one is where the loader finds the machine's own.
         paths = folder / "ld.so.conf"
         paths.write_text(f"{self.host.library}\ninclude /etc/ld.so.conf.d/*.conf\n")
         subprocess.run(["ldconfig", "-X", "-f", str(paths), "-C", str(self.root / "etc/ld.so.cache")], check=True)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of an audit: two weeks of fleets of several sizes in a real Prometheus, asked from beginning to report.
+"""Measure audits of two weeks of fleets of several sizes in a real Prometheus.
 
 What is measured at three sizes is brought to 10,000 GPUs by the straight line that fits them, which leaves the fixed part of
 an audit fixed. SIZE is the largest fleet (1,800 GPUs); the others are a third and a ninth of it.
@@ -102,7 +102,7 @@ def measure(gpus, days, runs):
 
 
 def run(url, folder, days):
-    """One audit in a process of its own, so that its memory is its own."""
+    """Run one audit in a separate process, to measure its memory."""
     done = subprocess.run(
         [sys.executable, __file__, url, str(folder), str(days)], check=True, capture_output=True, text=True
     )

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of the idle rule: audits of usage patterns whose truth is known, in a real Prometheus. docs/audit.md.
+"""Measure the idle rule with usage patterns of known truth in a real Prometheus. docs/audit.md.
 
 Each wrong verdict is a line on standard error, and so is what no rule could tell.
 """

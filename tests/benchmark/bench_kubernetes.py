@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of Kubernetes: how soon a node offers a new layout, which pods a change disturbs, what a run asks of the API server.
+"""Measure Kubernetes: time to offer a new layout, disturbed pods, and API requests of a run.
 
 The cluster is that of tests/kubernetes with one node: API server, scheduler, kubelet and NVIDIA's device plugin are real, GPUs
 are simulated. site.yml runs with the role's defaults and the rights of the role's manifest. SEED chooses the transitions of the

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of the vGPU limiter on a stub driver: what it adds to a call, how exact quota and shares are.
+"""Measure the vGPU limiter on a stub driver: overhead per call, accuracy of quotas and shares.
 
 The added cost is that on an empty stub: the same program with and without the library, in turn. The shares are measured
 on a simulated clock. SEED chooses the quotas that limiter_quota_error fills.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of the monitoring: 1,000 simulated GPUs into one real Prometheus, with every rule and alert of the role.
+"""Measure monitoring: 1,000 simulated GPUs in one real Prometheus with all rules and alerts.
 
 125 hosts of 8 GPUs, served by one small HTTP server: every second one in the text of the embedded exporter, the others in
 dcgm-exporter's; one GPU in eight has seven MIG instances. With each host comes what `gpu-layout metrics` writes. Values

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of packing: the gap to the optimum, time and memory of a large fleet, and churn; docs/packing.md says of what.
+"""Measure packing: gap to the optimum, time and memory of a large fleet, and changes. docs/packing.md.
 
 PODS=FILE are requests and NODES=FILE hosts, in the form of Alibaba's cluster-trace-gpu-v2023 (CSV, gzip or not). SEED chooses
 what is sampled, SIZE how many workloads the large fleet has (10,000, and 6 GPUs for each 10 of them). Every layout is checked
@@ -196,7 +196,7 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
     seconds, peaks = [], []
     for name, mix in mixes.items():
         problem = Problem(fleet, as_workloads(mix))
-        # A process of its own, so that its peak is that of one packing.
+        # A separate process, so that its peak is that of one packing.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             packing, took, peak = pool.submit(timed, problem).result()
         wrong = check.problems(problem, packing)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of sizing on a real trace: what is planned on one part of a day, judged on the other. docs/sizing.md."""
+"""Measure sizing on a real trace: plan on one part of a day, judge on the other. docs/sizing.md."""
 
 from __future__ import annotations
 

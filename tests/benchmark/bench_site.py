@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures of a run of site.yml on the lab: what a run that changes nothing costs, and the times of the demo."""
+"""Measure site.yml on the lab: a run without changes, and the times of the demo."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_without_changes(hosts):
             counted = play_and_read(
                 "site.yml", "bench-counted.json", *inventory, "-e", f"ansible_podman_executable={counter.path}"
             )
-            # Timed apart from the count, which costs a little of its own.
+            # Timed separately from the count, which has its own cost.
             timed = play_and_read("site.yml", "bench-timed.json", *inventory)
         finally:
             play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *inventory)

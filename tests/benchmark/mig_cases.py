@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Transitions of one GPU from a layout to another: random ones, or read from a file."""
+"""Transitions of one GPU between layouts, random or from a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run that changes nothing would cost with one task for each thing that a host must have.
+"""Measure a run without changes that has one task per object.
 
 The tasks that a role of ansible.builtin modules takes for the same end, with all roles on, one line each: how many module
 executions a host, and what it is for. Favourable to such a role: a copy or template counts once, though Ansible asks the host

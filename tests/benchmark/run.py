@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measures figures and prints them, `name value unit` a line; everything else goes to standard error.
+"""Measure figures and print them as `name value unit` lines.
+
+Other output goes to standard error.
 
 usage: run.py [GROUP]      every group if none is named
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A trace of duty and memory per container, the plan and judge halves of it, and simple rules to compare with.
+"""Read a trace of duty and memory per container, split it, and apply simple rules for comparison.
 
 A trace is CSV, gzipped or not: timestamp (seconds), container, duty_percent, memory_used_bytes; an empty cell is no sample.
 """

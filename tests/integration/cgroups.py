@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Control groups of this machine, for processes that stand for those of units and pods."""
+"""Control groups of this machine for processes that represent units and pods."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command gpu-layout on a host of simulated GPUs, and its installer."""
+"""The command gpu-layout and its installer on a host of simulated GPUs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 CLIENTS = {"services": ["dcgm", "api", "idle", "absent"], "slurm": True}
 
 REASON = "openfleet.gpu: clients taken off the GPUs"
-#: What is there before a drain. exporter goes with dcgm; api has a socket, which runs.
+#: State before a drain. exporter stops with dcgm; api has a running socket.
 BEFORE = {
     "units": {
         "dcgm.service": "active",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module dcgm_exporter as the role runs it, and what it may be asked for."""
+"""Run the module dcgm_exporter like the role, with its possible options."""
 
 from __future__ import annotations
 

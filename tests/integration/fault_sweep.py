@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let every NVML call of a transition fail once, and die once, and see how each run ends.
+"""Let every NVML call of a transition fail or die once, and check how each run ends.
 
 Runs are forks of this process on a simulated host, so that thousands of them take minutes. Another fork looks and clears up after
 each. This process does neither: its library would know instances of the run before, whose state was put back since.
@@ -233,7 +233,7 @@ class Sweep:
             recovery.recover(apply_plan.Context(session, Journal(self.directory)))
 
     def _look_and_clear_up(self) -> tuple[Any, tuple[int, Any], Any]:
-        """What NVML shows, what the next run did about a run that was cut off, and what NVML shows then. An error is a text."""
+        """Return NVML's state, what the next run did about an interrupted one, and NVML's state then. An error is a text."""
         return _tried(_read)[1], _tried(self._recover), _tried(_read)[1]
 
     def _seen(self) -> Any:

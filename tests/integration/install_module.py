@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A module that installs from sources, run as its action plugin runs it: with their digest first, with them if the host asks."""
+"""Run a module with sources like its action plugin: with their digest, then with them on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulated_host import module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import digest, pack
 
-#: The interpreter that stands for a host's: code on hosts is to run on old ones too.
+#: The interpreter that represents a host's, because code on hosts must run on old ones too.
 HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 MODULE = "ansible_collections.openfleet.gpu.plugins.modules.%s"
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""make_instance.py GPU PROFILE START: somebody else makes a MIG instance, by plain pynvml. MIG mode is enabled if need be."""
+"""Create a foreign MIG instance with plain pynvml: make_instance.py GPU PROFILE START. Enables MIG mode if needed."""
 
 import sys
 from ctypes import byref

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The child process in which a run calls NVML: whether a fault has stopped it, and letting it go on."""
+"""Check and continue the child process in which a run calls NVML, if a fault stopped it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stopped_children(pid: int) -> list[int]:
 
 
 def go_on(pid: int) -> None:
-    """Let the stopped children of a process go on."""
+    """Continue the stopped children of a process."""
     for child in stopped_children(pid):
         os.kill(child, signal.SIGCONT)
 

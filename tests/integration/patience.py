@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for what is sure to come, on a machine of which nobody knows how busy it is."""
+"""Wait for certain events on a machine of unknown load."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable
 
-#: For whatever is waited for: what never comes takes this long to be told, what comes late is right all the same.
+#: Timeout of all waits: a missing event takes this long to be reported, and a late one is still accepted.
 PATIENCE_SECONDS = 180.0
 
 

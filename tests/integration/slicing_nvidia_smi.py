@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for nvidia-smi that keeps time slices in a file: the real one does not see GPUs of one process alone."""
+"""A stand-in for nvidia-smi that keeps time slices in a file, because the real one does not see simulated GPUs."""
 
 from __future__ import annotations
 

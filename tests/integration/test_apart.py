@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""pytest by hand: a container of another project that was given a GPU holds no simulated one."""
+"""A manually started pytest: a foreign container with a GPU holds no simulated one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What an engine does for a container with a GPU: a /dev of its own with the node of the GPU in it.
+#: What an engine makes for a container with a GPU: a /dev with the node of the GPU.
 CONTAINER = "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/nvidia0 c 1 3 && echo up && exec sleep 600"
 ONE_TEST = "tests/integration/modules/test_mig.py::test_pending_mode_gets_its_reset"
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile and import all that runs on hosts with the Python that hosts may have (OPENFLEET_HOST_PYTHON)."""
+"""Compile and import all code for hosts with a host's Python (OPENFLEET_HOST_PYTHON)."""
 
 from __future__ import annotations
 

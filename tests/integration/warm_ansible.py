@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Give local connections, and lab hosts, an interpreter that has loaded Ansible's own module code already.
+"""Give local connections and lab hosts an interpreter that has already loaded Ansible's module code.
 
 Ansible starts an interpreter for each module and sends it all that the module imports, in an archive. To compile that code takes
 most of a module's time, and most of it is the same each time. Here one process has imported ansible-core's part, and each module
@@ -107,7 +107,7 @@ def close() -> None:
 
 
 def disown() -> None:
-    """Leave these processes to the one that this is a fork of: they end once nobody holds their input."""
+    """Leave these processes to the parent of this fork. They end when no process holds their input."""
     for server in _Server._started.values():
         server.disown()
 

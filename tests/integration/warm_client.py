@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send the code on standard input to the process of warm_ansible.py, and end as it ends. Imports little: each module waits."""
+"""Send code on standard input to the process of warm_ansible.py.
+
+Returns its exit status. It imports little, because each module waits for it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def run_as_fork(address: str) -> None:
 
 
 def main(address: str, arguments: list) -> None:
-    """Run the code; a program with arguments of its own runs under an interpreter of its own."""
+    """Run the code. A program with arguments runs under a separate interpreter."""
     if arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
     run_as_fork(address)

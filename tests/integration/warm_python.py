@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run `python -m MODULE` as a process of its own that need not load Ansible and pynvml first.
+"""Run `python -m MODULE` as a fork that has already loaded Ansible and pynvml.
 
 Loading is most of what a test of a module would wait for, hundreds of times. One interpreter loads what modules import, none of
 the modules themselves, and each run is a fork of it with its own environment and standard input and output.

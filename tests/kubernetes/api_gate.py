@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A way to an API server on which a test can step in at each write."""
+"""A proxy to an API server on which a test can act at each write."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
 class Stepper:
     """Kills a run at the first write at which none before was killed, so that run after run gets further.
 
-    `chosen` says at which writes, `kill` ends the run that is going on.
+    `chosen` says at which writes, `kill` ends the current run.
     """
 
     def __init__(self, kill: Callable[[], None], chosen: Callable[[Write], bool] = lambda _write: True) -> None:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster: the control plane of control_plane.py, and nodes that are lab hosts with containerd, kubelet and simulated GPUs.
+"""A cluster: the control plane of control_plane.py, and lab hosts with containerd, kubelet and simulated GPUs as nodes.
 
 No lab host has a network. What a node asks at 127.0.0.1:6443 goes by a socket in a folder that it shares with this machine.
 """
@@ -283,7 +283,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    # The other direction ends as well: nobody here speaks on after its end has closed.
+    # The other direction ends too: no peer here sends after the other end closed.
     for each in (source, target):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

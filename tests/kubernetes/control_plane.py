@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Kubernetes control plane of this machine's own processes: etcd of Debian's, and programs built by tests/kubernetes/build.
+"""A Kubernetes control plane of local processes: Debian's etcd, and programs built by tests/kubernetes/build.
 
 It listens on an address of the loopback interface that it has for itself.
 """
@@ -175,7 +175,7 @@ class ControlPlane:
             raise ApiError("%s %s" % (method, path), error.code, answer) from None
 
     def find(self, path: str) -> dict | None:
-        """Return what is there, None where nothing is."""
+        """Return the current object, None if it does not exist."""
         try:
             return self.call("GET", path)
         except ApiError as error:
@@ -184,7 +184,7 @@ class ControlPlane:
             return None
 
     def merge(self, path: str, change: dict) -> dict:
-        """Change what is there by a merge patch: null removes."""
+        """Change the object by a merge patch: null removes."""
         return self.call("PATCH", path, change, "application/merge-patch+json")
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:

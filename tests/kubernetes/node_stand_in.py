@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stands in for what runs on a node: NVIDIA's device plugin with its config-manager, and the kubelet as far as pods end.
+"""A stand-in for programs of a node: NVIDIA's device plugin with config-manager, and the kubelet's ending of pods.
 
 The API server is a real one. As the real config-manager, this one only notices a label that changes; as the real plugin, this one
 reads the GPUs when it starts and when its configuration changes.

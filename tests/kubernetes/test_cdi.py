@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pod gets its device's nodes by CDI, as Debian 13's containerd and NVIDIA's device plugin make it.
+"""A pod gets its device nodes through CDI, with Debian 13's containerd and NVIDIA's device plugin.
 
 For `make test-thorough` with LAB_RELEASE=trixie: Debian 12's containerd knows no CDI.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts of nodes as NVIDIA's device plugin and a real kubelet offer them, and pods that ask for what is there."""
+"""Layouts of nodes as offered by NVIDIA's device plugin and a real kubelet, and pods that request them."""
 
 from __future__ import annotations
 

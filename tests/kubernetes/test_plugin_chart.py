@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin as a Helm chart, by the role's tasks and Helm itself, on a real API server without nodes."""
+"""The device plugin as a Helm chart, installed by the role and Helm on a real API server without nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_kubernetes, gpu_drain and site.yml against a real API server, with the rights of roles/gpu_kubernetes/files/rbac.yml alone.
+"""gpu_kubernetes, gpu_drain and site.yml on a real API server, with only the rights of roles/gpu_kubernetes/files/rbac.yml.
 
 Hosts are folders of this machine with simulated GPUs; node_stand_in.NodeStandIn does what the device plugin and the kubelet do.
 """
@@ -49,7 +49,7 @@ SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "de
 
 
 class NodeFleet(Fleet):
-    """One host, whose modules see a kubelet's folder of its own as /var/lib/kubelet."""
+    """One host whose modules see a separate kubelet's folder as /var/lib/kubelet."""
 
     def __init__(self, folder, library):
         super().__init__(folder, library, ["one"])
@@ -301,7 +301,7 @@ def test_nodes_follow_their_layouts_in_waves_and_second_run_only_reads(
         asked = {key: count - before.get(key, 0) for key, count in requests(api_server).items()}
         assert again.returncode == 0 and again.stdout.count("changed=0") == 2, said(again)
     assert 0 < sum(count for (verb, _resource), count in asked.items() if verb == "GET") <= 2 * MOST_CALLS, asked
-    # The server itself writes ConfigMaps of its own, by PUT, and asks by LIST and WATCH.
+    # The server itself writes its own ConfigMaps with PUT, and reads with LIST and WATCH.
     reads = {("PUT", "configmaps"), *((verb, resource) for verb, resource in asked if verb in ("GET", "LIST", "WATCH"))}
     assert not any(count for key, count in asked.items() if key not in reads), asked
 
@@ -586,7 +586,7 @@ def test_operators_plugin_reads_the_config_map_and_mig_manager_is_disabled_first
         api_server.wait(lambda: api_server.find(policies), "the kind ClusterPolicy")
         policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "policy"}, "spec": {}}
         api_server.call("POST", policies, policy)
-        # As mig-manager leaves them where it is cut off.
+        # The state that an interrupted mig-manager leaves.
         left_behind = {MIG_STATE: "pending", PLUGIN_DEPLOYED: "paused-for-mig-change"}
         api_server.merge(node.path, {"metadata": {"labels": left_behind}})
         refused = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml on nodes of a real cluster, with just the rights of the role's manifest.
+"""site.yml on nodes of a real cluster, with only the rights of the role's manifest.
 
 API server, scheduler, controllers, kubelets and device plugin are real.
 """

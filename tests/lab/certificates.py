@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make an authority and certificates that it signs, for a lab that lives some minutes.
+"""Create a certificate authority and certificates for a short-lived lab.
 
 usage: certificates.py DIRECTORY NAME=ADDRESS...     ca.crt, and NAME.crt with NAME.key for each
 """

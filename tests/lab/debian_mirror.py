@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the Debian mirror that this machine uses, as tests/lab/image/build does."""
+"""Find this machine's Debian mirror, like tests/lab/image/build."""
 
 from __future__ import annotations
 

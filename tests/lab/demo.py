@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The demonstration that `make demo` gives, once all is set up.
+"""The demonstration of `make demo`, after its setup.
 
 Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi and against what Prometheus
 scraped; then audits it, with a recorded past. Status 0 only if the second run changed nothing, every host is exactly as the
@@ -64,7 +64,7 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
 
     banner(f"5/{last}  Compare Prometheus on the monitoring host with the hosts")
     if verify_monitoring.main() != 0:
-        wrong.append("the monitoring host does not see what is there")
+        wrong.append("the monitoring host does not see all GPUs")
     seconds["check"] = time.monotonic() - started
 
     banner(f"6/{last}  Start services on some GPUs, then audit and right-size them")

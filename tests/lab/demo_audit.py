@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the demonstration ends with: services on the fleet, three recorded days of them, the audit and the proposal as pages.
+"""The end of the demonstration: services on the fleet, three recorded days, the audit and the proposal as pages.
 
 The services run as processes of the simulator. Their past is made up here: the output says so.
 """

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the collection's playbooks against the lab and reads what came of it. Used by the demo and by the benchmark."""
+"""Run the collection's playbooks on the lab and read their results.
+
+Used by the demo and the benchmark.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LAB = REPOSITORY / ".lab"
 
 
 class FleetError(Exception):
-    """A playbook did not end well; the message says where its output stands."""
+    """A playbook failed. The message says where its output is."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Run:
 
 
 def play(playbook: str, *arguments: str) -> float:
-    """Runs a playbook before the eyes of whoever looks on; gives the seconds it took. Raises FleetError."""
+    """Run a playbook with visible output and return its seconds. Raises FleetError."""
     started = time.monotonic()
     done = subprocess.run(
         ["ansible-playbook", playbook, *arguments], cwd=REPOSITORY, check=False, stdin=subprocess.DEVNULL

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules of the collection on a lab host by its own Python, as Ansible does there, without a playbook.
+"""Run modules of the collection on a lab host with its Python, like Ansible, without a playbook.
 
 A run of ansible-playbook takes seconds of CPU, a module a fraction of one.
 """

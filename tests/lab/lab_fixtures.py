@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of the tests that need running lab hosts: `make lab-up` starts them, OPENFLEET_LAB says which fleet.
+"""Fixtures for running lab hosts: `make lab-up` starts them, and OPENFLEET_LAB selects the fleet.
 
 A conftest.py imports them by name.
 """
@@ -28,7 +28,7 @@ if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
 #: The unit that restores a host's layout when it starts.
 BOOT_UNIT = "gpu-layout.service"
 
-# The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
+# The podman that tests/lab/prepare built for this machine, for manual runs of pytest.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the MPS control daemons of a lab host are, by the word of systemd, of /proc and of the daemons themselves.
+"""The MPS control daemons of a lab host, as systemd, /proc and the daemons report them.
 
 Nothing here comes from the collection, as in nvidia_smi.
 """
@@ -30,7 +30,7 @@ class Daemon:
 
 
 class DaemonError(Exception):
-    """Somebody could not be asked."""
+    """A daemon could not be queried."""
 
 
 def read_daemons(run: Run) -> dict[str, Daemon]:
@@ -60,7 +60,7 @@ def _daemon(run: Run, name: str) -> Daemon:
 def _settled(answers: Callable[[], list[str]]) -> list[str]:
     """Return what is answered twice in succession, the first of it not empty.
 
-    A daemon that somebody else asks at that moment (gpu-layout metrics does, once a minute) may answer nothing.
+    A daemon that another client queries at that moment (gpu-layout metrics does, once a minute) may answer nothing.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     before = answers()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What NVIDIA's own nvidia-smi says about the GPUs of a lab host.
+"""Read the GPUs of a lab host with NVIDIA's nvidia-smi.
 
 Nothing here comes from the collection: this is the second opinion that the collection's own report is held against.
 """
@@ -105,7 +105,7 @@ def read_gpus(run: Run) -> list[Gpu]:
         )
         for index, element in enumerate(ElementTree.fromstring(_good("-q -x", log)).findall("gpu"))
     ]
-    # The list ends with an error of its own where there is no instance at all.
+    # The list ends with a separate error if there are no instances.
     status, table = instances
     for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
         # One without a compute instance is no MIG device: only this list tells of it.

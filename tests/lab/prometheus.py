@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the Prometheus of a lab host says. It is asked from inside the host, which nothing else can reach."""
+"""Query the Prometheus of a lab host.
+
+It is called inside the host, because no network reaches it.
+"""
 
 from __future__ import annotations
 

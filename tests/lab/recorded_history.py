@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A recorded past for the Prometheus of a lab host: days of use, of the GPUs and instances that its exporters tell of.
+"""Make up recorded days for a lab host's Prometheus, for the GPUs and instances of its exporters.
 
-Series have the labels that Prometheus gives them itself, so that what is scraped from then on goes on with them.
+Series have the labels that Prometheus sets itself, so that scraped samples continue them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _row(name: str, labels: Mapping[str, str]) -> str:
 
 
 def put_into(container: str, lines: Iterator[str]) -> None:
-    """Lets a lab host's Prometheus have this past and no other; it goes on scraping after that."""
+    """Give a lab host's Prometheus only this history. It continues scraping afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "history"
         with file.open("w") as output:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An address of this machine at which the Prometheus of a lab host answers, though no lab host has a network.
+"""A local address for the Prometheus of a lab host, which has no network.
 
 What is asked here is asked again inside the host, by one program that stays there, and its answers are passed on as they are.
 """

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a role on a lab host several times by one ansible-playbook, which takes longer to start than a run takes.
+"""Run a role on a lab host several times in one ansible-playbook, whose start takes longer than a run.
 
-Each run is a play of its own, with its own variables. What has to be seen between two runs is printed by a command on the host.
+Each run is a separate play with its own variables. State between two runs is printed by a command on the host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for nvidia-ctk of NVIDIA's container toolkit, which can be had neither from PyPI nor from Debian.
+"""A stand-in for nvidia-ctk, which neither PyPI nor Debian offers.
 
 Does what the tests need of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure`, by their documentation and their
 source (https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk and pkg/config/engine): options, their environment

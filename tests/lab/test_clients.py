@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML under clients that nobody here wrote: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
+"""The simulated NVML with third-party clients: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
 
 They find the library as any program of the host does. The GPUs are a set of their own, in a state file of their own
 (GPUSIM_STATE), so that the layout of the lab host stays as it is.
@@ -125,7 +125,7 @@ def test_nvidia_smi_prints_its_table(client):
     memory = re.findall(r"(\d+)MiB / +(\d+)MiB", table)
     assert [int(total) for _, total in memory] == MEMORY_MIB
     assert int(memory[0][0]) >= 4096 and re.search(r"300W / +700W", table) and "80%" in table
-    # The last column of each GPU: MIG can be had on three of them.
+    # The last column of each GPU: three of them support MIG.
     assert re.findall(r"(Disabled|N/A) \|$", table, re.MULTILINE)[-4:] == ["Disabled"] * 3 + ["N/A"]
 
 
@@ -424,7 +424,7 @@ def test_nvtop_draws_all_gpus(client):
 def test_a_restart_of_the_host_is_a_reboot_of_its_gpus(client, client_host):
     client("nvidia-smi -i 0,2 -mig 1 && nvidia-smi mig -i 0 -cgi 9 -C && nvidia-smi -i 3 -c EXCLUSIVE_PROCESS")
     started = client_host.check_output('cut -d" " -f22 /proc/1/stat')
-    time.sleep(1)  # the start of PID 1 is told in whole seconds
+    time.sleep(1)  # the start time of PID 1 has whole seconds
     client_host.run("systemctl reboot")
     deadline = time.monotonic() + BOOT_SECONDS
     while client_host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started):

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows a change of devices, on a host with systemd. Needs a host that site.yml was run on.
+"""Services and specifications after a change of devices, on a host with systemd.
+
+Needs a host after site.yml.
 
 systemd, its units and the devices are real (the devices as far as nvidia-smi can tell); nvidia-ctk is a stand-in. Its unit
 has the directives of the toolkit's that matter here (NVIDIA/nvidia-container-toolkit, deployments/systemd).
@@ -109,7 +111,7 @@ def clients(lab_host):
 def test_services_list_current_devices(clients):
     assert clients.lists_gpu_2() == [True, True, True]
     clients.take_gpu_2_apart()
-    # The control: nobody of them notices by itself.
+    # The control: none of them notices by itself.
     assert clients.lists_gpu_2() == [True, True, True]
     done = clients.follow("once", "nvidia-dcgm", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
@@ -158,7 +160,7 @@ def test_run_updates_services_after_a_failed_update(clients):
     assert failed.rc == 1
     assert "nvidia-dcgm.service: it was to be restarted" in failed.stderr
     assert '"outcome": "new"' in failed.stdout
-    assert clients.host.check_output("nvidia-smi -L").count("MIG 1g.10gb ") == 7, "the layout stands"
+    assert clients.host.check_output("nvidia-smi -L").count("MIG 1g.10gb ") == 7, "the layout is applied"
     clients.host.check_output("rm /run/refuse")
     assert "nvidia-dcgm.service restarted" in clients.host.check_output("gpu-layout apply")
     assert clients.host.check_output("systemctl is-active nvidia-dcgm") == "active"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab host is to behave as a real one where the collection depends on it: systemd, its sandboxing, restarts."""
+"""Lab hosts behave like real ones: systemd, sandboxing, restarts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_host_keeps_its_disk_over_a_reboot(lab_host):
     started = host.check_output('cut -d" " -f22 /proc/1/stat')
     host.check_output("touch /var/lib/openfleet-probe /run/openfleet-probe")
     try:
-        time.sleep(1)  # the start of PID 1 is told in whole seconds
+        time.sleep(1)  # the start time of PID 1 has whole seconds
         host.run("systemctl reboot")
         deadline = time.monotonic() + BOOT_SECONDS
         while host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started):

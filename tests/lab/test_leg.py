@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A leg of `make test` that was ended leaves no lab hosts, and takes none of another leg or checkout with it."""
+"""An ended leg of `make test` removes its lab hosts, and none of other legs or checkouts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holds what the inventory asks for (gpu_layout in host_vars) against what nvidia-smi says on each lab host.
+"""Compare gpu_layout in host_vars with nvidia-smi on each lab host.
 
 usage: verify_layout.py [HOST...]     all hosts of inventories/simulated if none is named; status 1 if one differs
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holds what the Prometheus of the lab's monitoring host knows against the inventory; status 1 if something is missing.
+"""Compare the lab's Prometheus with the inventory.
+
+The exit status is 1 if something is missing.
 
 Every GPU host is scraped, every simulated GPU is seen with its MIG devices, and no alert is firing.
 """

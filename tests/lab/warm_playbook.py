@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run ansible-playbook as the fork of a process that has loaded it: loading takes most of a second of CPU, in hundreds of runs.
+"""Run ansible-playbook as a fork of a process that has loaded it, which saves most of a second of CPU per run.
 
 The first run of a leg loads Ansible as always, and leaves behind a fork of itself that has not begun. Later runs of the same
 settings are forks of that one. What Ansible reads while it loads is part of what has to be the same: its configuration and the
@@ -208,7 +208,7 @@ def begin(request: dict, place: Path) -> None:
     def playbook() -> None:
         warm_ansible.disown()
         sys.executable = str(interpreter(place))
-        # A folder of its own, which it removes at its end.
+        # A separate folder, which it removes at its end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
         # Older releases lock it against the processes of one run alone.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts as the driver's rules see them, for the tests of the rules and of the plan."""
+"""Hosts for the tests of the driver's rules and plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tests of holders share: hosts as NVML shows them, and real processes that have real files open."""
+"""Helpers of the holder tests: hosts as NVML shows them, and real processes with real open files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a GPU allows, written down a second time and on purpose not by way of the planner's own search.
+"""The rules of a GPU, written a second time, independent of the planner's search.
 
 A `Card` carries a plan's steps out as the driver would and raises Illegal for each that the driver would refuse.
 """

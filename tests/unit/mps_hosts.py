@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host with MPS daemons below a root of its own, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control."""
+"""A host with MPS daemons in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Host:
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
-        #: Called when systemd is told to mount something.
+        #: Called when systemd has to mount something.
         self.on_enable = lambda: None
         #: What comes about when systemd is asked for the time that `until` counts.
         self.shown, self.until, self.coming = 0, 0, lambda: None

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small packing problems drawn at random, and the best answers to them found by trying all."""
+"""Small random packing problems, and their optimal results by brute force."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shapes_of(models):
 
 @st.composite
 def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
-    """A fleet of some models, and workloads that need not all fit; today nothing stands."""
+    """A fleet of some models, and workloads that may not all fit, without a current layout."""
     models = draw(st.lists(st.sampled_from(MIXED), min_size=1, max_size=gpus))
     shapes = st.sampled_from(shapes_of(models))
     hosts = sorted({gpu.host for gpu in fleet(*models)})
@@ -78,7 +78,7 @@ def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
 
 @st.composite
 def days_later(draw, packing, problem):
-    """The problem of another day: the answer of today stands; some workloads went, changed or came."""
+    """The problem of another day: the last result is current, and some workloads were removed, changed or added."""
     shapes = st.sampled_from(shapes_of([gpu.model for gpu in problem.gpus]))
     workloads = []
     for workload in problem.workloads:
@@ -129,7 +129,7 @@ def least_churn(model, count, today, wanted):
     """(GPUs in use, moved, destroyed) at the least, on GPUs of one model, where all that is wanted has to be placed.
 
     `today`: by GPU a list of (profile, start, workload or None); `wanted`: profile by workload. Every assignment of workloads
-    to GPUs and every placement is tried; what stands and is in nobody's way stays on a GPU that is in use.
+    to GPUs and every placement is tried. Current instances that block nothing stay on used GPUs.
     """
     home = {name: (n, profile, start) for n, here in enumerate(today) for profile, start, name in here if name}
     best = None

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes in cgroups of the test's choice: their sockets, users and programs are the real ones, as this kernel has them."""
+"""Processes in cgroups of the test, with real sockets, users and programs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Processes:
 
 
 class Stranger:
-    """A process of its own that has a port, of another user where the test is root's."""
+    """A separate process with a port, of another user if the test runs as root."""
 
     def __init__(self, *tls: str, port: int = 0, uid: int = 65534) -> None:
         command = [sys.executable, "-c", LISTENER, str(port), str(uid), *tls]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every unit of systemd that the collection installs, as text, and what systemd makes of its sandbox."""
+"""Every systemd unit that the collection installs, as text, and systemd's analysis of its sandbox."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories for the tests of sizing: a sample every five minutes from midnight UTC on."""
+"""Histories for the tests of sizing: a sample every five minutes from midnight UTC."""
 
 from __future__ import annotations
 

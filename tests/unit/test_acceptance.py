@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules by which hosts are accepted, on readings; and the reading of dcgmi's JSON."""
+"""The acceptance rules on readings, and the parser of dcgmi's JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of a layout names the pods whose devices it ends, and no other pod."""
+"""A change of a layout names only the pods whose devices it removes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_pods_with_an_allocated_or_open_device_count():
     job = Holder(gpu.uuid, None, "slurm", "Slurm job 17", job="17")
     process = Holder(gpu.uuid, None, "process", "pid 7", pid=7, job=None)
     watcher = Holder(gpu.uuid, None, "device_handle", "pid 8", pid=8, job=UID, watches=True)
-    perhaps = Holder(gpu.uuid, None, "unknown", "it cannot be told", job=UID.replace("3f", "4e"))
+    perhaps = Holder(gpu.uuid, None, "unknown", "undeterminable", job=UID.replace("3f", "4e"))
     given = (holder(gpu, None, "b"), holder(gpu, None, "a"), holder(gpu, None, "b"))
     held = Disturbance("gpu 0", (job, process, watcher, perhaps, *given))
     assert affected_pods([held, Disturbance("gpu 1", (job,))]) == [UID, "a", "b"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which runs of pytest get a PID namespace."""
+"""Runs of pytest that get a PID namespace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""tests/lab/apt waits while another process holds a lock of apt or dpkg. apt-get is the real one, in folders of its own."""
+"""tests/lab/apt waits while another process holds a lock of apt or dpkg.
+
+Uses the real apt-get in folders.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hosts say of their GPUs, read as data of a stranger: what is taken, what is dropped, what is refused."""
+"""Untrusted results of hosts about their GPUs: accepted, dropped and refused values."""
 
 from __future__ import annotations
 

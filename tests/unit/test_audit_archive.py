@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reports side by side: how many stay, what the link says, what is never removed, and the page of all of them."""
+"""Several kept reports: their number, the link, protected files, and the index page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
         assert len(files) == 4 * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
-        # As an earlier release left it, and one that was cut off.
+        # As an earlier release left it, and an interrupted one.
         (place / "index.html").chmod(0o644)
         (place / "index.html.new").write_text("half")
 
@@ -82,7 +82,7 @@ def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
         (tmp_path / name).write_text("of an earlier release")
     tmp_path.chmod(0o755)
     assert modes(write.all_of(audit(0), tmp_path)) == {0o640}
-    # A directory of somebody else's keeps its mode.
+    # A foreign directory keeps its mode.
     assert modes([tmp_path]) == {0o755}
 
 

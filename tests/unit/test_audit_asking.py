@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a server is asked, and what its pieces of a window come to."""
+"""Queries to a server, and how pieces of a window are combined."""
 
 from __future__ import annotations
 

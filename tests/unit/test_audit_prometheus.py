@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the client makes of servers that answer, refuse, lie, stall and break off: real sockets, a server of its own."""
+"""The client with servers that answer, refuse, lie, stall or break off, over real sockets."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_incomplete_compressed_answer_is_an_error(server):
 
 def test_refused_connection_is_an_error():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process gets the port meanwhile
         with pytest.raises(PrometheusError, match="could not be reached"):
             Prometheus(Access("http://127.0.0.1:%d" % taken.getsockname()[1])).query("x")
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit without a server, what is written of it, who is told, and what an inventory may not say."""
+"""An audit without a server, its reports and receivers, and refused options."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_web_hook_redirects_are_not_followed(hook, audit, status):
     with pytest.raises(NotifyError, match=r"http://127\.0\.0\.1/…: .*HTTP %d" % status) as error:
         tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t?key=s3cr3t" % hook.server_address[1]}), audit)
     assert "s3cr3t" not in str(error.value) and "redirects (HTTP" in str(error.value)
-    # Asked once, and nobody else.
+    # Called once, and no other.
     assert len(hook.seen) == 1 and hook.seen[0]["summary"]
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/audit.schema.json holds of what is written, names all of it, and readers bear with keys that came later."""
+"""docs/audit.schema.json matches the reports, names every key, and allows later keys."""
 
 from __future__ import annotations
 

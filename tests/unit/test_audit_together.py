@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One process that holds several GPUs: it works where it works on any of them."""
+"""A process that holds several GPUs is active on all of them if it works on any."""
 
 from __future__ import annotations
 

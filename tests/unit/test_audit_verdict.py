@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Words and their reasons, stable names, and two audits held against each other."""
+"""Verdicts with their reasons, stable IDs, and the comparison of two audits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stat(most, *, coverage=1.0, **more):
 
 
 def holding(**more):
-    """A GPU that is well used, but for what is said."""
+    """Return a well used GPU with the given changes."""
     base = Holding(
         GPU,
         holders=(Holder("process", "pid 4711 (python3 train.py)"),),
@@ -88,14 +88,14 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("unhealthy", {"xid": {"79": "lost"}}),
         ("unhealthy", {"xid": {"149": "hardware", "13": "application"}}),
         ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
-        # XID 13 and 31 are programs' own faults, and a power cap is what somebody set.
+        # XID 13 and 31 are programs' own faults, and a power cap is a setting.
         ("right", {"xid": {"13": "application", "31": "application", "119": "driver", "63": "notice"}}),
         ("right", {"throttled": {"sw_power_cap": 0.9}}),
         ("right", {"throttled": {"hw_thermal": 0.01}}),
         ("held_without_process", {**IDLE, "holders": JOB, "processes_now": 0.0}),
         ("idle", {**IDLE}),
         ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
-        # Who holds it cannot be told: that it does nothing can.
+        # The holder is unknown, but its idleness is known.
         ("idle", {**IDLE, "holders": None, "processes_now": None}),
         # It rested for long before this one came, who is not to blame for it.
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
@@ -107,7 +107,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
         ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
         # Its process began 61 hours ago, on a GPU that was handed over without a pause: the history is another's. Where it is
-        # known since when the GPU is held, a restart excuses nobody after a week.
+        # known since when the GPU is held, a restart is no excuse after a week.
         (
             "right",
             {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 61 * 3600.0},
@@ -118,7 +118,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {"quiet": quiet(8, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
         ("right", {"quiet": quiet(7, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
-        # Nobody knows since when it is held: it rested before this one came.
+        # The start of the holding is unknown: the GPU was idle before this holder.
         ("no_data", {**IDLE, "held_seconds": None, "newest_holder_seconds": DAY}),
         ("idle", {**IDLE, "held_seconds": None, "newest_holder_seconds": 8 * DAY}),
         # A bridge of four days after normal weekends.
@@ -149,7 +149,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
-        # A server that polls takes a core, and its GPU rests; one that listens to nobody may prepare data.
+        # A polling server uses a core while its GPU is idle. One without clients may prepare data.
         ("standby", {**POLLING, "memory": stat(60 * GIB), "holders": SERVER}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
@@ -163,7 +163,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
                 "holders": SERVER,
             },
         ),
-        # Work that one metric does not report is a fault of the metrics, and nobody's idleness.
+        # Work that one metric misses is a fault of the metrics, not idleness.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
@@ -310,7 +310,7 @@ def test_fixed_findings_are_gone_and_added_ones_new():
     first = findings(judged("idle", "right"), {}, 100.0)
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
-    # That a GPU is no longer right is told by what it is now.
+    # Oversizing is judged by the current state.
     (away,), hidden = gone(second, former(first), looked=YES)
     assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
 
@@ -345,7 +345,7 @@ def test_ids_depend_on_subject_and_verdict():
 
 
 def unmeasured(**more):
-    """An instance of a GPU that tells of no instance how busy it is, and that nobody has."""
+    """Return an unheld instance of a GPU without utilization per instance."""
     return holding(
         holders=(), processes_now=0.0, busy=None, compute=None, bandwidth=None, tensor=None, memory=stat(0.0),
         **{"processes": stat(0.0), **more},

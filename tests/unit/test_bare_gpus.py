@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is planned for GPUs without a memory size or a settable compute mode, and what a controller maps of them."""
+"""Plans and mappings for GPUs without a memory size or a settable compute mode."""
 
 from __future__ import annotations
 

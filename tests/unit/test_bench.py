@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`make bench`: a figure that cannot be measured is printed with the reason, never left out."""
+"""`make bench` prints a figure that cannot be measured with its reason, and never omits it."""
 
 from __future__ import annotations
 

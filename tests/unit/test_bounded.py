@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work with bounds: what it answers, what it may not, and that nothing of it goes on."""
+"""Work with limits: its results, its errors, and that nothing keeps running."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bundle is verified by, and what is written into it."""
+"""How a bundle is verified, and its texts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_index_cannot_name_files_outside_of_its_repository(path):
 
 
 class Vendor:
-    """Stands for what fetches: addresses and their contents."""
+    """Replace the fetcher: addresses and their contents."""
 
     def __init__(self, contents):
         self.contents = contents
@@ -152,7 +152,7 @@ def test_file_is_written_atomically_and_only_if_different(tmp_path):
 
 
 class Odd(http.server.BaseHTTPRequestHandler):
-    """Refuses in words of its own, or gives a length that is none."""
+    """Refuse with a custom reason, or send an invalid length."""
 
     def do_GET(self):
         if self.path == "/refused":

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which packages a bundle takes of an APT repository: versions, dependencies, alternatives, and what is left to others."""
+"""Packages of an APT repository for a bundle: versions, dependencies, alternatives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RPM repositories in a bundle: versions, dependencies with conditions, what is taken."""
+"""RPM repositories in a bundle: versions, boolean dependencies, chosen packages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the hosts of an inventory want in a bundle, by the rules of the roles."""
+"""The needs of an inventory's hosts for a bundle, by the roles' rules."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The catalogue: every model file is sound, and errors name file and field."""
+"""Every model file of the catalogue is valid, and errors name file and field."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test `make check`: the tests that it chooses, and its type check."""
+"""Test `make check`: the chosen tests, and the type check."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Children that look at processes: how long a killed one is waited for."""
+"""Children that scan processes, and how long killed ones are awaited."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How commands of the host are found and run, and what systemctl show prints. Hostile tools are in tests/adversary."""
+"""How host commands are found and run, and the parser of systemctl show. tests/adversary has hostile tools."""
 
 from __future__ import annotations
 

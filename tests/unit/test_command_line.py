@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of a command line is shown: all but secrets, as far as a name, a program or an issuer's mark tells them."""
+"""Command lines are shown without secrets that a name, program or prefix identifies."""
 
 from __future__ import annotations
 

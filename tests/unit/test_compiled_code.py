@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code that is kept by the checksum of its source is the code that the source has."""
+"""Code cached by the checksum of its source equals the source's code."""
 
 from __future__ import annotations
 

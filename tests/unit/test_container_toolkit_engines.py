@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of the engines' configuration, by nvidia-ctk; a stand-in of it is run here."""
+"""Changes of the engines' configuration by nvidia-ctk, with a stand-in for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The toolkit's repository and its packages: what is written, what DNF is told; and what is asked of a host."""
+"""The toolkit's repository and packages: files, DNF commands, and queries to a host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container toolkit: what is decided from what is seen. Nothing is run here."""
+"""Plans of the container toolkit from observations. Nothing is run."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def pending(start, cdi=False):
         (pending("first"), "safe", (["reload"], ())),
         (pending("first", cdi=True), "safe", ([], ("docker",))),
         (pending("first", cdi=True), "always", (["restart"], ())),
-        # Somebody restarted it since.
+        # It was restarted since.
         (pending("earlier"), "never", ([], ())),
     ],
 )

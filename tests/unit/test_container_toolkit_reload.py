@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reload of Docker counts only if dockerd has what its new file says; otherwise it gets its former file."""
+"""A reload of Docker succeeds only if dockerd has the new settings.
+
+If not, the former file is restored.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ NEW = {**FORMER, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "n
 
 
 class Docker:
-    """Stands in for dockerd and systemctl: reads its file at a reload, or refuses it, and says what it has."""
+    """Replace dockerd and systemctl: read the file at a reload or refuse it, and report settings."""
 
     def __init__(self, path, refuses):
         self.path, self.refuses, self.called = path, refuses, []

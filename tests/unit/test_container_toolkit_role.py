@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role container_toolkit, its defaults and documentation, and the module that it is made of."""
+"""The role container_toolkit: defaults, documentation and module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the recipes: they name existing files, and the map is complete."""
+"""The recipes of CONTRIBUTING.md name existing files, and the map is complete."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of the embedded exporter that need no GPU: what the simulator does not have, and the clock."""
+"""Parts of the embedded exporter without a GPU: values that the simulator lacks, and the clock."""
 
 from __future__ import annotations
 

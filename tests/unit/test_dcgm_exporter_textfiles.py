@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of metrics that others wrote: one that Prometheus would refuse is left out and named, and costs nothing else."""
+"""Textfiles of others: one that Prometheus would refuse is skipped and named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code blocks of the documentation are whole: each one named yaml or json is a document that a reader can use.
+"""Code blocks of the documentation are complete: those marked yaml or json can be parsed.
 
 A block that is only part of a document is named text.
 """

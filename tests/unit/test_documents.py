@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links in the documents lead somewhere, every page is listed, and make has the targets that they name."""
+"""Links of documents have targets, every page is listed, and make has the named targets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a drain decides without asking anybody: units that go together, nodes as Slurm writes them, pods to wait for."""
+"""Decisions of a drain: dependent units, nodes in Slurm's format, and pods to wait for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patches of a Kubernetes node that is drained and brought back."""
+"""The patches of a Kubernetes node for a drain and its end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_changes_of_a_drain_are_undone(annotations):
     assert during["metadata"]["labels"] == {"x/plugin": "paused", "y": "1"}, "a label that the node lacks is left"
     assert during["metadata"]["annotations"][CORDONED] == "h1"
     assert json.loads(during["metadata"]["annotations"][BEFORE]) == {"x/plugin": "true"}
-    assert drained(during) == [], "a drain that goes on has nothing to do"
+    assert drained(during) == [], "a continued drain has nothing to do"
     after = patched(during, resumed(during)["operations"])
     assert after["metadata"] == {"annotations": {}, **before["metadata"]}
     assert not after["spec"]["unschedulable"]

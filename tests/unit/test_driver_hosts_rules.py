@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules about what a host has already: drivers from elsewhere, GPUs that need a newer driver, the kernel that comes next."""
+"""Rules for existing hosts: drivers of other sources, GPUs that need newer drivers, the next kernel."""
 
 from __future__ import annotations
 

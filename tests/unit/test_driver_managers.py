@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the driver's package managers are told and what is read from them; keys; distributions' files."""
+"""Commands and output of package managers, keys, and files of distributions."""
 
 from __future__ import annotations
 

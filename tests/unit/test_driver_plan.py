@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a host and a request to steps: what is done, in which order, what is refused."""
+"""From a host and a request to steps: their order, and refusals."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_driver_in_use_is_changed_with_stopped_clients_and_a_reboot(to, verb):
     assert made.disruptive
     assert made.reboot == "the loaded kernel module is 580.95.05, and the driver's other parts are %s" % to
     assert "%s nvidia-driver-cuda 580.95.05-1 to %s-1" % (verb, to) in [step.text for step in made.steps]
-    # apt forgets the hold of what it is told to change.
+    # apt drops the hold of packages that it has to change.
     assert [step.items for step in made.steps if step.kind == "hold"] == [HEADLESS]
     assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
 
@@ -236,7 +236,7 @@ def test_dracut_is_configured_explicitly():
     assert 'install_items+=" %s "\n' % files.BLACKLIST in text
     assert 'omit_drivers+=" nouveau "\n' in text
     assert "initramfs" in kinds(made)
-    # A host that gets dracut later has its initramfs made anew, and one without has no such file.
+    # A host that gets dracut later has its initramfs rebuilt, and one without has no such file.
     assert kinds(make(right(dracut=True), Request("580"))) == ["write", "initramfs"]
     assert files.DRACUT not in desired("580.95.05")
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A package made again from what is installed is the package that was installed."""
+"""A repacked package equals the installed one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors of many hosts that differ only in the identity of the host and its GPUs are one line."""
+"""Errors of hosts that differ only in identities are one line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts from GPUs: what is alike is one entry, and what no layout can say is told. The rest is tested on real plans."""
+"""Layouts from GPUs: equal GPUs share an entry, and inexpressible state is reported. The rest is tested on real plans."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file by which an inventory adopts a host, and pynvml as the controller lends it."""
+"""The file that adopts a host into an inventory, and pynvml that the controller lends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filters that site.yml uses on the controller, and what they read."""
+"""The filters of site.yml on the controller, and their input."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one line about the fleet: every host counts once."""
+"""The summary line of the fleet counts every host once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_first_line_of_a_reason_is_shown():
     summary = Summary(check_mode=False)
     summary.failed("a", "\n the GPU is in use\nby pid 7")
     summary.failed("b", "")
-    # The line that it stands in begins with the host.
+    # Its line begins with the host.
     summary.failed("c", "c: gpu 3 is lost.")
     # The name of an argument stays.
     summary.failed("d", "gpu_layout[0].mig: 8x 1g.10gb do not fit together")

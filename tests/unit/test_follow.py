@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows a change of devices: what is decided, and what becomes of CDI specifications.
+"""Services and CDI specifications after a change of devices.
 
 nvidia-ctk is a stand-in (tests/lab/stand_in_nvidia_ctk.py), run as a process. What systemctl says has the form of systemd
 252; the real one is in tests/lab/test_follow.py.

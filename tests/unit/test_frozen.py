@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Frozen values behave as those of `dataclass(frozen=True)` do."""
+"""Frozen values behave like `dataclass(frozen=True)`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Derived(Base):
 
 
 class Plain(Base):
-    """So can one without fields of its own."""
+    """A class without its own fields can be derived too."""
 
 
 def test_classes_can_be_derived():

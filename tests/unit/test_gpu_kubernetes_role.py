@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_kubernetes: its variables are those of its specs, and the words are the library's."""
+"""The role gpu_kubernetes: its variables match its specs, and choices match the library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_monitoring: its defaults and their documentation, what is scraped, and what GPUs cost."""
+"""The role gpu_monitoring: defaults, documentation, scrape targets and prices."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ StateChangeTimestamp={change}
         (shown(), {"/drop-in": "1700000101.0"}, "", ["restart"]),
         (shown(), {"/am": "1700000201.0"}, "", ["reload"]),
         (shown(needs="yes"), {}, "", ["restart"]),
-        # Never up: the start takes what is there.
+        # Never up: a start reads the current files.
         (shown(start=""), {"/drop-in": "1700000101.0"}, "", []),
         ("", {"/drop-in": "1700000101.0", "/am": "1700000201.0"}, "", []),
         # 1700000000 is 2023-11-14T22:13:20Z.

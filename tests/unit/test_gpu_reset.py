@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said where a GPU cannot be reset."""
+"""Messages if a GPU cannot be reset."""
 
 from __future__ import annotations
 

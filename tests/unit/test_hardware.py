@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judgement of a card's readings: lines of model files, nvidia-smi, files of the kernel, masking, the page."""
+"""The check of a card's readings: model files, nvidia-smi, kernel files, masking, the page."""
 
 from __future__ import annotations
 

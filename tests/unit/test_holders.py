@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who counts as using a GPU: real processes that open real files, this machine's own /proc, real Host values.
+"""Holders of a GPU: real processes with real open files, this machine's /proc, real Host values.
 
 Device nodes are ordinary files in a folder here: the look at them goes by name where a node has no number of the
 driver's. What needs such numbers, or a /proc of another host, builds one in a folder.
@@ -264,7 +264,7 @@ def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    # Once for the processes; once more where this machine runs containers, whose devices nobody may see either.
+    # Once for processes, and once more if this machine runs containers, whose devices are unreadable too.
     assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers that were given a GPU: what they are called, whose they are, which only watch, and since when they run."""
+"""Containers with a GPU: names, owners, monitoring, and start times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF = host(gpu(0, instance(1, 0)))
 
 
 class Containers:
-    """A host whose processes live in containers, each with a /dev of its own."""
+    """A host whose processes are in containers with their own /dev."""
 
     def __init__(self, folder):
         self.proc = Proc(folder / "proc")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What holds a GPU inside the kernel, by files of sysfs and /proc/modules as Linux and the driver write them."""
+"""GPU holders in the kernel, by sysfs and /proc/modules in the format of Linux and the driver."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_gpu_part_of_a_virtual_machine_is_a_holder(kernel, tmp_path, monkeypatch
     (kernel.device / "virtfn0").symlink_to(function)
     (kernel.device / "virtfn1").symlink_to(idle)
     assert virtual_machines(A100, str(kernel.sys)) == [name, "0000:3b:00.4"]
-    # The look asks only where the module is loaded.
+    # The scan reads this only if the module is loaded.
     monkeypatch.setattr(find, "_VGPU_MODULE", str(kernel.sys))
     monkeypatch.setattr("%s.kernel.virtual_machines" % find.__package__, lambda _gpu: [name])
     (holder,) = find_holders(host(A100), str(Proc(tmp_path / "p").folder), str(tmp_path), no_tools, str(tmp_path))

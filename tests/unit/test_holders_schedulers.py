@@ -180,7 +180,7 @@ NOT_KNOWN = "is not known to be of that server and is not ended"
         ("nvidia-cuda-mps-server", 2000, 5, "nvidia0", None),
         # A server of root's serves all users.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
-        # Root in a client's container answers in the daemon's place, and names a process that works on a GPU of its own.
+        # Root in a client's container answers instead of the daemon, and names a process that works on its own GPU.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has no GPU open itself that the server has open and is not ended"),
         ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
         # Not the daemon's child: a process of any user may be called so.
@@ -610,7 +610,7 @@ ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
         (JOB.replace("Account=(null)", "Account=x" + ROW), {"slurm": 2}),
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x" + ROW), {"slurm": 2}),
         (JOB.replace("WorkDir=/tmp", "WorkDir=/x" + ROW), {"slurm": 2}),
-        # Which of the two is Slurm's cannot be told, nor so who has what the node has given.
+        # Which of the two belongs to Slurm is unknown, and so are the holders of the node's GPUs.
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x JobState=RUNNING" + ROW), {"unknown": 8}),
         # Without what it was given, nothing that is in its paths is taken for that.
         (JOB.replace("Nodes=gpu-a CPU_IDs=0", "").replace("Command=(null)", "Command=" + ROW), {"unknown": 4}),

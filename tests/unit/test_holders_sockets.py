@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which holders serve clients: real processes with real sockets, in network namespaces of their own too.
+"""Holders that serve clients: real processes with real sockets, also in network namespaces.
 
 Units are given: /proc here is a folder with links to the real one, and cgroups as systemd would have made them.
 """
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Running:
-    """A process that does as it is told."""
+    """A process that executes commands."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process, self.pid = process, process.pid

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The way back of MPS daemons and tenants: every part is tried, and every failure is reported."""
+"""The rollback of MPS daemons and tenants: every part is tried, and every failure is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which GPUs are not what their layout says, also where some GPU does not answer."""
+"""GPUs that differ from their layout, also with failing GPUs."""
 
 from __future__ import annotations
 

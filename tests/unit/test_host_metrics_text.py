@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host tells of its layout, read back with Prometheus' own parser."""
+"""The metrics of a host's layout, read with Prometheus' parser."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ def test_cpu_time_is_of_processes_that_use_the_gpu():
         holder(WHOLE.uuid, None, "mps", 8, 20.5),
         # A loader of the same unit has the node open, and works for it.
         holder(WHOLE.uuid, None, "device_handle", 9, 3.0, "train.service"),
-        # Others who have it open say nothing of it: nor those of whom the origin is as unknown.
+        # Other processes with the node open are not counted, nor those of unknown origin.
         holder(WHOLE.uuid, None, "device_handle", 10, 5000.0, "other.service"),
         holder(WHOLE.uuid, None, "device_handle", 11, 5000.0),
-        # A container or job is told without a process, and one that ended has no time.
+        # A container or job is exported without a process, and an ended one has no time.
         Holder(WHOLE.uuid, None, "container", "b", unit_or_container="train.service"),
         holder(WHOLE.uuid, None, "process", 12, None),
         holder(SPLIT.uuid, 2, "process", 13, 1.5, job="4711"),
@@ -173,7 +173,7 @@ def test_tenant_has_quota_and_usage():
     other = labels(WHOLE, tenant="by-mps")
     assert found["openfleet_tenant_memory_limit_bytes"] == {here: 8 * GIB, there: 8 * GIB, other: GIB}
     assert found["openfleet_tenant_sm_limit_ratio"] == {here: 0.35, there: 0.35, other: 0.05}
-    # Nobody counts for a tenant of MPS.
+    # No usage is measured for a tenant of MPS.
     assert found["openfleet_tenant_memory_used_bytes"] == {here: 3 * GIB, there: 0}
     assert found["openfleet_tenant_denied_total"] == {here: 17, there: 0}
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The wait for a lab host ends with the failed units, and the inotify instances of root suffice or are counted."""
+"""Waiting for a lab host ends with the failed units, and root's inotify instances suffice or are counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host sends in place of a module's result: taken where it is what a module returns, refused with its place otherwise."""
+"""Values that a host sends: valid ones are accepted, others refused with their place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: Told apart by their numbers: some have no end.
+#: Identified by their numbers: some are endless.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which kernels of a Jupyter server are shut down: real sockets, a server of the test's own."""
+"""Kernels of a Jupyter server to shut down, with real sockets and the test's server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is stopped for holding a GPU and doing nothing, and what is spared at the last moment."""
+"""Idle units that are stopped, and those spared at the last moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unit(name, active="active", triggered_by=(), bus_name=""):
 
 
 class Stops:
-    """Stands for systemd and the runtimes: remembers what was stopped."""
+    """Replace systemd and the runtimes, and record what was stopped."""
 
     def __init__(self, *along, active="active", problem="", bus_name=""):
         self.along, self.active, self.problem, self.bus_name = along, active, problem, bus_name

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every file of the plugins can be imported: a name that moved is missed nowhere, in no subcommand either."""
+"""Every file of the plugins can be imported, and no name is missing."""
 
 from __future__ import annotations
 

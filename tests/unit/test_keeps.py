@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who owns what is kept, what a keep is bound to, and how many there may be: real processes, in cgroups of the test's choice."""
+"""Owners of keeps, what a keep is bound to, and limits: real processes in cgroups of the test."""
 
 from __future__ import annotations
 

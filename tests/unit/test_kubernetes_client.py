@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests to an API server that takes connections and never answers end within their limit, whatever the verb."""
+"""Requests to an unresponsive API server end within their timeout, for every verb."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster lacks of a node's mapping, and what is taken off it again."""
+"""The difference of a cluster to a node's mapping, and removal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each backend makes of a gpu_layout: the table of docs/kubernetes-mapping.md, and the rules behind it."""
+"""A gpu_layout with each backend: the table of docs/kubernetes-mapping.md and its rules."""
 
 from __future__ import annotations
 

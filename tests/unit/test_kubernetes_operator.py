@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GPU operator on a node, and what of it is in the way of a layout."""
+"""The GPU operator on a node, and its parts that block a layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_operator_is_found_by_policy_and_labels(labels):
     # NVIDIA's mig-manager takes these off the node too, before it changes a MIG mode.
     clients = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
     assert found["pausing"] == {"nvidia.com/gpu.deploy.%s" % name: "paused-for-openfleet-gpu" for name in clients}
-    assert find(found["pausing"], *policies)["problems"] == [], "a drain that was cut off is no problem"
+    assert find(found["pausing"], *policies)["problems"] == [], "an interrupted drain is no problem"
 
 
 @pytest.mark.parametrize("state", ["pending", "rebooting"])

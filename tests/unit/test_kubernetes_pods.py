@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pods are ready, and why others are not, in words."""
+"""Ready pods, and the reasons of others as text."""
 
 from __future__ import annotations
 

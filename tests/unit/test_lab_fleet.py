@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the demonstration writes beside the reports."""
+"""Files of the demonstration besides the reports."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_recorded_violations_pass_and_new_ones_fail(checkout, capsys):
     assert check_language.main([]) == 1
     assert capsys.readouterr().out == (
         "b.md:3: word: 'whoever': name the user, owner or process\n"
-        "b.md: 1 of kind word, 0 recorded. Rewrite 1 of the lines above.\n"
+        "b.md: 1 of kind word, 0 recorded. Rewrite 1 lines above.\n"
     )
     # Nothing raises a number.
     assert check_language.main(["--record"]) == 1

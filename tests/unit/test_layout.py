@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parser of gpu_layout: what it makes of good layouts, what it says about bad ones."""
+"""The parser of gpu_layout: values of valid layouts, and errors of invalid ones."""
 
 from __future__ import annotations
 

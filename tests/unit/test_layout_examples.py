@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the documents and inventories show is what the parser and the schema accept, and what the models can do."""
+"""Layouts in documents and inventories are valid for the parser, the schema and the models."""
 
 from __future__ import annotations
 

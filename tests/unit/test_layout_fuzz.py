@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parser on layouts with anything in them: it returns a layout or says what is wrong, quickly and in few words."""
+"""The parser on arbitrary layouts: it returns a layout or a short error, quickly."""
 
 from __future__ import annotations
 

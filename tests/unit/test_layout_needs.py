@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks and templates ask a filter over the parser what a layout needs; none takes gpu_layout apart."""
+"""Playbooks and templates use a filter for a layout's needs, and read no parts of gpu_layout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The writer of gpu_layout as YAML: whatever it writes, a YAML reader reads as the same layout."""
+"""The YAML writer of gpu_layout: a YAML reader reads the same layout."""
 
 from __future__ import annotations
 

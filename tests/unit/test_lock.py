@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the lock says of who holds it, and of why it cannot be taken."""
+"""Messages of the lock about its owner, and why it cannot be taken."""
 
 from __future__ import annotations
 

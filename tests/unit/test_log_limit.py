@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many lines of a journal one tenant or user can cause."""
+"""Limits for journal lines of one tenant or user."""
 
 from __future__ import annotations
 

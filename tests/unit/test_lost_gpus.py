@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts on a host of which a GPU is lost."""
+"""Layouts on a host with a lost GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of nvidia-mig-parted as layouts: what comes over, and what is said where it does not."""
+"""Configurations of nvidia-mig-parted as layouts, and reports of inexpressible parts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans are legal, reach their target, and destroy no more than the best arrangement found by trying them all."""
+"""Plans are valid, reach their target, and destroy no more than the optimum by brute force."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The versions that mend known vulnerabilities: what is said of a version, what is made of it, and where it is documented."""
+"""Versions that fix known vulnerabilities: messages, reactions and documentation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Archives of modules that tests keep are those of the code as it is."""
+"""Cached module archives match the current code."""
 
 from __future__ import annotations
 

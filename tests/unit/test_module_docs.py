@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules' documentation says holds: options are the argument spec's, and the examples are valid."""
+"""The modules' documentation matches their argument specs, and examples are valid."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of MPS daemons around a change of the GPUs: stopped before, started after, and back as they were."""
+"""MPS daemons around a change of GPUs: stopped before, started after, and restored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
 
 
 class Daemons:
-    """A host's daemons by name, each with its devices; does what MpsHost does, but for a name in `broken`."""
+    """Daemons of a host by name with their devices. Acts like MpsHost, except for names in `broken`."""
 
     def __init__(self, *daemons):
         self.running = {daemon.name: (daemon, (daemon.places[0].gpu_uuid,)) for daemon in daemons}

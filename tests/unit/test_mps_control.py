@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said to an MPS control daemon, and how its answers are read.
+"""Commands to an MPS control daemon, and its answers.
 
 The answers are those of Debian's 535.261.03 and 550.163.01, as they were printed; molecule/sharing asks the real one.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Counts of MPS servers that died, from the log of their daemon.
+"""Counts of dead MPS servers from the log of their daemon.
 
 data/mps/*.log are what the daemon of release 535.261.03 wrote: no-driver.log on a machine without a driver, where each server
 ends at once, and killed.log with `sleep` in the place of the server: one was killed by a signal, one ended with the daemon.
@@ -61,7 +61,7 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
         # A server that crashes while another user waits has died.
         ((*ONE, OTHER, *FATAL), 1),
         ((*ONE, "Cmd:shutdown_server 92", "Server 92 exited with status 0"), 0),
-        # Of a server that started before the first look, a status of 0 tells nothing.
+        # For a server that started before the first scan, a status of 0 means nothing.
         (("Server 92 exited with status 0",), 0),
         (("Server 92 exited with status 134",), 1),
         ((*ONE, "quit command issued with timeout of 10", "Server 92 exited with status 1"), 0),

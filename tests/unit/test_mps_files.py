@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of MPS daemons. That systemd, Podman and the daemon take them, molecule/sharing tests."""
+"""The files of MPS daemons. molecule/sharing tests them with systemd, Podman and the daemon."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host below a root of its own, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
+"""MPS daemons of a host in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
 
 What the lab cannot show is here: servers and clients, which need a GPU, a boot, a host without what is needed, failures.
 molecule/sharing has the real systemd and the real daemon.
@@ -245,7 +245,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
     assert attested() == [77, 79, 80]
     (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n  5 nvidia-caps\n")
     assert attested() == [77]
-    # One that has ended, as by its user's will as soon as it has named somebody.
+    # One that has ended, for example because its user ended it after it was named.
     (proc / "41/status").rename(proc / "41/gone")
     assert attested() == []
     # A server of root's serves all users.
@@ -290,7 +290,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
         for pid in range(100, 160)
     }
     assert "clients or more" in mps.observe()[0].problem
-    # Few, each of whom answers after 9 seconds.
+    # A few, each of which answers after 9 seconds.
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
 
     def slow(command, **options):
@@ -601,7 +601,7 @@ def test_client_with_slow_files_is_not_confirmed(tmp_path, monkeypatch):
     (proc / "devices").write_text("Character devices:\n195 nvidia\n")
 
     def late(number, frame):
-        raise AssertionError("the look waits for the file")
+        raise AssertionError("the scan waits for the file")
 
     monkeypatch.setattr(holders_mps, "device_of", lambda path: signal.pause())
     monkeypatch.setattr(file_worker, "_SECONDS", 0.1)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which MPS daemons a layout wants, and which of those that run go on, are told of new limits, stop or start."""
+"""MPS daemons of a layout, and which current ones stay, get new limits, stop or start."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     ]
     assert {each.compute_mode for each in wanted} == {"default"}
     assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
-    # One tenant more is told to a daemon as it runs.
+    # One more tenant reaches a running daemon.
     seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
     more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host whose driver does not answer; and what modules return of daemons."""
+"""MPS daemons of a host with an unresponsive driver, and daemons in results of modules."""
 
 from __future__ import annotations
 

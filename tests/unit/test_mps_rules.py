@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many clients MPS serves, against what NVIDIA's documents say."""
+"""Client limits of MPS compared with NVIDIA's documents."""
 
 from __future__ import annotations
 

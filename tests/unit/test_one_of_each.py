@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""There is one mechanism of each kind, by the syntax tree: a second one would have rules of its own."""
+"""One mechanism of each kind, by the syntax tree: a second one would have other rules."""
 
 from __future__ import annotations
 

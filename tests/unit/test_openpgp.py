@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of repositories as bytes: their fingerprints, and what is no public key."""
+"""Keys of repositories as bytes: fingerprints and invalid keys."""
 
 from __future__ import annotations
 

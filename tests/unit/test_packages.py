@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the driver's packages and the toolkit's have in common: keys, and files that APT and DNF keep."""
+"""Common parts of driver and toolkit packages: keys, and files of APT and DNF."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DNF's table of a change, its lock, and which package manager a host has. The real DNF runs in molecule/rpm."""
+"""DNF's table of a change, its lock, and a host's package manager. molecule/rpm runs the real DNF."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What holds for every packing: valid, nobody lost, the optimum where all can be tried, and no churn without a reason."""
+"""Properties of every packing: valid, complete, optimal if all can be tried, no needless changes."""
 
 from __future__ import annotations
 

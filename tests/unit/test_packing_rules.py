@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rule by rule what packing does, what it refuses, and what it says."""
+"""The rules of packing, its refusals and its messages."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_too_many_groups_for_the_hosts(solver):
 
 
 def today(*standing):
-    """From "gpu profile@start workload"; a workload of - is nobody."""
+    """Parse "gpu profile@start workload", with - for no workload."""
     found = []
     for text in standing:
         index, instance, name = text.split()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which GPUs of the PCI bus the driver should count, and how those that it does not count are named."""
+"""GPUs of the PCI bus that the driver should list, and names of missing ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who has the other end of a connection: real sockets and processes, in cgroups of the test's choice."""
+"""The owner of a connection's other end: real sockets and processes in cgroups of the test."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_translated_port_ends_in_the_container(processes, engines, accepted, mon
     [
         # The source that masquerading gave it, an address of this host.
         ("127.0.0.9", 4711, 5, True),
-        # One of another host with this client's port, by chance or by somebody's choice.
+        # One of another host with this client's port, by chance or on purpose.
         ("192.0.2.7", 4711, 5, False),
         ("127.0.0.9", 4712, 5, False),
         # A socket of another process in the container's network.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan that went through a file is the same plan, or it is refused with the name of what moved."""
+"""A plan from a file is the same plan, or is refused with the name of what changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pods of a node are evicted: those that were named, where the options allow it."""
+"""Pods of a node that are evicted: the named ones that options allow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of /proc are read whole or up to a bound, whatever bytes a user put there."""
+"""Files of /proc are read completely or up to a limit, with any bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Root's code that reads what a process may have without bound, or what may never answer: each place says how it is bounded.
+"""Code of root that reads unlimited or unresponsive files of processes has documented limits.
 
 Found by the syntax tree: texts that name such a file of /proc/PID. A new place fails here until it is in the table, with a bound.
 """

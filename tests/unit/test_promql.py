@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of others in PromQL: each stays one value. tests/audit/test_hostile_names.py asks a real Prometheus the same."""
+"""Foreign values in PromQL stay single values. tests/audit/test_hostile_names.py uses a real Prometheus."""
 
 from __future__ import annotations
 

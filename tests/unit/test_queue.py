@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The queue of `make test`: order, needs, failures; and that scenarios need the images that their hosts are made of."""
+"""The queue of `make test`: order, needs, failures, and images of scenarios."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ echo "end $2" >>log
 
 @pytest.fixture()
 def queue(tmp_path):
-    """Run it in a folder of its own; gives the ended process and what began and ended, in order."""
+    """Run it in a new folder, and return the ended process and what started and ended, in order."""
     (tmp_path / "make").write_text(MAKE)
     (tmp_path / "make").chmod(0o755)
     environment = {**os.environ, "PATH": "%s:%s" % (tmp_path, os.environ["PATH"])}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps from a finding to a stop: a notice, its time, keeps, a longer look. Each is told once."""
+"""The steps from a finding to a stop: notice, waiting time, keeps, observation."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_concurrent_runs_do_not_share_a_record(machine):
         machine.run(UNIT)
 
 
-# -- The look ----------------------------------------------------------------------------------------------------------
+# -- Observation -------------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -307,7 +307,7 @@ def test_instances_are_not_sampled_but_wait():
         ({"clients": 1}, "a new client has connected"),
         ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
-        # Another process with the same pid; what cannot be told; a client that has left.
+        # Another process with the same pid, an unknown one, and a client that has left.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
         ({"clients": None, "cpu_seconds": None}, ""),
     ],

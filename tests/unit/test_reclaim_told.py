@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the controller tells of idle holders: by mail to a real server, and to a web hook."""
+"""Notifications of the controller about idle holders: mail to a real server, and a web hook."""
 
 from __future__ import annotations
 

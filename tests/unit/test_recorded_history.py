@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The past that the lab makes up has what the rules would have recorded of the GPUs that there are."""
+"""The lab's made-up history has the series that rules would record."""
 
 from __future__ import annotations
 

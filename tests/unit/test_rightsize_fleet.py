@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of whole fleets: who takes part, what can be reclaimed, what is written."""
+"""Right-sizing of fleets: included workloads, reclaimable holders, written files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_unused_new_instance_is_vacant_on_a_monitored_host():
     row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
     assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
-    # What works between two jobs is held by nobody just now, and is no room for others.
+    # A GPU that works between two jobs has no current holder, and is not free.
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "right"})
     assert [one.name for one in found.occupants] == ["a-gpu0-3g.40gb-4"]
 
@@ -211,7 +211,7 @@ def began(*hours, **more):
 
 
 def left(states, held_hours=None, **more):
-    """Why the only workload of host a stays, where a day of its own is asked for."""
+    """Return why the only workload of host a stays if a day of its own history is required."""
     audit = audit_of({"a": states})
     if held_hours is not None:
         (found,) = audit.findings

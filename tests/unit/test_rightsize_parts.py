@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing piece by piece: what the inventory may say, how a workload may share, what is kept of a layout, what is risked."""
+"""Parts of right-sizing: options, modes of sharing, kept entries, risks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GIB = 1 << 30
 H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
 
 
-#: Verdicts after which the history tells what a workload needs, or that there is none.
+#: Verdicts after which the history shows the need of a workload, or that it has none.
 TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free", "right")
 
 
@@ -160,7 +160,7 @@ def test_limits_and_sizing_are_checked():
         ({"isolation": "quota"}, need(8, 5), L40S, "vgpu", share("vgpu", 8192, 5)),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), H100, "mig", mig("1g.10gb")),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), L40S, "exclusive", WHOLE),
-        # Nothing need keep them apart: turns for whoever can wait, MPS for others.
+        # No isolation is needed: time slicing for workloads that can wait, MPS for others.
         ({"isolation": "none", "latency": "batch"}, need(8, 5), L40S, "time_slicing", share("time_slicing", 8192, 5)),
         ({"isolation": "none"}, need(8, 5), L40S, "mps", share("mps", 8192, 5)),
         ({"isolation": "none", "latency": "low"}, need(8.1, 31), T4, "mps", share("mps", 8448, 35)),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of whole fleets: what is changed within the bounds, and who takes turns on a card."""
+"""Right-sizing of fleets: changes within limits, and workloads that take turns on a card."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_any_proposal_keeps_all_workloads_and_is_valid(kinds, free, bound):
     entries, changed = done.entries("a")
     layout = merged(host, entries, changed)
     plan, _lines = planned(layout, gpus, "580.65.06")
-    # No GPU is named twice, and each has what stands on it.
+    # No GPU is named twice, and each has its content.
     assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
     then = {each.key[1]: [] for each in found}
     for standing in done.standing().values():

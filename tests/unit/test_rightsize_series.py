@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which histories are asked for, how much of them, and what is made of what a server answers."""
+"""Queried histories, their amount, and their values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The JSON schema of gpu_layout agrees with the parser: on examples place by place, on any layout in the verdict."""
+"""The JSON schema of gpu_layout agrees with the parser, by place on examples and by verdict on any layout."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def vgpus(draw, chosen):
 
 
 def renamed(layout, numbers):
-    """Every daemon and tenant with a name of its own: drawn names may collide."""
+    """Give every daemon and tenant a distinct name, because drawn names may collide."""
 
     def fresh(value):
         if value is None or not hasattr(value, "__dataclass_fields__"):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Labels that a site cannot give its targets: those that the rules of the role gpu_monitoring read or write."""
+"""Labels that a site cannot set: those that rules of gpu_monitoring read or write."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which GPUs an entry means, found when the layout is applied."""
+"""The GPUs of an entry, determined when the layout is applied."""
 
 from __future__ import annotations
 

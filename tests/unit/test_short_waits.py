@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find waits in tests that a busy machine can miss: limits below 10 s, and sleeps in the place of a condition.
+"""Find waits in tests that are too short for a busy machine: limits below 10 s, and sleeps instead of conditions.
 
 A limit is harmless where nothing is expected to happen within it. KEPT lists these, with the reason. A limit of 0 does not wait.
 """

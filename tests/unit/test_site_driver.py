@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether site.yml brings the driver, by what its play "Plan" was told: the conditions of the playbook, evaluated by Ansible."""
+"""When site.yml installs the driver: the playbook's conditions, evaluated by Ansible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What site.yml prints at the end of planning, and of an inventory without hosts."""
+"""Output of site.yml after planning, and for an inventory without hosts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which roles the tags of a run select, and which roles a host's plan needs with them."""
+"""Roles that tags select, and roles that a host's plan needs together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a workload needs, how sure that is, and what its history does not show."""
+"""The need of a workload, its confidence, and gaps of its history."""
 
 from __future__ import annotations
 

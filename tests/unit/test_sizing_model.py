@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories and policies that cannot be are refused with the place; missing samples stay missing."""
+"""Invalid histories and policies are refused with the place, and missing samples stay missing."""
 
 from __future__ import annotations
 

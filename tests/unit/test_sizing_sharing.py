@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who shares a card: never over it, not those whose peaks coincide, nobody without data, and only where it is worth it."""
+"""Workloads that share a card: within its size, without coinciding peaks, with data, and only if worth it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judge of `make bench BENCH=rightsize`: what it reads, what it counts, and what it says without a trace."""
+"""The judge of `make bench BENCH=rightsize`: input, counts, and missing traces."""
 
 from __future__ import annotations
 

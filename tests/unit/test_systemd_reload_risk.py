@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan that reloads systemd names the containers that would lose their GPUs by it."""
+"""A plan that reloads systemd names containers that would lose their GPUs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks that only ask a host or a cluster have a time limit: one that hangs is named, and the others go on."""
+"""Reading tasks for hosts and clusters have a timeout: a hanging one is named, and others continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted([*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")])
-#: Modules that ask an API server. kubernetes.core has no limit of its own for a request.
+#: Modules that call an API server. kubernetes.core has no timeout for a request.
 CLUSTER = ("kubernetes.core.", "openfleet.gpu.kubernetes_eviction")
 #: By file: its tasks that ask a host and change nothing.
 QUESTIONS = {
@@ -51,5 +51,5 @@ def test_every_task_of_the_plan_has_a_timeout():
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text(encoding="utf-8"))
     limits = {play["name"]: play.get("timeout") for play in plays}
     assert limits["Plan (every host, nothing changes)"] == 1800
-    # A change that the controller leaves goes on at the host, where nothing would look after it.
+    # A change that the controller abandons continues on the host without supervision.
     assert limits["Apply (in waves, a canary first)"] is None

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks of real processes: which share a table of files, which files are the same, and when a process has ended."""
+"""Tasks of real processes: shared descriptor tables, equal files, and ended processes."""
 
 from __future__ import annotations
 

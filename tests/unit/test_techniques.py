@@ -80,7 +80,7 @@ EXCEPTED = {
         "nvml/session.py": {"mig", "Mig"},
     },
     "mps": {
-        # A kind of process that NVML lists, and of holder: any MPS of the host, whoever runs it.
+        # A kind of process that NVML lists, and of holder: any MPS of the host, of any user.
         "nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices as nvidia-smi tells them, and what a plan makes of them. The texts are those of nvidia-smi 535."""
+"""Time slices from nvidia-smi (texts of version 535) and in plans."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def seen(smi):
 
 
 def sliced(gpu, name, problem=None, **fields):
-    """The GPU as it is observed with this time slice; None: nobody looked, or there is none for the reason beside it."""
+    """Return the GPU with this time slice. None: unread, or unavailable with the given reason."""
     read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
     return dataclasses.replace(gpu, settings=read, **fields)
 

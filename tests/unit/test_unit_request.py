@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module unit_request: when a password goes over a connection. Real sockets, a server in the test's own process."""
+"""When the module unit_request sends a password: real sockets, a server in the test's process."""
 
 from __future__ import annotations
 

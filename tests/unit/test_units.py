@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The units of systemd that the collection installs: each is exposed as little as docs/security-units.md says, or less."""
+"""The systemd units of the collection are at most as exposed as docs/security-units.md says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan GPUs that had an entry of the layout and that no entry names any more."""
+"""Plan GPUs that had an entry in the layout and lost it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's use count against the files that a scan found: tables of texts as the kernel writes them."""
+"""The driver's use count compared with the files of a scan, in tables of kernel texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The check of an inventory's variables, for every variable of the collection; and what of it the playbooks use."""
+"""The check of an inventory's variables, for every variable, and its use in playbooks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent takes a process for, and what it writes of one: the rules that need no GPU."""
+"""How the agent attributes processes and what it writes: rules without a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS_AT = 432
 
 
 def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 1000, name: str = "a") -> None:
-    """A process as /proc has it, number 5 in a PID namespace of its own."""
+    """A process as in /proc, number 5 in its own PID namespace."""
     folder = proc / str(pid)
     (folder / "ns").mkdir(parents=True)
     (folder / "ns/pid").symlink_to("pid:[4026532000]")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One change of a host's tenants that fails, or is cut off, at every single file operation that it makes."""
+"""A change of a host's tenants that fails or is interrupted at every file operation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=No
 
 
 def carry_out(work):
-    """As `apply_plan` does, but for the GPUs: up to where the new layout stands."""
+    """Apply tenants like `apply_plan`, without the GPUs, until the new layout is complete."""
     done = []
     work.stop(done)
     work.start(HOST, done)
@@ -84,7 +84,7 @@ def files(root):
 
 
 class CutOff(BaseException):
-    """As SIGKILL: nobody gets to clear up."""
+    """End like SIGKILL, without cleanup."""
 
 
 class Operations:
@@ -166,7 +166,7 @@ def test_renamed_tenant_keeps_its_files_and_gets_new_ones(make):
 
 
 def every_operation(make, operations, way):
-    """How many there are in an undisturbed run, how many of them until the new layout stands, and what it leaves."""
+    """Return the operations of an undisturbed run, those until the layout is complete, and the resulting files."""
     host, root = make(*way[:-1])
     operations.fail(None, None)
     work = change(host, way[-1])
@@ -217,7 +217,7 @@ def test_next_run_completes_a_failed_removal(make, operations):
 def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)
     for at in sample(range(1, count + 1), 3):
-        # Once the new layout stands there is no journal to go back by.
+        # When the new layout is complete, there is no journal for a rollback.
         for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
             host, root = make(*way[:-1])

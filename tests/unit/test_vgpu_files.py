@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants. That library, systemd and Podman take them, tests/limiter and molecule/vgpu test."""
+"""The files of tenants. tests/limiter and molecule/vgpu test them with the library, systemd and Podman."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_files_in_run_are_restored_at_boot():
             path = file.path
             assert lines.count("f /%s 0666 root root -" % path) == 1
             folder = "/" + path.rpartition("/")[0]
-            # A directory before what is in it, and for nobody but root to write.
+            # A directory before its content, and writable for root only.
             assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing of tenants onto GPUs, held against trying every packing there is."""
+"""Packing tenants onto GPUs compared with brute force."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_gpus_are_filled_in_order():
 
 
 def test_full_host_is_packed_and_one_more_tenant_refused():
-    """It is large for a host, so equal states must count once."""
+    """Pack a host so large that equal states must count once."""
     bins = [Bin("g%d" % n, 80 * GIB, 100.0, 64) for n in range(8)]
     demands = [Demand("t%02d" % n, 10 * GIB, 12) for n in range(64)]
     assert fits(bins, demands, pack(bins, demands))
@@ -117,7 +117,7 @@ def test_tenant_is_moved_only_if_necessary():
 
 
 def test_dead_ends_count_for_the_limit(monkeypatch):
-    """Eight of sixteen GPUs can be chosen in 12,870 ways, which are mostly equal states."""
+    """Choosing eight of sixteen GPUs has 12,870 ways, which are mostly equal states."""
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
     bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
     demands = [Demand("t%d" % n, 1, 1, 8) for n in range(9)]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants of a host, below a root of its own: what is written, what is seen, what is left when they go."""
+"""The tenants of a host in a folder: written and observed files, and removal."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_pa
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0, 1e9])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
-    # The child that reads has a clock of its own to keep.
+    # The reading child has its own clock.
     monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
@@ -364,7 +364,7 @@ def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeyp
         assert [holder.who for holder in found if holder.kind == "process"] == looked_at
         assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
     assert "pid 8, which may be the tenant's: it was not checked in time" in found[0].who
-    # Another observation is another look.
+    # Another observation is another scan.
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
     again = dataclasses.replace(seen)
     assert host.processes(again, "a", GPU.uuid) == tuple(holders)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which versions of the limiter's library are in use, by what processes have mapped."""
+"""Used versions of the limiter's library, by mappings of processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tenants a layout wants where, and what becomes of those that are there."""
+"""Placement of a layout's tenants, and changes of current ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of ansible-playbook as forks of a process that has loaded it end as the real ones do."""
+"""Forked runs of ansible-playbook end like real ones."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_run_ends_with_its_caller(place):
         maker.stdin.close()
     wait_until(lambda: not left.exists(), "what was left ends with its maker")
     wait_until(lambda: not modules_of(left), "what its modules are forks of ends with it")
-    # As after the end of a real one, its worker goes on.
+    # As after the end of a real one, its worker continues.
     for pid in processes(place):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wheels that pip installs, made for a test, and requirements with their hashes."""
+"""Wheels made for a test, and requirements with their hashes."""
 
 from __future__ import annotations
 

@@ -34,5 +34,5 @@ def wrong_values(name):
         values.append(["no-such"] if kind == "list" else "no-such")
     if kind == "list" and (VARIABLES[name].by_role or option.get("elements") != "str"):
         values.append("one,two")
-    # A mapping may be a way of its own, with keys that only the one who sends knows.
+    # A mapping may be a separate method, with keys that only its sender knows.
     return [value for value in values if not (name == "gpu_rightsize_reclaim_tell" and value == [{"no": "such"}])]

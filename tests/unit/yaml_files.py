@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""YAML files of the collection, for tests that read many of them while they are collected."""
+"""YAML files of the collection for tests that read many of them during collection."""
 
 from __future__ import annotations
 

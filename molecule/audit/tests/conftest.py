@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps of the proof, each a fixture that builds on the one before."""
+"""Fixtures for the steps of the scenario. Each one builds on the one before."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Monitor:
     def record_a_week(self, fleet: Fleet) -> None:
         """A week that went as things are now, once Prometheus sees them so."""
         for host in fleet.hosts.values():
-            # What is told of holders once a minute.
+            # Metrics of holders are exported once a minute.
             host.check_output("systemctl start gpu-layout-metrics.service")
         deadline = time.monotonic() + 300
         wanted = self._as_it_is(fleet)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs on the fleet of this scenario, what each makes of its GPU, and where it is: as units of systemd."""
+"""Services of the fleet of this scenario, their GPU use and their hosts, as systemd units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Service:
 
 
 SERVICES = [
-    # Far too small for a whole H100, and well used, in that order. GPU 3 of the host is nobody's.
+    # Far too small for a whole H100, and well used, in that order. GPU 3 of the host is unused.
     Service("chat", "hopper", 0, None, Use((6, 7), (0.02, 0.11))),
     Service("search", "hopper", 1, None, Use((12, 14), (0.05, 0.22))),
     Service("train", "hopper", 2, None, Use((50, 65), (0.5, 0.8))),
@@ -63,7 +63,7 @@ def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tup
 
 
 def install(service: Service, host: Any) -> tuple[str, str]:
-    """The same for one on a whole GPU, with a file of its own in systemd's directory."""
+    """Return the unit of a service on a whole GPU, with a separate file in systemd's directory."""
     host.check_output(
         "printf '%%s\\n' '[Service]' %s User=%s Restart=always '[Install]' WantedBy=multi-user.target "
         ">/etc/systemd/system/%s.service && systemctl daemon-reload && systemctl enable --quiet --now %s"
@@ -83,7 +83,7 @@ def _program(service: Service, where: str) -> str:
 
 
 def start_container(service: Service, host: Any) -> tuple[str, str]:
-    """What every container runtime makes of a container with a GPU: a /dev of its own with the GPU's node, not opened."""
+    """Create what a container runtime makes for a container with a GPU: a /dev with the unopened node."""
     inside = "mount -t tmpfs tmpfs /dev && touch /dev/nvidia%d && exec sleep infinity" % service.gpu
     _transient(host, service.name, "unshare --mount sh -c %s" % shlex.quote(inside))
     return gpus(host)[service.gpu].uuid, ""

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A way by SSH from a control host to a GPU host, as docs/audit.md has it. They share a loopback interface."""
+"""An SSH connection from a control host to a GPU host, as in docs/audit.md.
+
+They share a loopback interface.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a recorded week to a fleet of the right size, while everything on it goes on. The tests are in the order of events."""
+"""From a recorded week to a fleet of the right size, without disturbing workloads.
+
+Tests run in order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 import services
 import yaml
 
-#: By service or container what the first audit has to say of what it has; of all else that nobody has it.
+#: Verdicts of the first audit by service or container. Everything else is unused.
 FIRST = {
     "chat": "oversized_memory",
     "search": "oversized_memory",
@@ -43,7 +46,7 @@ def words(played):
 
 
 def wanted(found, places, of):
-    """The words of every place of the report: those of the services, and of all others that nobody has them."""
+    """Return the verdict of every place in the report: those of the services, and unused."""
     return {**dict.fromkeys(found, "free"), **{places[name]: word for name, word in of.items()}}
 
 
@@ -60,7 +63,7 @@ def of_first(first):
 
 def test_first_audit_has_the_expected_findings(first, where):
     found = words(first)
-    # Three H100, one of them nobody's, besides that four halves of two, and four L40S.
+    # Three H100, one of them unused, four halves of two others, and four L40S.
     assert len(found) == 4 + 4 + 4
     assert found == wanted(found, where, FIRST)
     # The YAML of Ansible's output folds long lines.
@@ -140,7 +143,7 @@ def test_nvidia_smi_shows_the_applied_proposal(applied, fleet):
 
 def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     found = words(second)
-    # The H100 that nobody had is two instances.
+    # The unused H100 is two instances.
     assert len(found) == 3 + 2 + 4 + 4
     assert found == wanted(found, fleet.places, SECOND)
     gone = {(row["gpu_uuid"], row["mig_instance"]): row["word"] for row in map(subject_of, second.report["gone"])}

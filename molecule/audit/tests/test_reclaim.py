@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What holds a GPU and does nothing: listed by default, and stopped where that is asked for. By the hosts' own systemd."""
+"""Idle services are listed by default and stopped on request.
+
+Uses the hosts' systemd.
+"""
 
 from __future__ import annotations
 

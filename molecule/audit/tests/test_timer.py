@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_audit on a control host: its timer, its service and their sandbox, by a real systemd. In the order of events."""
+"""The role gpu_audit on a control host: timer, service and sandbox under a real systemd. Tests run in order."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_service_audits(once, control, second, fleet):
     assert (once.rc, once.result, once.status) == (0, "success", "0"), once.said
     (report,) = once.reports
     assert control.json(f"{report}/summary.json")["line"] in once.said
-    # Two hosts were not asked: what nobody has there is not known to be nobody's. Of what somebody has it says the same.
+    # Two hosts were not read, so unused GPUs on them are unknown. Used ones have the same verdict.
     found, known = words(control.json(f"{report}/audit.json")), words(second.report)
     assert set(found) == set(known)
     assert {place: found[place] for place in fleet.places.values()} == {
@@ -243,7 +243,7 @@ def test_the_sandbox_holds(probe, control):
     told = {"user": "gpu-audit", "capabilities": "0" * 16}
     assert inside == {**dict.fromkeys(may, "yes"), **dict.fromkeys(may_not, "no"), **told}
     assert {name: outside[name] for name in kept} == dict.fromkeys(kept, "yes")
-    # Its /tmp is one of its own.
+    # It has a private /tmp.
     assert not host.file("/tmp/probe").exists
 
 

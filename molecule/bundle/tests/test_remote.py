@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host that had nothing but a bundle and Debian's packages."""
+"""A host that was set up only from a bundle and Debian's packages."""
 
 from __future__ import annotations
 

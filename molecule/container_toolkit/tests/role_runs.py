@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of the role on a host of this scenario, by the real ansible-playbook."""
+"""Run the role on a host of this scenario with the real ansible-playbook."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ nvidia-smi mig -i 3 -dci
 nvidia-smi mig -i 3 -dgi
 nvidia-smi -i 3 -mig 0
 
-# GPU 4: somebody wanted short turns. Its MIG mode would have been no better.
+# GPU 4: short time slices were set manually. MIG mode would be drift too.
 nvidia-smi compute-policy -i 4 --set-timeslice=1
 
-# GPU 5: one of two compute instances is lost, its GPU instance stands.
+# GPU 5: one of two compute instances is lost, but its GPU instance exists.
 split=$(instance_at 5 0)
 nvidia-smi mig -i 5 -gi "$split" -ci 1 -dci
 
-# GPU 2 has its seven instances, and somebody ended the daemon of GPU 1.
+# GPU 2 has its seven instances, and the daemon of GPU 1 was stopped manually.
 systemctl stop openfleet-mps@inference
 
 # GPU 6, to be exclusive: anyone may use it. GPU 7, to be shared: in MIG mode.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run of site.yml changes on hosts of which only the layout, or pynvml, is not as asked."""
+"""Changes of site.yml on hosts where only the layout or pynvml differs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def with_units(lab_host, host_name):
     host = lab_host(host_name)
     host_modules.install(host_name)
     for name, text in UNITS.items():
-        # Those that run come back after a restart of the host, as services do.
+        # Running ones start again after a restart of the host, like services.
         installed = f"{text}\n[Install]\nWantedBy=multi-user.target\n"
         host.check_output(f"printf %s {shlex.quote(installed)} > /etc/systemd/system/{name}")
     host.check_output(f"systemctl daemon-reload; systemctl enable --quiet {' '.join(RUNNING)}")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host of this scenario as systemd and Slurm themselves show it, with units and jobs for the tests."""
+"""The host of this scenario as systemd and Slurm show it, with units and jobs for the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_SECONDS = 300
 UNITS = {
     "lab-a.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-b.service": "[Service]\nExecStart=/bin/sleep infinity",
-    # It is stopped with lab-b, and nobody starts it again.
+    # It is stopped with lab-b and not started again.
     "lab-exporter.service": "[Unit]\nRequires=lab-b.service\nAfter=lab-b.service\n[Service]\nExecStart=/bin/sleep infinity",
     "lab-off.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-inetd.socket": "[Socket]\nListenStream=/run/lab-inetd",
@@ -104,7 +104,7 @@ class DrainedHost:
 
     def reboot(self) -> None:
         started = self.ask('cut -d" " -f22 /proc/1/stat')
-        time.sleep(1)  # the start of PID 1 is told in whole seconds
+        time.sleep(1)  # the start time of PID 1 has whole seconds
         self.host.run("systemctl reboot")
         deadline = time.monotonic() + WAIT_SECONDS
         while self.host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started) or self.host.run(
@@ -130,7 +130,7 @@ class DrainedHost:
             raise
 
     def queue(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
-        """A job of Debian's user nobody; its id."""
+        """Submit a job of Debian's user nobody and return its id."""
         options += f" --parsable --chdir=/ --output=/dev/null --job-name={shlex.quote(name)}"
         as_user = "setpriv --reuid=65534 --regid=65534 --clear-groups"
         return self.ask(f"{as_user} sbatch {options} --wrap='sleep {seconds}'")

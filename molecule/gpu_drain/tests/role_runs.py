@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of the role on the host of this scenario, by the real ansible-playbook."""
+"""Run the role on the host of this scenario with the real ansible-playbook."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RoleRun:
         return int(re.findall(r"changed=(\d+)", self.told)[-1])
 
     def executions(self) -> int:
-        """How many tasks ran on the host: what checks the controller is told of it too."""
+        """Return how many tasks ran on the host, including tasks that check the controller."""
         self.changed()
         tasks = re.split(r"^(?=TASK \[)", self._log.read_text(), flags=re.MULTILINE)
         on_host = [task for task in tasks if "inject_facts_as_vars is off" not in task.partition("\n")[0]]

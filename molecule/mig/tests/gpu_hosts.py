@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of this scenario: what nvidia-smi says there, jobs that hold GPUs, runs stopped in the middle of a change.
+"""The hosts of this scenario: nvidia-smi, jobs that hold GPUs, and interrupted runs.
 
 Whether a layout is what it should be is nvidia-smi's word, never the collection's own.
 """
@@ -24,7 +24,7 @@ STATE = "/var/lib/openfleet-gpu"
 JOURNAL = f"{STATE}/journal.json"
 #: What a restart of the host restores.
 LAYOUT = "/etc/openfleet-gpu/layout.json"
-#: Whose jobs they are: Debian's nobody.
+#: Owner of the jobs: Debian's user nobody.
 USER, AS_USER = "nobody", "setpriv --reuid=65534 --clear-groups"
 WAIT_SECONDS = 240
 #: The second GPU instance that a change makes: by then old ones are gone, and the new ones are not all there.
@@ -134,7 +134,7 @@ class GpuHost:
             yield job
 
     def container(self, node: str, unit: str = "box") -> Any:
-        """What every container runtime makes of a container with a GPU: a /dev of its own with the GPU's node, not opened."""
+        """Create what a container runtime makes for a container with a GPU: a /dev with the unopened node."""
         setup = f"mount -t tmpfs tmpfs /dev && touch /dev/{node}"
         return self.job(unit, f"unshare --mount sh -c '{setup} && exec {AS_USER} sleep 600'")
 
@@ -179,5 +179,5 @@ class GpuHost:
         self.ask(f"pid={pid}; kill -CONT {CHILDREN}")
 
     def end(self, signal: str, pid: int) -> None:
-        """Send a signal to a run whose child is stopped, and let the child go on. None does after SIGKILL."""
+        """Send a signal to a run whose child is stopped, and continue the child. SIGKILL leaves no child."""
         self.ask(f"pid={pid}; child={CHILDREN}; kill -{signal} $pid; kill -CONT $child 2>/dev/null || true")

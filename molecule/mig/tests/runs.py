@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of a layout while they go on, by site.yml or by the command gpu-layout: how they end, and what they print."""
+"""Running changes of a layout by site.yml or gpu-layout: their end and their output."""
 
 from __future__ import annotations
 

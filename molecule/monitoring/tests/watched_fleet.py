@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fleet under watch: what Prometheus makes of it, and what Alertmanager tells the receiver."""
+"""The monitored fleet: the state in Prometheus, and alerts that reach the receiver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str
         reasons = [why_broken() for why_broken in _WHY_BROKEN] if turn % _LOOKS_BETWEEN_CHECKS == 0 else []
         assert not any(reasons), f"{what}: {seen!r}. {' '.join(reasons)}"
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS} s, but {seen!r}"
-        # A look costs a tenth of a second of CPU, of which others have need.
+        # A check costs a tenth of a second of CPU, which other tests need.
         time.sleep(1)
     return seen
 
@@ -103,7 +103,7 @@ class Monitor:
             )
         self.host.check_output("promtool check rules %s", alerts)
         self.host.check_output("systemctl reload prometheus prometheus-alertmanager")
-        # Both read their files in their own time, and what fires before Prometheus has found Alertmanager again is told late.
+        # Both read their files at intervals, and alerts are late if they fire before Prometheus finds Alertmanager again.
         eventually(self._longest_wait, lambda seconds: 0 < seconds <= 4 * 3600 // SPEED, "the shorter alerts")
         eventually(self._alertmanagers, lambda urls: urls == ["http://127.0.0.1:9093/api/v2/alerts"], "Alertmanager")
 
@@ -128,7 +128,7 @@ class Monitor:
 
 
 class Told:
-    """What the receiver is told of alerts that begin from now on."""
+    """Return what the receiver gets about alerts that begin from now on."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
@@ -142,7 +142,7 @@ class Told:
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
     def statuses(self) -> dict[str, list[str]]:
-        """By name all that was told of an alert, in order: "firing", "resolved"."""
+        """Return all notifications of an alert by name, in order: "firing", "resolved"."""
         told: dict[str, list[str]] = {}
         for alert in self.alerts():
             told.setdefault(alert["labels"]["alertname"], []).append(alert["status"])

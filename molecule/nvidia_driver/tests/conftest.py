@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role, run as an operator runs it, and what a host looks like before and after."""
+"""Run the role like an operator, and read a host before and after."""
 
 from __future__ import annotations
 

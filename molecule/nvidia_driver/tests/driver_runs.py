@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of the role on a host of this scenario, and the state of a host between them."""
+"""Run the role on a host of this scenario, and read the host's state between runs."""
 
 from __future__ import annotations
 

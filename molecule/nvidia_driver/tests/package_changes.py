@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of packages, as a plan tells them and as two looks at a host do: {name: new version, or None where it goes}."""
+"""Package changes of a plan and between two states: {name: new version, or None if removed}."""
 
 from __future__ import annotations
 

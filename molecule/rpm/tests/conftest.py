@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of the roles on hosts of the Red Hat family, and what a host looks like before and after."""
+"""Run roles on hosts of the Red Hat family, and read a host before and after."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS control daemons of a host, by the collection's library there; and what systemd and the daemons themselves say of them."""
+"""MPS control daemons of a host, through the collection's library, systemd and the daemons."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a host shares its GPUs, by the word of NVIDIA's own programs: nvidia-smi and the MPS control daemons themselves."""
+"""The sharing of a host's GPUs as nvidia-smi and the MPS control daemons show it."""
 
 from __future__ import annotations
 

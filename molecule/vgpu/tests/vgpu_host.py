@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab host with tenants, and programs on it that use GPU memory: as tenants and as nobody's."""
+"""A lab host with tenants, and programs that use GPU memory with and without a tenant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCENARIO = Path(__file__).resolve().parents[1]
 RUN_SECONDS = 300
 WAIT_SECONDS = 180
 CLIENT = "/opt/client/build/client"
-#: The stub's settings, for whoever has no environment of its own.
+#: The stub's settings for processes without their own environment.
 ENVIRONMENT = "/opt/client/environment"
 DIRECTORY = "/usr/lib/openfleet-gpu/vgpu"
 IMAGE = "localhost/openfleet-tenant"
@@ -73,7 +73,7 @@ class VgpuHost:
 
     @contextmanager
     def serving(self, tenant: str):
-        """A process of the tenant that goes on."""
+        """Return a running process of the tenant."""
         file = f"/run/client-{tenant}"
         unit = f"client-{tenant}"
         self.ask(f"rm -f {file}.in {file}.out")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host on the other side: the real apt, with nothing but a bundle to ask, and with what the distribution gives it."""
+"""An air-gapped host: the real apt with only a bundle and the distribution's packages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A site with an inventory, NVIDIA's repositories as stand-ins, and what makes a bundle of both."""
+"""A site with an inventory, stand-ins for NVIDIA's repositories, and the playbook bundle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's repositories of RPM packages, in form: real indexes, signed, and files that bear packages' names."""
+"""Stand-ins for NVIDIA's RPM repositories: real signed indexes, and fake package files."""
 
 from __future__ import annotations
 

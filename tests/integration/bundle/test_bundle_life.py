@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A bundle from an inventory, made, made again, changed and used, without one host within reach."""
+"""Make, update and use a bundle from an inventory, without reaching a host."""
 
 from __future__ import annotations
 

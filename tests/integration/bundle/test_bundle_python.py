@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python packages and the collection itself in a bundle: by the real pip and the real ansible-galaxy, without a network."""
+"""Python packages and the collection in a bundle, with the real pip and ansible-galaxy and no network."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_hosts_get_pynvml_as_a_wheel_instead_of_pip(site, index):
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     assert values["gpu_layout_nvml_source"] == "wheel"
     assert values["gpu_layout_nvml_wheel"] == "{{ gpu_bundle_path }}/python/nvidia_ml_py-1.2.3-py3-none-any.whl"
-    # Whom to trust is for the inventory of the other side, not for what is to be verified.
+    # The inventory of the air-gapped side decides which keys are trusted, not the bundle that they verify.
     assert "gpu_layout_nvml_hashes" not in values
     assert (site.bundle / "python" / "nvidia_ml_py-1.2.3-py3-none-any.whl").is_file()
     assert "changed=0" in site.make()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a bundle refuses, with what it leaves, and how the next run goes on."""
+"""Refusals of a bundle, the state after them, and the next run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A bundle of RPM repositories: what is taken, what is verified, what is refused."""
+"""A bundle of RPM repositories: chosen packages, verification, refusals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's two repositories as the lab's stand-ins, signed, on a web server of this machine that can fail in several ways."""
+"""Signed stand-ins for NVIDIA's two repositories on a local web server that can fail."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The installer of gpu-layout: once, again, taken away, and what the archive carries."""
+"""The installer of gpu-layout: install, repeat, remove, and the content of the archive."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_layout_on_trial_can_be_rolled_back(install, tmp_path):
     assert installed(tmp_path) == there
     install(layout=[], on_trial=True)
     install(layout=[])
-    assert json.loads(path.read_text()) == [], "it stands: nothing is kept"
+    assert json.loads(path.read_text()) == [], "it is confirmed: nothing is kept"
     assert set(installed(tmp_path)) == set(there)
 
 
@@ -278,7 +278,7 @@ def test_directory_with_other_files_stays(install, tmp_path):
     (folder / "theirs.prom").write_text("theirs 1\n")
     install(metrics=ON)
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
-    # Into one of its own, and away again.
+    # Into a separate one, and removed again.
     install(metrics=dict(ON, directory="/srv/metrics"))
     assert [path.name for path in folder.iterdir()] == ["theirs.prom"]
     assert (tmp_path / "srv/metrics").is_dir()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu-layout metrics on simulated GPUs: what differs by hand shows, mended it is gone, and nothing of before stays."""
+"""gpu-layout metrics on simulated GPUs: drift appears, disappears after repair, and old metrics are removed."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_gpus_are_not_read_while_a_run_changes_the_host(laid_out):
     assert found["openfleet_layout_check_success"] == {None: 0}
     assert set(found) == {"openfleet_layout_check_success", "openfleet_layout_check_timestamp_seconds"}
     assert "another run is changing the layout" in said
-    assert "nvmlInit" not in laid_out.gpusim("calls"), "a reset is refused while somebody has the GPU open"
+    assert "nvmlInit" not in laid_out.gpusim("calls"), "a reset is refused while a process has the GPU open"
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
 
 
@@ -197,7 +197,7 @@ def test_run_waits_for_a_scan_that_has_gpus_open(laid_out):
     layout = str(laid_out.folder / "layout.json")
     with laid_out.simulated.popen(laid_out.words("metrics", "--layout", layout), stdout=subprocess.DEVNULL) as looking:
         try:
-            wait_until(lambda: stopped_children(looking.pid), "the look has the GPUs open")
+            wait_until(lambda: stopped_children(looking.pid), "the scan has the GPUs open")
             refused = laid_out("apply", "--layout", layout, "--lock-timeout", "0", status=1)
             assert "another run is changing the layout" in refused.stderr
             # Others may look too.
@@ -264,7 +264,7 @@ def test_ended_run_keeps_no_old_metrics(laid_out):
     os.mkfifo(layout)
     arguments = ("metrics", "--textfile", str(laid_out.folder / "textfile"), "--layout", str(layout))
     with laid_out.simulated.popen(laid_out.words(*arguments), stderr=subprocess.DEVNULL) as running:
-        # It can be written to once somebody reads, who then waits for what never comes.
+        # Opening it for writing waits for a reader, who then waits for data that never arrives.
         writer = None
         while writer is None and running.poll() is None:
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""fits and import of gpu-layout, on a machine without a GPU, a driver or pynvml."""
+"""fits and import of gpu-layout without a GPU, a driver or pynvml."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_model_is_known_by_board_names(bare):
 def test_unconfirmed_facts_of_a_model_are_named(bare):
     told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
     assert "1g.23gb.placement_starts" in told["unconfirmed"]
-    # Profiles that were not asked for are nobody's concern.
+    # Other profiles are irrelevant.
     assert not any(field.startswith("7g.180gb") for field in told["unconfirmed"])
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The embedded exporter as a process of its own, on a simulated host."""
+"""The embedded exporter as a separate process on a simulated host."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def start(host):
 
 @pytest.fixture
 def instance():
-    """Somebody makes a MIG instance: instance(host, gpu, profile, start)."""
+    """Return a function that makes an instance: instance(host, gpu, profile, start)."""
     script = Path(__file__).resolve().parents[1] / "make_instance.py"
 
     def make(host, gpu, profile, at):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Very many clients of the embedded exporter, as its host sees them: threads, and who is served."""
+"""Very many clients of the embedded exporter: threads, and which ones are served."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the embedded exporter says of simulated GPUs, as they change under it."""
+"""Metrics of the embedded exporter for simulated GPUs that change."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_lost_gpu_does_not_end_the_exporter(host, start):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
     samples = exporter.samples()
     assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
-    # Nothing old is told of it, and all of the other.
+    # No old values are exported for it, and all of the other one.
     assert samples.of("gpu_temperature_C", uuid=uuid) == []
     assert len(samples.of("gpu_temperature_C")) == 1
     # As it fell off the bus.

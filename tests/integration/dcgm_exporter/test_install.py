@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module dcgm_exporter, below a directory that is no host's root."""
+"""The module dcgm_exporter in a directory that represents a host."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_hashes_are_bcrypt_and_match(run):
     for user, hashed in config["basic_auth_users"].items():
         assert bcrypt.checkpw(EMBEDDED["users"][user].encode(), hashed.encode())
         assert not bcrypt.checkpw(b"another", hashed.encode())
-    assert len({hashed[:29] for hashed in config["basic_auth_users"].values()}) == 2, "each has a salt of its own"
+    assert len({hashed[:29] for hashed in config["basic_auth_users"].values()}) == 2, "each has its own salt"
 
 
 def test_only_a_new_password_gets_a_new_hash(run):
@@ -353,6 +353,6 @@ def test_health_with_tls_and_passwords(host, start, processes):
     assert "another certificate" in scrape.problem(renewed)
     # Which a run takes as the reason for a restart.
     assert scrape.certificate_is_old({"health": renewed}) and not scrape.certificate_is_old({"health": health})
-    # The exporter's own, and no process of the unit: as after somebody started it by hand.
+    # The exporter's own, but no process of the unit: as after a manual start.
     processes.add(exporter.process.pid, "/user.slice/user-0.slice/session-1.scope")
     assert f"held by pid {exporter.process.pid} " in scrape.problem(health)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the module dcgm_exporter does with a host's services and packages, which stand-in commands play."""
+"""Services and packages of a host with the module dcgm_exporter, as stand-in commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Host(Installer):
 
     @property
     def calls(self):
-        """Those since the last time that was asked, but for questions."""
+        """Return the commands since the last call, except queries."""
         said = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.write_text("")
         return [line for line in said if " is-" not in line and not line.startswith("journalctl")]

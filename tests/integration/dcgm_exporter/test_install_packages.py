@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's packages on a host: stand-ins of their names, by the real apt and dpkg, below a directory of their own."""
+"""NVIDIA's packages on a host: stand-ins installed by the real apt and dpkg in a directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUNDLE = dict(DOCKER, packages=[CORE, EXPORTER], masked=[MASK])
 
 
 class Host(Installer):
-    """A root with a dpkg database and a repository of its own."""
+    """Create a root with its own dpkg database and repository."""
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         super().__init__(folder / "root")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What nvitop-exporter gives by itself, and what it lacks: the reason for each line of the role's own."""
+"""Metrics of nvitop-exporter and those it lacks, which the role adds."""
 
 from __future__ import annotations
 

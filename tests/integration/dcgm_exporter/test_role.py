@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role writes for each source, below a directory that is no host's root, and what systemd and Podman make of it.
+"""Files of the role for each source in a directory, read by systemd and Podman.
 
 OPENFLEET_QUADLET names Podman's generator where it is elsewhere than Podman 4.4 and later have it; Debian 12's has none.
 """
@@ -63,7 +63,7 @@ def run(folder: Path, hosts, *options):
 
 
 def settings(unit: Path, section: str):
-    """[(key, value)] of a section, lines that go on put together."""
+    """Return [(key, value)] of a section, with continued lines joined."""
     found, inside = [], False
     for line in unit.read_text().replace("\\\n", " ").splitlines():
         if line.startswith("["):
@@ -116,7 +116,7 @@ PRESENT = {
 
 @pytest.fixture(scope="module")
 def present(tmp_path_factory):
-    """A folder of hosts that all have the exporter, by one run; no password was told."""
+    """Return a folder of hosts with the exporter, from one run. No password was printed."""
     folder = tmp_path_factory.mktemp("present")
     status, said = run(folder, PRESENT)
     assert status == 0, said
@@ -144,7 +144,7 @@ def test_packages(present):
     assert web["tls_server_config"] == {"cert_file": "/etc/ssl/gpu.crt", "key_file": "/etc/ssl/private/gpu.key"}
     assert list(web["basic_auth_users"]) == ["prometheus"]
     assert verify(unit) == []
-    # The package's own is in nobody's way.
+    # The package's own unit does not block.
     assert os.readlink(root / "etc/systemd/system/nvidia-dcgm-exporter.service") == "/dev/null"
 
 

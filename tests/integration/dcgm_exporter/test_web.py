@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who gets the metrics, and how: TLS, passwords, clients that misbehave. With real clients of HTTP."""
+"""Access to metrics: TLS, passwords and misbehaving clients, with real HTTP clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""module_defaults of a group reach the modules of the group, by the real ansible-playbook."""
+"""module_defaults of a group apply to its modules in the real ansible-playbook."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""make check-gpu on simulated GPUs, healthy and with faults; and the model files that gpusim makes of its report."""
+"""make check-gpu on healthy and faulty simulated GPUs, and the model files that gpusim makes of its report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check-gpu --change on simulated GPUs: all changes, each refusal, and runs that are killed or ended half way.
+"""check-gpu --change on simulated GPUs: all changes, refusals, and interrupted runs.
 
 nvidia-smi is a stand-in for time slices; tests/clients/test_check_gpu_change.py has the real one.
 """
@@ -85,7 +85,7 @@ class Changes:
         return json.loads(self.host.gpusim("show", "--json"))
 
     def state(self):
-        """What the simulator has of the GPUs, less what goes on by itself, and the time slices."""
+        """Return the simulator's state of the GPUs, without values that change by themselves, and the time slices."""
         passing = ("power_mw", "energy_mj", "temperature_c", "memory")
         gpus = [{key: value for key, value in gpu.items() if key not in passing} for gpu in self.show()["gpus"]]
         return gpus, json.loads((self.host.folder / "slices.json").read_text())
@@ -320,7 +320,7 @@ def test_next_run_after_a_kill_restores_the_original_state(changes, call, nth, a
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
     changes.killed()
     assert changes.record.exists()
-    # A GPU that is not there: the run restores, and changes nothing of its own.
+    # An unknown GPU: the run restores the first one, and changes nothing else.
     restored, *others = changes.run(7)
     assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "held"), restored
     assert refused(others, "the host has no GPU 7")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""make check-gpu with --load: a simulated NVML, the limiter as it ships, and a stub of the CUDA driver."""
+"""make check-gpu with --load: a simulated NVML, the real limiter, and a stub of the CUDA driver."""
 
 from __future__ import annotations
 

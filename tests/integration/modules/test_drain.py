@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module drain with a fault between any two of its steps. molecule/gpu_drain has it with real systemd and Slurm."""
+"""The module drain with a fault at each step. molecule/gpu_drain uses real systemd and Slurm."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_drain_and_resume_are_idempotent(there, tmp_path):
     there.fault()
     nothing = there.resume()
     assert (nothing["changed"], nothing["done"]) == (False, [])
-    # Cheap: nobody is asked anything.
+    # Cheap: nothing is queried.
     assert there.calls() == []
 
 

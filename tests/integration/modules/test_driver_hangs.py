@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A driver call that does not return: every question ends within its limit, names the call, and frees the host's lock.
+"""Driver calls that hang: each one ends at its timeout, names the call, and frees the host's lock.
 
 The simulated NVML stops its caller ahead of a call, which then answers no signal except SIGKILL and SIGCONT. Limits are shortened
 where a run makes that possible, so that these tests take seconds.

@@ -14,13 +14,13 @@ from warm_ansible import interpreter
 TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
 HOSTS = ["node%02d" % number for number in range(40 if THOROUGH else 7)]
 NAMED = "node00, node01, node02, node03, node04 and %d more hosts: " % (len(HOSTS) - 5)
-# Lines of a failed run, and lines for each host besides. An error of its own on each host took 37 lines.
+# Lines of a failed run, and lines for each host besides. A separate error for each host took 37 lines.
 MOST_LINES, MOST_LINES_OF_HOST = 120, 18
 
 
 @pytest.fixture
 def fleet(host, library, tmp_path):
-    """Each host has one GPU with a UUID of its own."""
+    """Return hosts with one GPU each, with different UUIDs."""
     fleet = Fleet(tmp_path, library, HOSTS)
     for name, each in fleet.hosts.items():
         each.create([{"model": "H100-80GB", "count": 1}], host=name)

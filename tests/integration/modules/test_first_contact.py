@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The first runs on hosts that have a driver and no pynvml: a dry run, and export.yml."""
+"""First runs on hosts with a driver and without pynvml: a dry run, and export.yml."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     run = fleet.play({"two": LAYOUT}, "--check", "--diff")
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
-    # What only the driver knows: the instance that stands there.
+    # Known only to the driver: the current instance.
     assert re.search(r"gpu 0 \(GPU-[0-9a-f]{8}\): destroy 7g\.80gb@0, create 3g\.40gb@0, create 3g\.40gb@4", said)
     assert "Only the form of the layout was checked" not in said
     # Its text is in no output.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders as gpu_info reports them, and containers of the real podman."""
+"""Holders in gpu_info, with containers of the real podman."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_gpu_info_lists_holders(host):
     assert (holder["kind"], holder["gpu_instance_id"], holder["user"]) == ("process", big, "root")
     assert "sleep 300" in holder["command"]
     assert {i["id"]: len(i["holders"]) for i in gpu["mig"]["instances"]} == {big: 1, small: 0}
-    assert (holder["listens"], holder["clients"]) == (None, None), "nobody asked"
+    assert (holder["listens"], holder["clients"]) == (None, None), "not requested"
     gpu = host.module("gpu_info", holders=False, sockets=True)["gpus"][0]
     assert gpu["holders"] is None
     assert [i["holders"] for i in gpu["mig"]["instances"]] == [None, None]
@@ -104,7 +104,7 @@ def test_gpu_info_lists_servers_on_request(host):
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert holder["listens"] is True
-    # Where the tests run in no unit, the child is somebody else; in one it is of the same.
+    # Without a unit for the tests, the child is another holder. In a unit it is the same one.
     assert holder["clients"] == (0 if holder["unit_or_container"] else 1)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that takes the connection and never ends a task: the playbooks that only ask name it and go on with the others.
+"""A host whose tasks hang: reading playbooks name it and continue with the others.
 
 They run as a copy whose limits are short.
 """

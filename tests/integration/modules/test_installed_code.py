@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules run by the code of the command gpu-layout: the same results, and never by code that is not the controller's."""
+"""Modules run by the installed code of gpu-layout: same results, and only the controller's code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Kubernetes will offer, by the role gpu_kubernetes and by site.yml, on hosts that are folders of this machine."""
+"""The Kubernetes mapping in gpu_kubernetes and site.yml, on hosts that are folders of this machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs on a host of which a GPU fell off the bus."""
+"""Runs on a host with a GPU that fell off the bus."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A technique that the collection does not have works from its folder and a line in each table: parse, plan, check mode and
-diff, apply, a kill at each step, recovery, saved plans, export, metrics, reports and removal.
+"""A new technique works from its folder and a line in each table.
+
+Tests parse, plan, check mode and diff, apply, kills at each step, recovery, saved plans, export, metrics, reports and
+removal.
 
 It is added to a copy of the collection, which runs as the collection itself would.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module mig against the simulated NVML: what it does, what it keeps, what it refuses, what it takes back."""
+"""The module mig with the simulated NVML: changes, kept parts, refusals and rollbacks."""
 
 from __future__ import annotations
 

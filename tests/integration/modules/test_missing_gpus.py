@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs on the PCI bus that the driver does not count. The bus is a folder mounted over that of the machine."""
+"""GPUs on the PCI bus that the driver does not list.
+
+A folder is mounted over the machine's bus.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module mps where no daemon can run: without a driver, and with GPUs of one process alone."""
+"""The module mps without a usable daemon: no driver, or GPUs of one process only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A holder that NVML does not list stops a change as a process does; so does one that comes while the run goes on."""
+"""Holders that NVML does not list block a change, also those that start during the run."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ with Session() as session:
     def look(gpu=None):
         host = session.observe()
         looks.append(host)
-        # The first look, before the first step, sees well.
-        return mark(host, unknown(host.gpus, "nobody knows", "") if len(looks) > 1 else ())
+        # The first scan, before the first step, is complete.
+        return mark(host, unknown(host.gpus, "undeterminable", "") if len(looks) > 1 else ())
     try:
         apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), look=look), plan)
     except ApplyError as error:
@@ -119,7 +119,7 @@ with Session() as session:
     plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
     looks = []
     def look(gpu=None):
-        # By the second look the first GPU has its new layout, and a job has begun on the other one.
+        # At the second scan the first GPU has its new layout, and a job has started on the other one.
         if looks:
             job = subprocess.Popen(["gpusim", "run", "--gpu", "1", "--gi", "0", "--memory", "1MiB", "--", "sleep", "300"],
                                    stdout=subprocess.DEVNULL)
@@ -133,7 +133,7 @@ with Session() as session:
     except ApplyError as error:
         print(error.outcome)
     print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
-    # The last look is at all of them, before the way back.
+    # The last scan reads all of them, before the rollback.
     print("each-GPU-looked-at:%s" % (looks == [gpus[0].uuid, gpus[1].uuid, None]))
 """
 

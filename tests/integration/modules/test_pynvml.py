@@ -1,7 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the role gpu_layout brings pynvml: from an index by the real pip, with a folder for an index; and from the controller,
-where a plan has not seen the right one on the host."""
+"""How the role gpu_layout installs pynvml: with the real pip from an index, or from the controller."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reset that is refused, or a holder in the kernel: the old layout and a clear message.
+"""A refused reset or a holder in the kernel keeps the old layout with a clear message.
 
 With leave, the modes wait for the reboot.
 """
@@ -22,7 +22,7 @@ NEW = [
 
 @pytest.fixture
 def stuck(host):
-    """Two Ampere GPUs that cannot be reset, the second one with somebody else's business: it needs none."""
+    """Two Ampere GPUs that cannot be reset. The second has foreign processes and needs no reset."""
     host.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":
         host.gpusim("set", gpu, "passthrough", "on")

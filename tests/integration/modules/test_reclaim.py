@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module reclaim against the simulated NVML: it looks at the host's real processes before it stops anything."""
+"""The module reclaim with the simulated NVML: it checks the host's real processes before it stops anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""playbooks/reset.yml takes away what site.yml brought, and leaves the GPUs unless asked."""
+"""playbooks/reset.yml removes what site.yml installed, and keeps the GPUs by default."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lone(host, library, tmp_path):
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
-    # pynvml's folder is this machine's: another one stands for it, which the hosts share and so remove one after the other.
+    # pynvml's folder is this machine's, so another one replaces it, which the hosts share and so remove one after the other.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
@@ -71,7 +71,7 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     assert not (fleet.hosts["one"].folder / "root/srv").exists()
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": []}
 
-    # A second time there is nothing to take away. What stands for pynvml's folder is made for each run.
+    # The second time, nothing is left to remove. The replacement for pynvml's folder is created for each run.
     again = reset(fleet, tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert traces(fleet, tmp_path) == []
@@ -94,5 +94,5 @@ def test_wrong_variable_of_a_later_play_stops_the_reset_before_any_change(lone, 
     assert run.returncode != 0
     assert 'watcher: %s: unknown value "gone"' % variable in said and "Nothing was changed." in said
     assert "Remove everything the collection installed" not in said
-    # The folder that stands for pynvml's is the test's own.
+    # The replacement for pynvml's folder belongs to the test.
     assert [path for path in traces(lone, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before

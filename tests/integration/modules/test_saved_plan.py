@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans that are saved by one run and applied by another: exactly, or not at all."""
+"""Saved plans are applied exactly or not at all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_saved_plan_is_refused_if_stale_applied_once_and_idempotent(pair, tmp_pa
     layouts = dict.fromkeys(pair.hosts, HALVES)
     run = pair.play(layouts, "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
-    # It names who is in the way, with their command lines.
+    # It names blocking holders with their command lines.
     assert stat.S_IMODE(saved.stat().st_mode) == 0o640
     assert "Plan: 4 to create, 0 to destroy, 0 kept; 2 GPUs to change on 2 of 2 hosts" in run.stdout
     assert untouched(pair)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs on a host on which calls to one GPU fail, with any code and in any call."""
+"""Runs on a host where calls to one GPU fail, with any code and in any call."""
 
 from __future__ import annotations
 

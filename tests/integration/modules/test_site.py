@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml by the real ansible-playbook, on hosts that are folders of this machine, with a state file each."""
+"""site.yml with the real ansible-playbook, on hosts that are folders of this machine."""
 
 from __future__ import annotations
 

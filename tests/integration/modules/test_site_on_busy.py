@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml where something is in the way: each value of gpu_layout_on_busy that needs no more than the host's GPUs."""
+"""site.yml with busy GPUs: each value of gpu_layout_on_busy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     # Newer ansible-core has the role's name in between.
     assert re.search(r"FAILED - RETRYING: \[two\]: .*Apply the layout", said), said
     assert "RETRYING: [one]" not in said
-    # A real run prints the plans of hosts with a workload in the way, before anything changes.
+    # A real run prints the plans of hosts with a blocking workload before any change.
     plans = " ".join(said.split("PLAY [Apply", 1)[0].split())
     assert "blocking: gpu 0 (GPU-" in plans and "two: - " in plans and "one: - " not in plans
     assert re.search("two: waiting: " + HELD % job.pid, said), said

@@ -40,7 +40,7 @@ def run(host, layout, name="time_slicing", **options):
 
 
 def killed(host, when, layout):
-    """Run the module in a process of its own, which is killed at the step."""
+    """Run the module in a separate process, which is killed at the step."""
     (host.folder / "kill").write_text(when)
     arguments = {"layout": layout, "state_directory": str(host.folder / "state.d")}
     module = "ansible_collections.openfleet.gpu.plugins.modules.time_slicing"

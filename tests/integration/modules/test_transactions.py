@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All or nothing: runs that are killed, that fail, or that meet each other."""
+"""All or nothing: killed, failed and concurrent runs."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_run_fails_if_rollback_and_completion_would_end_a_job(host):
     host.gpusim("fail", "nvmlGpuInstanceDestroy", "--nth", "1", "--code", "kill-after")
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=[mig(0, "7g.80gb")])
-    # Meanwhile somebody works by hand: another instance in the place of the one that went, and a job in it.
+    # Meanwhile an administrator creates another instance in the place of the removed one, with a job in it.
     (gone,) = set(before) - set(host.seen()[0])
     other = "1g.10gb" if gone[0] != "1g.10gb" else "1g.10gb+me"
     host.run([sys.executable, MAKE, "0", other, str(gone[1])])

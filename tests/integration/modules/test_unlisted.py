@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Instances that no layout names: the collection's own go, somebody else's stay until it is told otherwise."""
+"""Instances without an entry: own ones are removed, foreign ones stay by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE = [{"gpus": [0], "sharing": "mig", "mig": []}]
 
 @pytest.fixture
 def shared(host):
-    """A host on whose GPU 0 somebody made a 3g.40gb at placement 4."""
+    """A host with a foreign 3g.40gb at placement 4 on GPU 0."""
     host.create([{"model": "H100-80GB", "count": 1}])
     make(host, "3g.40gb", 4)
     return host

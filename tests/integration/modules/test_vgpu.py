@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants on simulated GPUs: from a layout to the files of a host, which lie below a root of the test's own."""
+"""Tenants on simulated GPUs: from a layout to the files of a host in the test's folder."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_any_sharing_follows_any_other_in_one_run(fleet, pair):
     assert not run(fleet, then)["changed"]
 
 
-# --- cut off, failed, held, saved --------------------------------------------------------------------------------------
+# --- interrupted, failed, held, saved ----------------------------------------------------------------------------------
 
 
 def seen(host):
@@ -242,7 +242,7 @@ def test_next_run_recovers_an_interrupted_one(fleet):
     then = [entry([0], tenant("a", "1GiB")), {"gpus": [1], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
     with pytest.raises(AssertionError, match="exit -9"):
         run(fleet, *then)
-    assert files(fleet) == before, "a tenant goes when all else stands"
+    assert files(fleet) == before, "a tenant is removed after all other changes"
     back = run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
     assert back["recovered"] == "old"
     assert files(fleet) == before
@@ -299,9 +299,9 @@ def test_working_tenant_is_moved_only_with_permission(fleet):
             r"vgpu a \(it would leave gpu 0 \(GPU-[0-9a-f]{8}\)\) is in use by pid %d\b" % process.pid, refused["msg"]
         )
         assert files(fleet) == before
-        # Another quota is in nobody's way.
+        # Another quota blocks nothing.
         assert run(fleet, entry([0], tenant("a", "1GiB")))["changed"]
-        # What waits for it goes on as soon as it has ended.
+        # The waiting run continues as soon as it has ended.
         forced = run(fleet, *moves, on_busy="force", grace_period=10)
         assert str(process.pid) in forced["ended"][0]
         assert quotas(fleet) == {"a": [(1, 8 * GIB, 30, 0)]}

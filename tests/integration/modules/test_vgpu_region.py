@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What tenants use is read as the library writes it: its own header says how, compiled here into a program that does."""
+"""Read the usage of tenants as the library writes it, by a program compiled with its header."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""on_busy: what is in the way is waited for, or ended; and who is in nobody's way lives on."""
+"""on_busy: blocking processes are awaited or ended, and others are not."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_force_waits_a_limited_time_for_a_process(whole, jobs):
 
 def test_force_never_ends_the_run(whole):
     """The shell or program from which the run was started may have a GPU open."""
-    # gpusim has a PYTHONPATH of its own.
+    # gpusim has its own PYTHONPATH.
     python = ["env", "PYTHONPATH=" + whole.environment["PYTHONPATH"], sys.executable]
     inside = [str(whole.bin / "gpusim"), "run", "--gpu", "0", "--gi", "0", "--", *python]
     done = whole.run([*inside, "-c", FORCE, str(whole.folder / "state.d")])

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every playbook with every variable of its own set to something wrong: all are named, and nothing changes anywhere."""
+"""Wrong values of every variable in every playbook are named, and nothing changes."""
 
 from __future__ import annotations
 

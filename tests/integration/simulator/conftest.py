@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML, built once, and hosts laid out through its control interface (src/gpusim.h)."""
+"""The simulated NVML, built once, and hosts initialized through its control interface (src/gpusim.h)."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Simulator:
         return dict(os.environ, GPUSIM_STATE=str(self.state), LD_LIBRARY_PATH=str(self.path.parent))
 
     def python(self, code: str, user: int | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
-        """A client of its own: `code` with NVML initialised and the first GPU in `gpu`."""
+        """A separate client: `code` with NVML initialised and the first GPU in `gpu`."""
         import pynvml
 
         # The interpreter starts as this user: another one may not reach it where the checkout is private.

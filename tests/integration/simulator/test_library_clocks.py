@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clocks and P-states: idle, at work, locked, by application clocks; and what never changes about a board."""
+"""Clocks and P-states: idle, busy, locked, application clocks, and constants of a board."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state file itself: made by several at once, replaced under a client's threads, inherited by a fork."""
+"""The state file: created concurrently, replaced under threads, inherited by a fork."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPM: what a GPU and a GPU instance did between two samples."""
+"""GPM: activity of a GPU and a GPU instance between two samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throttling, temperature, ECC errors and remapped rows: what is set, and on which GPUs it can be."""
+"""Throttling, temperature, ECC errors and remapped rows: values and supported GPUs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens on a GPU over time: loads, what it measures of them, and processes."""
+"""GPUs over time: loads, their measurements, and processes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def watch(simulator, nvml, gpu, wanted):
 
 
 def away_from_edges(pairs, step):
-    """Ages are told to the millisecond: right at a step both neighbours are true."""
+    """Ages are in milliseconds, so at a step both neighbours are correct."""
     return [(age, value) for age, value in pairs if 0.002 < age % step < step - 0.002]
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A GPU that has fallen off the bus, as its clients and those of its neighbours see it."""
+"""A GPU that fell off the bus, as seen by its clients and those of other GPUs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MIG: modes, placements, instances, and each way in which a call about them can fail."""
+"""MIG: modes, placements, instances, and each error of their calls."""
 
 from __future__ import annotations
 

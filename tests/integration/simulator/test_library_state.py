@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One state for all clients of a host: changes seen by others, clients killed anywhere, faults, boots, permissions."""
+"""One state for all clients of a host: visibility, kills, faults, boots, permissions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How GPUs are connected: NVLinks, NUMA nodes, peer to peer, the fabric; by nvml.h and by nvidia-smi's private table."""
+"""Connections of GPUs: NVLinks, NUMA, peer to peer, fabric, by nvml.h and nvidia-smi's private table."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_links_to_switches_are_counted(simulator, nvml):
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
     assert field(nvml, gpu, nvml.NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT) == 3
-    # nvidia-smi 450 asks for the same by a number of its own, inside `topo -m` alone.
+    # nvidia-smi 450 queries the same by another number, only in `topo -m`.
     value = nvml.c_nvmlFieldValue_t(fieldId=1)
     assert private(simulator, PRIVATE_FIELDS, gpu, 1, ctypes.byref(value)) == NOT_SUPPORTED
     addresses = [nvml.nvmlDeviceGetPciInfo(gpu).busId.encode() for gpu in gpus_of(nvml)]
@@ -211,7 +211,7 @@ def test_the_fabric_is_joined_through_switches(simulator, nvml):
     nvml.nvmlDeviceGetGpuFabricInfoV(gpus_of(nvml)[0], ctypes.byref(info))
     assert (info.state, info.status, info.cliqueId, bytes(info.clusterUuid)) == (
         nvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, 0, bytes(16))  # fmt: skip
-    # Without them a Hopper says in the state that there is none (H200, driver 580); others do not know of fabrics.
+    # Without them a Hopper reports in the state that it has no fabric (H200, driver 580). Others do not know fabrics.
     simulator.create("h100", "l40s")
     h100, l40s = gpus_of(nvml)
     nvml.nvmlDeviceGetGpuFabricInfoV(h100, ctypes.byref(info))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module vgpu_limiter: what the role vgpu_limiter does on a host, in a directory that stands for one."""
+"""The module vgpu_limiter in a directory that represents a host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def version_in(path: Path) -> str:
 
 
 def built(tmp_path: Path, version: str) -> dict:
-    """A library and vgpu-top as somebody has built them."""
+    """Prebuilt library and vgpu-top."""
     folder = tmp_path / "built"
     folder.mkdir(exist_ok=True)
     write_source(folder, version)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role and site.yml decide by themselves, by the real ansible-playbook. No host is reached."""
+"""Decisions of the role and site.yml in the real ansible-playbook.
+
+No host is reached.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 def play(
     tmp_path: Path, tasks: list[dict], *hosts: dict, options: Sequence[str] = (), **settings: str
 ) -> subprocess.CompletedProcess:
-    """Run tasks on host-0, host-1, …, each of which has variables of its own."""
+    """Run tasks on host-0, host-1, …, each with its own variables."""
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-run in a shell: what a command is given, and what is refused because it would run without a quota."""
+"""vgpu-run in a shell: the environment of a command, and refusals of commands without a quota."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Tenants:
         return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
     def refused(self, *words: str, **environment: str) -> str:
-        """What it said to somebody whose command did not run."""
+        """Return the message for a command that did not run."""
         done = self.run(*words, **environment)
         assert (done.returncode, done.stdout) == (125, "")
         assert done.stderr.startswith("vgpu-run: ") and done.stderr.count("\n") == 1
@@ -67,7 +67,7 @@ class Tenants:
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
-    """Two libraries that can be preloaded: one stands for the limiter's, one for whatever a user preloads."""
+    """Two libraries that can be preloaded: one represents the limiter's, one a library of the user."""
     folder = tmp_path_factory.mktemp("libraries")
     write_source(folder, "x")
     subprocess.run(["make", "-s", "-C", str(folder), "BUILD=build"], check=True)
@@ -98,7 +98,7 @@ CAN_MOUNT = (
 )
 
 
-@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a namespace of its own")
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a private namespace")
 def test_mounted_quota_is_used(tenants):
     """In a container the library would use the tenant of the mounted folder, not the named one."""
     tenants.add("notebook-b")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory that stands for a host, and the module that installs the limiter there.
+"""A directory that represents a host, and the module that installs the limiter in it.
 
 What is installed is a small library that stands for the limiter's: another text is another version. The limiter itself
 is installed by the molecule scenario vgpu.
@@ -54,7 +54,7 @@ def write_source(folder: Path, text: str) -> None:
 class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Versions of other tests may be mapped by other processes of this machine; they are told apart by name.
+        # Versions of other tests may be mapped by other processes of this machine. They are distinguished by name.
         self.version = str(root)
         self.environment = dict(os.environ)
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""On lab hosts: run a module as the fork of a process that has loaded ansible-core's part of it.
+"""Run modules on lab hosts as forks of a process that has loaded ansible-core's code.
 
 Each module comes with all that it imports, as source in an archive. To load it takes a third of a second, most of it for
 ansible-core's part, which is the same each time. The connection plugin names this folder in PYTHONPATH. The first module on a
@@ -39,7 +39,7 @@ class Mounted:
 
 
 def add_packages(release):
-    """Make the packages that the archive has too, but for a process that has no archive."""
+    """Provide the packages of the archive, except in a process without an archive."""
     import types
 
     ansible = sys.modules["ansible"] = types.ModuleType("ansible")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep the archives that Ansible makes of modules from one run of the tests' hundreds to the next.
+"""Cache the module archives of Ansible between the tests' hundreds of runs.
 
 Each run of ansible-playbook reads and parses all that a module imports, for each module anew: a fifth of the run's CPU time. Its
 folder for these archives becomes a link here to one that stays. The folder's name depends on all that goes into the archives.
@@ -57,7 +57,7 @@ class CallbackModule(CallbackBase):
 
 
 def key(collection: Path) -> str:
-    """Return what tells apart the state of the collection, and of ansible-core and the collections beside it."""
+    """Return an identifier of the state of the collection, ansible-core and other collections."""
     installed = Path(ansible.__file__).parents[1]
     state = hashlib.sha256(f"{__version__} {installed} {installed.stat().st_mtime_ns} {collection}".encode())
     for folder in ("modules", "module_utils"):

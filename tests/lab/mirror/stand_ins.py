@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stand-in packages: NVIDIA's names and versions, with small things inside that behave as theirs do.
+"""Stand-in packages with NVIDIA's names and versions, and small content that behaves alike.
 
 Names, versions and what each package is for: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
 and the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. Which of them hang together by
@@ -19,7 +19,7 @@ BROKEN = "590.44.01"
 #: NVIDIA's name of a Debian release.
 DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
 
-#: Debian's own packages that hosts get from the mirror, for real; what excludes each other in rows of its own.
+#: Debian's real packages that hosts get from the mirror. Conflicting ones are in separate rows.
 DEBIAN = (
     ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod", "infiniband-diags"),
     ("dracut",),
@@ -39,7 +39,7 @@ class StandIn:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
-    #: Of `files`, those that belong to whoever administers the host.
+    #: Files of `files` that belong to the host's administrator.
     conffiles: tuple[str, ...] = ()
     version: str = "{version}-1"
 

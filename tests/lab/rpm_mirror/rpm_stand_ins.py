@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stand-in packages for hosts with DNF, as specs for rpmbuild: NVIDIA's names, epochs and dependencies.
+"""Stand-in packages for hosts with DNF as rpmbuild specs: NVIDIA's names, epochs and dependencies.
 
 Names and what requires what: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/red-hat-enterprise-linux.html and
 the lists of https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/. What a package does when it is installed is

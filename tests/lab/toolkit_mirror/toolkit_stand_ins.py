@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins of the container toolkit's packages: NVIDIA's names and versions, with small things inside that behave alike.
+"""Stand-ins of the container toolkit's packages: NVIDIA's names and versions, and small content that behaves alike.
 
 Names and versions: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html; each package
 names the others in exactly its own version. What the base package brings, and what it does when it is configured, is told by
@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
 from stand_ins import LIBRARIES, StandIn, same
 
-#: The last release without a unit of its own; one that forgets containerd's imports; two that do as they should.
+#: The last release without its own unit, one that drops containerd's imports, and two correct ones.
 VERSIONS = ("1.17.8", "1.18.0", "1.18.1", "1.18.2")
 
 # What the hook does to a container's root before its program starts: the mounted libraries become known to the loader.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers and the devices that they are given: by Debian's Podman, and by the specification that the role keeps."""
+"""Containers and their devices, with Debian's Podman and the role's specification."""
 
 from __future__ import annotations
 

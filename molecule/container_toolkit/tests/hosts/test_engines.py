@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docker and containerd, both running: what they are told, and how they take it without ending a container.
+"""Configure running Docker and containerd without ending a container.
 
 In this order: one container runs until a test lets Docker end it.
 """
@@ -26,7 +26,7 @@ def docker(host) -> dict:
     return json.loads(host.check_output("docker info --format '{{json .}}'"))
 
 
-#: What two runs are compared by: when the engines started, what they were told, and the container that runs.
+#: Compared between runs: start times of engines, their settings, and the running container.
 LOOK = (
     "systemctl show --value --property=InvocationID docker containerd | grep .; docker info --format '{{json .Runtimes}}'; "
     "containerd config dump | grep -v imports | grep -c nvidia || true; grep -c nvidia %s || true; tr -d '\\n' <%s; echo; "
@@ -62,7 +62,7 @@ def starts(host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def container(engines):
-    """A container that runs, and must go on doing so: one program that needs nothing, and nothing else."""
+    """Start a container that must keep running: one program without dependencies, and nothing else."""
     program = "int pause(void); int main(void) { for (;;) pause(); }"
     engines.check_output(f"printf '{program}' | gcc -static -x c -o /tmp/wait -")
     engines.check_output("tar -C /tmp -cf - wait | docker import - localhost/wait")
@@ -109,8 +109,8 @@ def test_containers_continue_while_toolkit_is_removed_and_added(engines, contain
     assert learns.steps == learned.steps
     look = Look.read(learned.seen)
     assert "nvidia" in look.runtimes and look.effective > 0
-    assert look.container == running(engines, container) == there, "no container has ended or started anew"
-    assert look.docker_start == before[0], "docker was told, and not restarted"
+    assert look.container == running(engines, container) == there, "no container has ended or restarted"
+    assert look.docker_start == before[0], "docker was configured without a restart"
     assert look.containerd_start != before[1]
 
 

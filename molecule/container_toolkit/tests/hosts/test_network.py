@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nothing comes from anywhere but the mirror: no host of this scenario has a way out."""
+"""No host of this scenario reaches a network. Everything is from the mirror."""
 
 from __future__ import annotations
 

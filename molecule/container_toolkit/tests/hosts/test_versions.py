@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages: one version, held; changed and removed; from repositories that are not to be trusted, and from files.
+"""Packages: one held version, changes, removal, untrusted repositories, and files.
 
 In this order: each test takes the host as the one before left it.
 """

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All roles together: site.yml on a bare host with driver, container toolkit and layout, a change of the driver, and the way
-back by reset.yml. The tests follow each other; each begins where the one before it ended."""
+"""All roles together on a bare host: site.yml, a driver change, and reset.yml.
+
+Tests run in order, each from the state of the one before.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts begin with nothing installed. A dry run on them foretells what it would do, and installs nothing.
+"""A dry run on bare hosts predicts changes and installs nothing.
 
 Each role's own dry run on a bare host is among its tests.
 """

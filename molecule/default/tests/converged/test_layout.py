@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a run: each GPU is as the inventory asks, in the words of NVIDIA's nvidia-smi."""
+"""After a run, nvidia-smi shows each GPU as in the inventory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After drift by hand: a dry run foretells what it would mend and nothing else, and leaves the drift."""
+"""After manual drift, a dry run predicts only its repair and leaves it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run mends the drift and changes nothing else: what could stay has stayed, down to the UUID."""
+"""A run repairs drift and changes nothing else, down to the UUIDs."""
 
 from __future__ import annotations
 

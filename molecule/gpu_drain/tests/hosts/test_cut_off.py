@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Drains that do not come to their end: left alone, restarted; and own commands that fail. By the module."""
+"""Interrupted drains and failing commands of the inventory, with the module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kubernetes.core's real modules against a stand-in for the API server, services and record on the real host."""
+"""kubernetes.core's real modules with a stand-in for the API server, and services and records on the real host."""
 
 from __future__ import annotations
 

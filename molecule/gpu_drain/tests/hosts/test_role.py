@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role: waiting for jobs, bringing all back whatever went wrong, and what it hands to the module."""
+"""The role: it waits for jobs, restores everything after failures, and passes its options to the module."""
 
 from __future__ import annotations
 

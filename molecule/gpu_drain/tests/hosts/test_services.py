@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""systemd's units off and back by the module, seen by systemd."""
+"""The module stops and starts units of the real systemd."""
 
 from __future__ import annotations
 

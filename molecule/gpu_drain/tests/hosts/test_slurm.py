@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's Slurm by the module: its node out of service, its jobs waited for, and back."""
+"""The module with Debian's Slurm: it drains the node, waits for jobs and resumes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a restart of a host its layout is back before any client of the GPUs starts."""
+"""After a host restart, the layout is restored before any GPU client starts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check_gpu.yml and accept.yml on a lab host that has the files of a driver, healthy and with a fault."""
+"""check_gpu.yml and accept.yml on a lab host with a driver's files, healthy and with a fault."""
 
 from __future__ import annotations
 

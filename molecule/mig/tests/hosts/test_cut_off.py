@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes that do not get to their end: the host has the old layout or the new one, and never a third."""
+"""After interrupted changes, the host has the old or the new layout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A service in the way is stopped for the change and is back afterwards, however the run ends."""
+"""A blocking service is stopped for the change and restarted, however the run ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that are held: the change goes around them; where it cannot it is refused whole, waits, or ends them, as asked."""
+"""Busy GPUs: a change avoids them, or is refused, waits, or ends their processes as configured."""
 
 from __future__ import annotations
 

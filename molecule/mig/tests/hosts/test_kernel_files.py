@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of the driver on a lab host, for programs that do not ask NVML: they follow each change of instances."""
+"""The driver's files on a lab host follow each change of instances."""
 
 from __future__ import annotations
 

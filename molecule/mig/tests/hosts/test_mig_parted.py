@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's mig-parted, unmodified, changes the GPU of a lab host that has the files of a driver."""
+"""NVIDIA's unmodified mig-parted changes the GPU of a lab host with a driver's files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ampere: a change of the MIG mode resets the GPU, so that nothing at all may be on it, not even what only watches."""
+"""On Ampere, a change of the MIG mode resets the GPU, so it must be unused, even by monitoring."""
 
 from __future__ import annotations
 

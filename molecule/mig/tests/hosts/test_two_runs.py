@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two runs on one host at once: the second one names the first, or waits until it is done."""
+"""The second of two concurrent runs names the first or waits for it."""
 
 from __future__ import annotations
 

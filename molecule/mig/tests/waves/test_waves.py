@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Three waves (canary; hopper; ampere and ada): the first host that is not well ends the run, and no later host is touched."""
+"""Three waves (canary; hopper; ampere and ada): the first failed host ends the run before later hosts change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_host_that_loses_power_ends_the_waves_and_recovers(site, fleet, later):
 @pytest.mark.thorough
 def test_unreachable_host_in_a_wave_ends_the_waves(site, fleet, later):
     canary, hopper, ampere, _ = fleet
-    # Every plan stands by the time that the canary changes.
+    # All plans are made before the canary changes.
     canary.stop_at(*HALF_WAY)
     run = site(layout_stage="second")
     pid = canary.until_stopped(run)

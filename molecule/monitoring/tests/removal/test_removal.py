@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml takes the exporters and the monitoring away."""
+"""reset.yml removes exporters and monitoring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reset(*options):
 
 
 def listening(monitor):
-    """Ports of the hosts' one loopback interface that somebody listens on, the receiver's apart."""
+    """Return the ports with listeners on the hosts' one loopback interface, except the receiver's."""
     lines = monitor.host.check_output("ss -Hlnt").splitlines()
     return {line.split()[3].rpartition(":")[2] for line in lines} - {"9099"}
 
@@ -55,5 +55,5 @@ def test_monitoring_is_removed_completely(taken_away, monitor):
 
 
 def test_no_port_is_open(taken_away, monitor):
-    # Debian's own services may go on with Debian's own configuration: their packages were there before the role.
+    # Debian's own services may continue with Debian's configuration: their packages were installed before the role.
     assert "9400" not in listening(monitor)

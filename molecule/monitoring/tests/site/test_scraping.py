@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who may scrape: Prometheus, over TLS and with the password, and nobody else."""
+"""Only Prometheus can scrape, over TLS and with the password."""
 
 from __future__ import annotations
 

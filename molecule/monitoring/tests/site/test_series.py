@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The recorded series hold what gpusim was told and what NVIDIA's nvidia-smi says, from simulated GPU to Prometheus."""
+"""Recorded series match gpusim's configuration and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_process_counts_on_its_gpu_or_instance(monitor, hopper, gpus):
         eventually(values(monitor, of), lambda v: v == [1], "somebody")
     finally:
         hopper.run("systemctl stop somebody")
-    eventually(values(monitor, of), lambda v: v == [0], "nobody again")
+    eventually(values(monitor, of), lambda v: v == [0], "no process again")
 
 
 def test_state_of_the_hosts_is_exported(monitor, gpus):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Troubles from the host to the receiver: each raises its alert and no other one, and clears it.
+"""Each fault fires only its alert, up to the receiver, and clears it.
 
 Those of one round are there at the same time, so that their waits overlap. Each concerns a GPU or a host of its own: an alert
 that a trouble raised besides its own would have labels that none of the others has.

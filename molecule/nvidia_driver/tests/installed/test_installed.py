@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a run: the driver is there, of one version in all of its parts, and stays."""
+"""After a run, the driver is installed, with one version in all its parts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Blackwell board with IMEX, on a host whose initramfs dracut makes: brought, changed, and taken away by reset.yml.
+"""A Blackwell board with IMEX on a host with dracut: installed, changed, and removed by reset.yml.
 
 In this order: each test takes the host as the one before left it.
 """

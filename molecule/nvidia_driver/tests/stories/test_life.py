@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens to a driver in its life: upgrades within a branch and across, downgrade, and all that can go wrong.
+"""The life of a driver: upgrades within and across branches, downgrade, and failures.
 
 In this order: each test takes the host as the one before left it, and says at its start which version that is.
 """
@@ -109,7 +109,7 @@ def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_hos
     assert "not all of them could be downloaded" in died.failed
     assert set(foretold(planned.planned)) == PARTS
     assert "a reboot is needed" in not_planned.failed
-    # The client runs on in the process that it had: nobody took it off.
+    # The client continues in the same process: it was not stopped.
     assert before[1] == RUNNING
     for played in (right, *refused, died, planned, not_planned):
         assert see(played.seen) == before, played.failed

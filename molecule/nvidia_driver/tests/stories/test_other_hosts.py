@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secure Boot, the distribution's own packages, NVIDIA's installer: hosts that the others' stories leave alone."""
+"""Secure Boot, the distribution's packages, and NVIDIA's installer, on hosts without other tests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
         assert State.read(played.seen) == before
     assert planned.planned == wet.done
     after = State.read(wet.seen)
-    # A bare host: what Debian has for building modules comes too, and was foretold in its versions as well.
+    # A bare host: Debian's packages for building modules are installed too, in the predicted versions.
     assert {"dkms", "nvidia-driver-cuda"} < differences(before, after).keys()
     assert foretold(planned.planned) == differences(before, after)
     assert after.loaded == "580.95.05"
-    # It has no initramfs of its own.
+    # It has no initramfs.
     assert not host.exists("update-initramfs")
     assert not host.exists("dracut")
 

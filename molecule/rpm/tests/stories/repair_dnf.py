@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Repair the packages of this host as the role named by the first argument does, and print what was found and done as JSON."""
+"""Repair this host's packages like the role in the first argument, and print problems and repairs as JSON."""
 
 from __future__ import annotations
 

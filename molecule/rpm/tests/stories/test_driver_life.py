@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A driver by DNF: its upgrades, failures and removal. In this order: each test takes the host as the one before left it."""
+"""A driver installed by DNF: upgrades, failures and removal.
+
+Tests run in order, each from the state of the one before.
+"""
 
 from __future__ import annotations
 

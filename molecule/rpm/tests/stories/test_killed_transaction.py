@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A DNF that is killed in the middle of a transaction leaves packages in two versions. The next run of a role repairs them."""
+"""A DNF killed in a transaction leaves packages in two versions.
+
+The next run of a role repairs them.
+"""
 
 from __future__ import annotations
 

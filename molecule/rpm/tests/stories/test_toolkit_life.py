@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container toolkit by DNF: install, dry run, upgrade over its own locks, downgrade, removal."""
+"""The container toolkit with DNF: install, dry run, upgrade with its own locks, downgrade, removal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients are given: a CDI device for real Podman, and an environment file for systemd's services.
+"""Access for clients: a CDI device for real Podman, and an environment file for systemd services.
 
-CUDA itself needs a GPU. NVIDIA's own control tool stands for a client here: it finds the daemon as CUDA does.
+CUDA itself needs a GPU. NVIDIA's control tool replaces a client here: it finds the daemon like CUDA.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's real MPS control daemon under the real systemd: started, limited, killed, upgraded, taken away."""
+"""Debian's real MPS control daemon under real systemd: start, limits, kill, upgrade, removal."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_daemon_that_root_quit_stays_down_and_is_named(mps):
 def test_leftovers_of_a_dead_daemon_do_not_block(mps):
     mps.do("start", limit=LIMIT)
     mps.do("stop")
-    # A pid of something else, a socket that nobody listens to, and one name that is a directory now.
+    # A pid of another process, a socket without listener, and a directory instead of a file.
     dead = "import socket; socket.socket(socket.AF_UNIX).bind('%s/control')" % PIPES
     mps.ask(
         f"rm -rf {PIPES}/*; echo 1 >{PIPES}/nvidia-cuda-mps-control.pid; python3 -c {json.dumps(dead)}; "
@@ -196,7 +196,7 @@ def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
         "nodev",
         "noexec",
     }
-    # The daemon comes back, and has room again.
+    # The daemon restarts, and has room again.
     pid = mps.pid()
     mps.ask(f"systemctl kill --signal=KILL {UNIT}")
     changed = f'[ "$(systemctl show -p MainPID --value {UNIT})" != {pid} ]'
@@ -228,7 +228,7 @@ def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
     assert mps.ask(f"stat -c %d:%i {PIPES}") != before
 
 
-# --- what it may, and what is left --------------------------------------------------------------
+# --- permissions and removal --------------------------------------------------------------------
 
 
 def test_systemd_enforces_the_units_sandbox(mps):

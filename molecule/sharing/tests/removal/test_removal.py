@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml leaves nothing of MPS on a host, and everything else of Debian's as it was."""
+"""reset.yml removes MPS from a host and keeps Debian's files."""
 
 from __future__ import annotations
 

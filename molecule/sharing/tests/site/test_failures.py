@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a change fails or is cut off, the host has the old layout, daemons included; and what cannot be is refused first."""
+"""Failed or interrupted changes restore the old layout with its daemons, and impossible ones are refused first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After site.yml each GPU is shared as the inventory says, also after a restart of the host."""
+"""After site.yml, each GPU is shared as in the inventory, also after a host restart."""
 
 from __future__ import annotations
 

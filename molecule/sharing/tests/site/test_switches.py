@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From one technique to another in one run, on one GPU, seen by NVIDIA's own programs. Every pair in the thorough run."""
+"""Change between techniques on one GPU in one run, verified by NVIDIA's programs.
+
+The thorough run tests every pair.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def check(host, name):
     seen = host.told_of(gpu)
     assert (seen["compute_mode"], sorted(seen["instances"]), seen["time_slice"]) == (mode, instances, time_slice)
     assert seen["mig"] == (mode is None)
-    # The other GPU's daemon goes on meanwhile.
+    # The other GPU's daemon continues meanwhile.
     running = {d: seen.devices for d, seen in host.daemons().items() if d != "small"}
     named = {d.replace("UUID", gpu.uuid[len("GPU-") :]): profile for d, profile in daemons.items()}
     assert running == {d: [host.device_of(gpu, profile)] for d, profile in named.items()}

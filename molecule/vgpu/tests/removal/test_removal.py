@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml leaves nothing of the limiter on a host."""
+"""reset.yml removes the limiter from a host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After site.yml each tenant is held to its quota, however its processes are started."""
+"""After site.yml, each tenant is limited to its quota, however its processes start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What happens to tenants that run: another quota, another library, a restart of the host."""
+"""Running tenants during changes of the quota or library, and after a host restart."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
         "/etc/cdi/openfleet-vgpu-notebook-z.json"
     ]
     assert container("notebook-z", "info") == [quota, quota]
-    # Back, so that the inventory's tenant is not another one with a key of its own.
+    # Change it back, so that the inventory's tenant is not another one with another key.
     tenant.update(name="notebook-a", was="notebook-z")
     ada.apply(layout)
 
 
 def test_new_library_does_not_disturb_running_programs(ada):
-    """It is built on the controller, so it has another name."""
+    """Build the library on the controller, so that it has another name."""
     old = ada.current()
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two users without rights on a host with tenants: what they start and hold under the real systemd, and what others see of it.
+"""Two unprivileged users on a host with tenants, under the real systemd.
 
 tests/adversary has these attacks and many more without systemd: cgroups are texts there, and units have no sandbox.
 """

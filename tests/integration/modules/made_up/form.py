@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer how lanes are written in a layout."""
+"""Define how a layout writes lanes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lanes of a GPU, as a layout asks for them and as files have them."""
+"""Lanes of a GPU in layouts and files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the files of this folder as a technique."""
+"""Define a technique from the files of this folder."""
 
 from __future__ import annotations
 

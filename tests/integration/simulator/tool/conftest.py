@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A simulated host in a temporary directory, installed as the role installs one."""
+"""A simulated host in a temporary directory, installed like the role does."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Host:
         return child
 
     def nvml(self, code: str):
-        """The value of `result` after `code` ran in a process of its own, with pynvml as N and GPU 0 as gpu."""
+        """Return `result` after `code` ran in a separate process, with pynvml as N and GPU 0 as gpu."""
         return json.loads(self.try_nvml(code, check=True).stdout)
 
     def create_instance(self, profile: int, start: int) -> int:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tool gpusim, judged by what NVML clients then see."""
+"""The tool gpusim, verified by NVML clients."""
 
 from __future__ import annotations
 

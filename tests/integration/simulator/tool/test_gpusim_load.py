@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The load that gpusim puts on a GPU, judged by what NVML clients then see."""
+"""The load of gpusim on a GPU, verified by NVML clients."""
 
 from __future__ import annotations
 

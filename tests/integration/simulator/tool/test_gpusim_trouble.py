@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What gpusim lets go wrong with a GPU, judged by what NVML clients then see."""
+"""Faults that gpusim simulates, verified by NVML clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module gpu_simulator: what the role gpu_simulator does on a host, in a directory that stands for one."""
+"""The module gpu_simulator in a directory that represents a host."""
 
 from __future__ import annotations
 

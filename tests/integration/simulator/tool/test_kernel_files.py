@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of the kernel and its driver, written in a mount namespace of the test's own and read there without NVML."""
+"""The driver's kernel files, written and read in the test's mount namespace, without NVML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
 
 
 def in_namespace(script: str) -> list[str]:
-    """Return the command that runs a shell script in a mount namespace with a /dev of its own."""
+    """Return the command that runs a shell script in a mount namespace with its own /dev."""
     # Only what the test makes lies in /dev: a machine with GPUs keeps its nodes.
     begin = "set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3\n"
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script]
@@ -29,7 +29,7 @@ def tool(host) -> str:
 
 @pytest.fixture
 def within():
-    """A function that runs a shell script in a mount namespace with a /dev of its own, and gives its output."""
+    """Return a function that runs a shell script in a mount namespace with its own /dev, and returns its output."""
 
     def run(host, script: str, check: bool = True) -> subprocess.CompletedProcess:
         define = f'gpusim() {{ {tool(host)} "$@"; }}\n'

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_simulator around its module, with a directory that stands for the host."""
+"""The role gpu_simulator with a directory that represents the host."""
 
 from __future__ import annotations
 

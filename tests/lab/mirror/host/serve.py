@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serves /srv/mirror on the loopback interface. While /srv/mirror/.dies exists it is a mirror that dies half way: of each
-package it sends the first half, and then nothing more."""
+"""Serve /srv/mirror on the loopback interface.
+
+While /srv/mirror/.dies exists, each package ends after its first half.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hardware and the kernel of a lab host, as far as a driver's installation looks at them.
+"""Simulate the hardware and kernel files of a lab host that a driver's installation reads.
 
 /etc/simulated-hardware.json says what there is: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
 "secure_boot": false, "mok": ""}. `boot` lays it out below /sys, in file systems of its own, and loads what a kernel would
@@ -22,7 +22,7 @@ CONFIGURATION = Path("/etc/simulated-hardware.json")
 DEVICES = Path("/sys/bus/pci/devices")
 MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
-#: Written by the role gpu_simulator, which lays out GPUs of its own.
+#: Written by the role gpu_simulator, which creates its own GPUs.
 ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
 #: The buses of the simulated NVML's GPUs (gpusim/configuration.py): a GPU elsewhere would be one that the driver does not count.
 FIRST_BUS, BUS_STEP = 0x1A, 0x0E
