@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List versions of driver and container toolkit that fix vulnerabilities.
 
-Source: https://github.com/NVIDIA/product-security, where each bulletin is YEAR/ID/ID.md ("Security Updates": "Updated Version",
-of the driver for Tesla on Linux). As of 2026-11-23. A test compares this table with docs/security-versions.md.
+Source: https://github.com/NVIDIA/product-security, where each bulletin is YEAR/ID/ID.md ("Security Updates": "Updated Version").
+Driver versions are those for Tesla on Linux. As of 2026-11-23. A test compares this table with docs/security-versions.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docstrings and comments of the plugins refer only to modules, classes and members that exist."""
+"""Docstrings and comments refer only to modules, classes and members that exist."""
 
 from __future__ import annotations
 

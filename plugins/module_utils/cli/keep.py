@@ -101,7 +101,7 @@ def _request(options: Namespace) -> Mapping[str, Any]:
 
 
 def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send a request, and retry it if it was rejected. Raises KeepError without an answer."""
+    """Send a request, with retries. Raises KeepError without an answer."""
     line = json.dumps(request).encode() + b"\n"
     if len(line) > keep_server.MOST_LINE_BYTES:
         raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")

@@ -65,7 +65,7 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
     """Return the holders for a client. `pids` are of daemon, server and client."""
     daemon, server, client = pids
     command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
-    text = short(command) or "of a process that /proc does not show"
+    text = short(command) or "a process that /proc does not show"
     who = "pid %d (%s%s), a client of the MPS server %d" % (client, text, ", user %s" % user if user else "", server)
     of_server = _places(devices, processes, server)
     own = _places(devices, processes, client)

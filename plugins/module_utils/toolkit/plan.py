@@ -92,7 +92,7 @@ def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
 
 
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
-    """Return (configuring steps, steps that reload or restart engines, engines that may not be restarted now)."""
+    """Return configuring steps, reloads and restarts, and engines not restarted now."""
     configured, effects, pending = [], [], []
     for engine in rules.engines(host, request):
         if not engine.config:
@@ -112,7 +112,7 @@ def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple
 
 
 def _differs(engine: Engine, host: Host, request: Request, version: str, changes: bool) -> tuple[bool, bool]:
-    """Return (whether an engine's configuration changes, whether its use of CDI changes)."""
+    """Return whether an engine's configuration changes, and its use of CDI."""
     texts = host.configured.get(engine.name)
     if texts is None or changes:
         wants = request.engine_cdi and engine.name == "docker"
@@ -125,7 +125,7 @@ def _differs(engine: Engine, host: Host, request: Request, version: str, changes
 
 
 def _due(engine: Engine, host: Host) -> tuple[bool, bool]:
-    """Return (whether an engine still runs with its previous configuration, whether its use of CDI is pending)."""
+    """Return whether an engine's configuration is pending, and its use of CDI."""
     record = host.record.get("pending", {}).get(engine.name)
     unit = host.units.get(engine.unit)
     if not record or unit is None or not unit.active or unit.start != record["start"]:

@@ -54,7 +54,7 @@ def test_saved_plan_is_refused_if_stale_applied_once_and_idempotent(pair, tmp_pa
     run = pair.play(layouts, "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
     assert "gpu 0: compute mode was default and is exclusive_process" in said(run)
-    assert "Failed: two: the saved plan: the host is not what it was" in run.stdout
+    assert "Failed: two: the saved plan: the host has changed since the plan was made" in run.stdout
     assert "Applied: nothing, on 0 of 2 hosts" in run.stdout
     assert untouched(pair)
     pair.hosts["two"].module("mig", layout=[{"gpus": [0], "sharing": "shared"}])
