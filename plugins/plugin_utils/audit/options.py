@@ -24,7 +24,7 @@ class OptionError(FleetError):
 
 
 def seconds(text: str) -> float:
-    """Parse a duration such as ``14d``, ``12h`` or ``90m`` to seconds. Raises OptionError."""
+    """Return the seconds of a duration like ``14d`` or ``90m``. Raises OptionError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
     if not match or float(match.group(1)) == 0:
         raise OptionError("window", "%r is not a duration" % text, "Write a number and m, h, d or w, for example 14d.")
