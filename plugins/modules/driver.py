@@ -56,6 +56,13 @@ options:
     type: str
     choices: [auto, open, proprietary, none]
     default: auto
+  precompiled:
+    description:
+      - Install kernel modules that are built in advance for each kernel, instead of building them with DKMS. On Red Hat these are
+        C(kmod-nvidia-*), on Ubuntu the distribution's C(linux-modules-nvidia-*).
+      - Refused if no source has them for the running kernel.
+    type: bool
+    default: false
   upgrade:
     description: With a branch as O(version), go to its newest version; otherwise any version of the branch is right.
     type: bool
@@ -220,6 +227,7 @@ def argspec():
         "repository": {"type": "dict", "default": {}},
         "variant": {"type": "str", "choices": ["headless", "full"], "default": "headless"},
         "kernel_modules": {"type": "str", "choices": ["auto", "open", "proprietary", "none"], "default": "auto"},
+        "precompiled": {"type": "bool", "default": False},
         "upgrade": {"type": "bool", "default": False},
         "hold": {"type": "bool", "default": True},
         "persistenced": {"type": "bool", "default": True},

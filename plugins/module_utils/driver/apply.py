@@ -145,7 +145,11 @@ class DriverChange:
         for step in self._steps("runfile"):
             self._must(self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log.")
         for step in self._steps("modules"):
-            version, kernel = step.items
+            version, kernel, *packages = step.items
+            if packages:
+                # Its scriptlet, which did not run to its end, puts the modules into their place.
+                self._must(self.manager.reinstall(packages), "the modules could not be installed", [step])
+                continue
             if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
                 # A run was killed before the scriptlet that adds it.
                 self.call(["dkms", "add", "-m", "nvidia", "-v", version])

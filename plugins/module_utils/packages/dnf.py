@@ -106,6 +106,15 @@ class DnfBase(Manager):
             )
         return rows
 
+    def dependents(self, names: Sequence[str]) -> list[str]:
+        """Return the installed packages that need one of these directly."""
+        done = self.call(["rpm", "-e", "--test", *names])
+        # rpm prints "needed by (installed) NAME-VERSION" for packages that would break.
+        needed = [
+            line.rpartition("(installed) ")[2].strip() for line in done.stderr.splitlines() if "(installed)" in line
+        ]
+        return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
+
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
     @staticmethod
