@@ -67,7 +67,9 @@ class Dnf(dnf.DnfBase):
             (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
         ]
         missing = (*lacking, *(asked for name, asked in following if not self._is_offered(name, asked)))
-        arguments = (*exact, *names.free, *(asked for _name, asked in following if asked not in missing))
+        # An unwanted package that needs the old version would be upgraded with the rest.
+        excluded = ["--exclude=%s" % name for name in names.unwanted if host.package(name)] if names.precompiled else []
+        arguments = (*excluded, *exact, *names.free, *(asked for _name, asked in following if asked not in missing))
         rows = self.simulate("--allowerasing", "install", *arguments)
         gone = [name for action, name, _version in rows if action == "remove"]
         others = [name for name in names.unwanted if host.package(name)] + stale

@@ -264,6 +264,11 @@ def kernel_base(kernel: str) -> str:
     return _KERNEL_END.sub("", kernel)
 
 
+def is_precompiled(name: str) -> bool:
+    """Return whether a package has modules that are built in advance for one kernel."""
+    return _KMOD.match(name) is not None
+
+
 def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
     """List installed precompiled modules of another driver.
 
