@@ -27,7 +27,7 @@ SCHEMA = 1
 JOURNAL = "driver.json"
 #: Folder of the old packages during a change.
 KEPT = "driver-old"
-#: Modules that DKMS found in place of its own (dkms(8), "original_module").
+#: Modules that DKMS replaced (dkms(8), "original_module").
 ARCHIVE = "/var/lib/dkms/nvidia/original_module"
 #: Source of the kernel modules that DKMS builds.
 SOURCE = "/usr/src/nvidia-%s"

@@ -176,13 +176,17 @@ class Dnf(dnf.DnfBase):
         problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
         # Packages without a conflict stay until they are removed.
         rest = [name for name, _old in transaction.removals if self._has(name)]
-        return problem or (self.change(self.comment, "remove", *rest) if rest else "")
+        problem = problem or (self.change(self.comment, "remove", *rest) if rest else "")
+        return problem or self._release_removed([name for name, _old in transaction.removals])
 
     def remove(self, transaction: Transaction) -> str:
         names = [name for name, _old in transaction.removals]
         problem = self.change(self.comment, "remove", *names)
-        # A lock stays after its package is removed.
-        return problem or (self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else "")
+        return problem or self._release_removed(names)
+
+    def _release_removed(self, names: Sequence[str]) -> str:
+        """Delete the locks of removed packages, which stay otherwise."""
+        return self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else ""
 
     def reinstall(self, names: Sequence[str]) -> str:
         return self.change(self.comment, "reinstall", *names)

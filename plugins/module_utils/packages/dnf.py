@@ -172,7 +172,8 @@ class DnfBase(Manager):
         form = "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\\n"
         installed = self.call(["rpm", "--query", "--queryformat", form, *names]).stdout.split()
         current = _lines(VERSIONLOCK)
-        names = [name for name in names if not any(line in current and locked(line) == {name} for line in installed)]
+        locks = {name: [line for line in current if locked(line) == {name}] for name in names}
+        names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
         if not names:
             return ""
         # A lock on another version stays beside the new one otherwise, and permits both.
@@ -254,7 +255,7 @@ def is_held(name: str, version: str, text: str) -> bool:
     """
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
     versions = [line.partition(":")[2] for line in lines]
-    return any(found == version + ".*" or "*" in found[:-2] for found in versions)
+    return bool(versions) and all(found == version + ".*" or "*" in found[:-2] for found in versions)
 
 
 def _lines(path: str) -> set[str]:
