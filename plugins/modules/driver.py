@@ -59,6 +59,13 @@ options:
     type: str
     choices: [auto, open, proprietary, none]
     default: auto
+  precompiled:
+    description:
+      - Install kernel modules that are built in advance for each kernel, instead of building them with DKMS. On Red Hat these are
+        C(kmod-nvidia-*), on Ubuntu the distribution's C(linux-modules-nvidia-*).
+      - Refused if no source has them for the running kernel.
+    type: bool
+    default: false
   upgrade:
     description: With a branch as O(version), whether to upgrade to its newest version. Otherwise any installed version is kept.
     type: bool
@@ -224,6 +231,7 @@ def argspec():
         "repository": {"type": "dict", "default": {}},
         "variant": {"type": "str", "choices": ["headless", "full"], "default": "headless"},
         "kernel_modules": {"type": "str", "choices": ["auto", "open", "proprietary", "none"], "default": "auto"},
+        "precompiled": {"type": "bool", "default": False},
         "upgrade": {"type": "bool", "default": False},
         "hold": {"type": "bool", "default": True},
         "persistenced": {"type": "bool", "default": True},

@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dn
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Plan, Request, Transaction
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Step
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package, Step
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
 pytestmark = pytest.mark.core
@@ -95,6 +95,61 @@ def test_dnf_gets_the_exact_newest_version_of_the_branch():
         "kmod-nvidia-open-dkms-580.105.08-1.el9",
         "nvidia-fabricmanager-580.105.08-1.el9",
     )
+
+
+KERNEL, NEXT = "5.14.0-570.12.1.el9_6.x86_64", Package("kernel-core", "5.14.0-570.23.1.el9_6")
+
+
+def resolve_precompiled(offered, asked="580"):
+    seen = host("el-9", kernel=KERNEL, packages=(NEXT,))
+    request = Request(asked, kernel_modules="proprietary", precompiled=True)
+    names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], rules.branch_of(asked))
+    return Dnf(Said({**OFFERED, **offered})).resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
+
+
+def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
+    name = "kmod-nvidia-580.95.05-5.14.0-570.12.1"
+    found = resolve_precompiled({name: ("580.95.05-3.el9_6",)})
+    assert found.version == "580.95.05"
+    assert found.arguments[0] == name + "-580.95.05-3.el9_6"
+    assert not any("dkms" in argument for argument in found.arguments)
+    # The kernel that is installed, and not running yet.
+    assert found.missing == ("kmod-nvidia-580.95.05-5.14.0-570.23.1",)
+
+
+class Needed(Said):
+    """Has packages that need the modules of DKMS, as rpm lists them."""
+
+    def __call__(self, command):
+        if command[:3] == ["rpm", "-e", "--test"]:
+            lines = [
+                "nvidia-kmod = 3:580.95.05 is needed by (installed) nvidia-kmod-common-3:580.95.05-1.el9.x86_64",
+                "kmod-nvidia-open-dkms is needed by (installed) site-tools-1.0-1.el9.x86_64",
+            ]
+            return subprocess.CompletedProcess(
+                command, 1, "", "error: Failed dependencies:\n\t" + "\n\t".join(lines) + "\n"
+            )
+        return super().__call__(command)
+
+
+def test_parts_that_need_modules_stay_when_precompiled_ones_replace_those_of_dkms():
+    parts = ("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-kmod-common")
+    seen = host(
+        "el-9", kernel=KERNEL, packages=(*packages("580.95.05-1.el9", *parts), Package("site-tools", "1.0-1.el9"))
+    )
+    request = Request("580.95.05", kernel_modules="proprietary", precompiled=True)
+    names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], 580)
+    offered = {"kmod-nvidia-580.95.05-5.14.0-570.12.1": ("580.95.05-3.el9_6",)}
+    found = Dnf(Needed({**OFFERED, **offered})).resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
+    assert found.removals == (("kmod-nvidia-open-dkms", "580.95.05-1.el9"), ("site-tools", "1.0-1.el9"))
+
+
+def test_dnf_refuses_a_version_without_modules_for_the_running_kernel():
+    offered = {"kmod-nvidia-580.95.05-5.14.0-570.12.1": ("580.95.05-3.el9_6",)}
+    with pytest.raises(
+        PlanError, match=r"no source has modules of 580\.105\.08 for kernel 5\.14.*such modules: 580\.95\.05\."
+    ):
+        resolve_precompiled(offered, "580.105.08")
 
 
 def test_dnf_repository_is_fully_verified():
@@ -224,7 +279,8 @@ def test_dnf_removes_the_drivers_packages():
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
 def test_files_of_distributions_are_complete(name):
     entry = DISTRIBUTIONS[name]
-    assert set(entry) == {"manager", "repository", "patterns", "build", "next_kernel", "packages"}
+    keys = {"manager", "repository", "patterns", "build", "next_kernel", "packages"}
+    assert set(entry) == (keys | {"precompiled"} if entry["manager"] == "dnf" else keys)
     assert set(entry["repository"]) == {"directory", "architectures", "key", "fingerprints"}
     for fingerprint in entry["repository"]["fingerprints"]:
         assert fingerprint.endswith(entry["repository"]["key"].split(".")[0].upper())

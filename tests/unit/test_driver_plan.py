@@ -194,6 +194,48 @@ def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_
     assert "modules" not in kinds(make(seen, Request("580"), whole))
 
 
+def precompiled(request, installed, missing=(), loaded="580.95.05", on_disk="580.95.05"):
+    """Return the plan of a Red Hat host with these packages of kernel modules."""
+    parts = ("nvidia-driver-cuda", *installed, "nvidia-persistenced")
+    seen = right(distribution="el-9", kernel="5.14.0-570.12.1.el9_6.x86_64", loaded=loaded, on_disk=on_disk)
+    seen = replace(
+        seen, packages=(*packages("580.95.05-1.el9", *parts), Package("kernel-core", "5.14.0-570.23.1.el9_6"))
+    )
+    names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], 580)
+    transaction = Transaction("580.95.05", (), (), (), tuple(missing))
+    repository = plan.Repository([TRUSTED], DISTRIBUTIONS["el-9"]["patterns"], True)
+    return plan.settled(seen, request, names), lambda: plan.present(
+        seen, request, plan.Goal(names, "580.95.05", transaction, seen.files), repository
+    )
+
+
+KMOD, KMOD_NEXT = "kmod-nvidia-580.95.05-5.14.0-570.12.1", "kmod-nvidia-580.95.05-5.14.0-570.23.1"
+PRECOMPILED = Request("580", kernel_modules="proprietary", precompiled=True)
+
+
+def test_precompiled_modules_are_right_for_the_running_and_the_next_kernel():
+    assert precompiled(PRECOMPILED, [KMOD, KMOD_NEXT])[0] == "580.95.05"
+    assert precompiled(PRECOMPILED, [KMOD])[0] == ""
+    assert precompiled(PRECOMPILED, [KMOD, KMOD_NEXT, KMOD.replace("95.05", "82.07")])[0] == ""
+
+
+def test_a_reboot_into_a_kernel_without_precompiled_modules_is_refused():
+    _settled, make_plan = precompiled(PRECOMPILED, [KMOD], [KMOD_NEXT])
+    assert KMOD_NEXT in make_plan().notes[0]
+    reboot = replace(PRECOMPILED, reboot="now")
+    _settled, make_plan = precompiled(reboot, [KMOD], [KMOD_NEXT], loaded="580.82.07")
+    with pytest.raises(
+        PlanError, match="a reboot would start kernel 5.14.0-570.23.1.el9_6, and no source has " + KMOD_NEXT
+    ):
+        make_plan()
+
+
+def test_precompiled_modules_that_a_killed_scriptlet_did_not_link_are_installed_again():
+    _settled, make_plan = precompiled(PRECOMPILED, [KMOD, KMOD_NEXT], loaded="", on_disk="")
+    step = next(step for step in make_plan().steps if step.kind == "modules")
+    assert step.items == ("580.95.05", "5.14.0-570.12.1.el9_6.x86_64", KMOD)
+
+
 def test_secure_boot_refuses_before_anything_else():
     seen = host(secure_boot=SecureBoot(True))
     with pytest.raises(PlanError, match="Nothing was installed"):

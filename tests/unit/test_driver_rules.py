@@ -215,6 +215,68 @@ def test_secure_boot_uses_ubuntus_signed_modules():
     assert not [name for name in (*found.locked, *found.free) if "dkms" in name or "headers" in name]
 
 
+def test_ubuntus_signed_modules_are_installed_if_precompiled_ones_are_requested():
+    request = Request("580", source="distribution", precompiled=True)
+    found = wanted("ubuntu-24.04", request=request, kernel="6.8.0-90-generic")
+    assert "linux-modules-nvidia-580-server-open-6.8.0-90-generic" in found.free
+    assert not found.dkms
+
+
+@pytest.mark.parametrize(
+    ("kernel", "flavor", "name"),
+    [
+        ("5.14.0-570.12.1.el9_6.x86_64", "proprietary", "kmod-nvidia-{version}-5.14.0-570.12.1"),
+        ("6.12.0-211.50.1.el10_2.aarch64", "open", "kmod-nvidia-open-{version}-6.12.0-211.50.1"),
+        ("6.12.0-211.51.1.el10_2.aarch64+64k", "open", "kmod-64k-nvidia-open-{version}-6.12.0-211.51.1"),
+    ],
+)
+def test_precompiled_modules_are_named_by_driver_and_kernel(kernel, flavor, name):
+    request = Request("580", kernel_modules=flavor, precompiled=True)
+    found = wanted("el-10", request=request, kernel=kernel, headers=False)
+    assert [pattern for _kernel, pattern in found.precompiled] == [name]
+    assert not found.dkms and not found.next_kernel
+    assert not [name for name in (*found.locked, *found.free) if "dkms" in name or "devel" in name]
+    assert {"kmod-nvidia-open-dkms", "kmod-nvidia-latest-dkms"} <= set(found.unwanted)
+
+
+def test_newer_installed_kernels_need_precompiled_modules_too():
+    kernels = ("5.14.0-503.26.1.el9_5", "5.14.0-570.12.1.el9_6", "5.14.0-570.23.1.el9_6")
+    installed = tuple(Package("kernel-core", kernel) for kernel in kernels)
+    request = Request("580", kernel_modules="proprietary", precompiled=True)
+    found = wanted("el-9", request=request, kernel="5.14.0-570.12.1.el9_6.x86_64", packages=installed)
+    names = [pattern.format(version="580.95.05") for _kernel, pattern in found.precompiled]
+    assert names == ["kmod-nvidia-580.95.05-5.14.0-570.12.1", "kmod-nvidia-580.95.05-5.14.0-570.23.1"]
+
+
+def test_a_distribution_without_precompiled_modules_is_refused():
+    with pytest.raises(PlanError, match="debian-12 has no precompiled open kernel modules"):
+        wanted("debian-12", request=Request("580", precompiled=True))
+
+
+def test_precompiled_modules_of_another_driver_are_stale():
+    names = {
+        "kmod-nvidia-580.95.05-5.14.0-570.12.1": "580.95.05-3.el9_6",
+        "kmod-nvidia-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
+        # For the kernel before, from which the host can start still.
+        "kmod-nvidia-580.105.08-5.14.0-503.26.1": "580.105.08-3.el9_5",
+        "kmod-nvidia-open-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
+        "kmod-nvidia-open-dkms": "580.95.05-1.el9",
+        "kmod-kvdo": "8.2.6.3-1.el9",
+    }
+    installed = tuple(Package(name, version) for name, version in names.items())
+    seen = host("el-9", packages=installed, kernel="5.14.0-570.12.1.el9_6.x86_64")
+
+    def stale(**more):
+        request = Request("580", **more)
+        return rules.stale_modules(seen, rules.wanted(seen, request, DISTRIBUTIONS["el-9"], 580), "580.105.08")
+
+    first, new, older, other, _dkms, _foreign = names
+    assert stale(precompiled=True, kernel_modules="proprietary") == [first, other]
+    assert stale() == [first, new, older, other]
+    # The site brings the modules.
+    assert stale(kernel_modules="none") == []
+
+
 def test_packages_of_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")

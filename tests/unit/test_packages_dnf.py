@@ -89,7 +89,10 @@ def test_distribution_determines_the_package_manager(tmp_path, monkeypatch, rele
     assert package_manager(str(path)) == manager
 
 
-LOCKS = "# Added lock\nlibnvidia-ml-3:580.95.05-1.el9.*\nkernel-0:5.14.0-570.*\nnvlsm-0:2025.*-1.*\n"
+LOCKS = (
+    "# Added lock\nlibnvidia-ml-3:580.95.05-1.el9.*\nlibcuda-3:580.95.05-1.el9.*\nlibcuda-3:590.48.01-1.el9.*\n"
+    "kernel-0:5.14.0-570.*\nnvlsm-0:2025.*-1.*\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,8 @@ LOCKS = "# Added lock\nlibnvidia-ml-3:580.95.05-1.el9.*\nkernel-0:5.14.0-570.*\n
         # A killed DNF leaves the lock of the old version.
         ("libnvidia-ml", "580.105.08-1.el9", False),
         ("libnvidia", "580.95.05-1.el9", False),
+        # DNF could change it to the other version.
+        ("libcuda", "580.95.05-1.el9", False),
         ("nvlsm", "2025.06.11-1", True),
         ("bash", "5.1.8-9.el9", False),
     ],

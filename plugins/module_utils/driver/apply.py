@@ -18,7 +18,7 @@ from ..command import Run, run_to_end
 from ..errors import ApplyError
 from ..frozen import frozen
 from ..packages.model import Step
-from . import initramfs
+from . import initramfs, rules
 from .files import REPO, SOURCES
 from .model import Host, Plan, Request
 from .repack import repack
@@ -27,6 +27,8 @@ SCHEMA = 1
 JOURNAL = "driver.json"
 #: Folder of the old packages during a change.
 KEPT = "driver-old"
+#: Modules that DKMS replaced (dkms(8), "original_module").
+ARCHIVE = "/var/lib/dkms/nvidia/original_module"
 #: Source of the kernel modules that DKMS builds.
 SOURCE = "/usr/src/nvidia-%s"
 #: Mode of the key and of the driver's files.
@@ -136,16 +138,23 @@ class DriverChange:
         for step in self._steps("uninstall"):
             self._must(self._run_installer(step), "the installer's driver could not be removed", [step])
         if packages and transaction:
+            self._forget_archive(packages)
             if transaction.installs:
                 self.manager.refresh()
                 problem = self.manager.install(transaction)
             else:
                 problem = self.manager.remove(transaction)
+            if not problem:
+                self._forget_archive(packages)
             self._must(problem, "the packages could not be changed", packages)
         for step in self._steps("runfile"):
             self._must(self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log.")
         for step in self._steps("modules"):
-            version, kernel = step.items
+            version, kernel, *packages = step.items
+            if packages:
+                # Its scriptlet, which did not run to its end, puts the modules into their place.
+                self._must(self.manager.reinstall(packages), "the modules could not be installed", [step])
+                continue
             if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
                 # A run was killed before the scriptlet that adds it.
                 self.call(["dkms", "add", "-m", "nvidia", "-v", version])
@@ -157,6 +166,14 @@ class DriverChange:
             and self.request.kernel_modules != "none"
         ):
             self._look_at_modules()
+
+    def _forget_archive(self, packages: Sequence[Step]) -> None:
+        """Delete the precompiled modules that DKMS archived when it replaced them.
+
+        After their package is removed, DKMS would install them again with its own removal.
+        """
+        if any(rules.is_precompiled(step.items[0]) for step in packages):
+            shutil.rmtree(ARCHIVE, ignore_errors=True)
 
     def _look_at_modules(self) -> None:
         """Check that a module was built: a package may install without one, as without headers of the running kernel."""

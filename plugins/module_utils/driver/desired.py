@@ -99,6 +99,8 @@ class Driver:
         if self.request.source == "runfile":
             if self.request.version.count(".") < 1:
                 raise PlanError("nvidia_driver_version", "a .run file has one exact version", "Name it.")
+            if self.request.precompiled:
+                raise PlanError("nvidia_driver_precompiled", "a .run file has no precompiled modules", "Say false.")
             flavor = rules.flavor(self.host.gpus, self.request.kernel_modules, branch)
             return Wanted(flavor, (), ())
         return rules.wanted(self.host, self.request, self.catalogue, branch)
@@ -228,5 +230,5 @@ def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, A
 
 
 def _is_signed(wanted: Wanted) -> bool:
-    """Return whether the distribution builds and signs the modules."""
-    return any(name.startswith("linux-modules-nvidia-") for name in wanted.free)
+    """Return whether the modules' vendor builds and signs them."""
+    return bool(wanted.precompiled) or any(name.startswith("linux-modules-nvidia-") for name in wanted.free)

@@ -42,9 +42,18 @@ class Dnf(dnf.DnfBase):
             and package.name not in (*names.locked, *names.free, *names.unwanted)
         ]  # fmt: skip
         offered = self.offered([*names.locked, *more])
-        chosen = rules.choose(_newest_first(offered[anchor]), request, anchor, prefer)
-        exact = []
-        for name in (*names.locked, *more):
+        candidates = _newest_first(offered[anchor])
+        modules = self._modules(names, candidates)
+        if names.precompiled:
+            candidates = self._with_modules(names, request, candidates, modules)
+        chosen = rules.choose(candidates, request, anchor, prefer)
+        exact, lacking = [], []
+        for _kernel, pattern in names.precompiled:
+            name = pattern.format(version=chosen)
+            exact += ["%s-%s" % (name, modules[name][0])] if modules[name] else []
+            lacking += [] if modules[name] else [name]
+        stale = rules.stale_modules(host, names, chosen)
+        for name in (*names.locked, *(name for name in more if name not in stale)):
             found = [version for version in offered[name] if rules.upstream(version) == chosen]
             if found:
                 exact.append("%s-%s" % (name, found[0]))
@@ -57,14 +66,48 @@ class Dnf(dnf.DnfBase):
         following = [
             (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
         ]
-        missing = tuple(asked for name, asked in following if not self._is_offered(name, asked))
-        arguments = (*exact, *names.free, *(asked for _name, asked in following if asked not in missing))
+        missing = (*lacking, *(asked for name, asked in following if not self._is_offered(name, asked)))
+        # An unwanted package that needs the old version would be upgraded with the rest.
+        excluded = ["--exclude=%s" % name for name in names.unwanted if host.package(name)] if names.precompiled else []
+        arguments = (*excluded, *exact, *names.free, *(asked for _name, asked in following if asked not in missing))
         rows = self.simulate("--allowerasing", "install", *arguments)
         gone = [name for action, name, _version in rows if action == "remove"]
-        rest = [name for name in names.unwanted if host.package(name) and name not in gone]
-        if rest:
-            rows += self.simulate("remove", *rest)
+        others = [name for name in names.unwanted if host.package(name)] + stale
+        rest = [name for name in dict.fromkeys(others) if name not in gone]
+        # A dry run of the removal alone would also remove the parts that need modules, and get new ones here.
+        needing = [name for name in self.dependents(rest) if not _is_part(host, name, pinned)] if rest else []
+        rows += [("remove", name, _installed(host, name)) for name in (*rest, *needing)]
         return self._transaction(chosen, rows, host, pinned, arguments, missing)
+
+    def _modules(self, names: Wanted, versions: Iterable[str]) -> dict[str, list[str]]:
+        """Return the offered versions of the precompiled modules, by package name."""
+        asked = [
+            pattern.format(version=rules.upstream(version))
+            for version in versions
+            for _kernel, pattern in names.precompiled
+        ]
+        return self.offered(list(dict.fromkeys(asked))) if asked else {}
+
+    @staticmethod
+    def _with_modules(
+        names: Wanted, request: Request, versions: Sequence[str], modules: dict[str, list[str]]
+    ) -> list[str]:
+        """Return the versions that have modules for the running kernel.
+
+        Raises PlanError if the request has none of them.
+        """
+        kernel, pattern = names.precompiled[0]
+        found = [version for version in versions if modules[pattern.format(version=rules.upstream(version))]]
+        if not any(rules.satisfies(rules.upstream(version), request.version) for version in found):
+            raise PlanError(
+                "nvidia_driver_precompiled",
+                "no source has modules of %s for kernel %s (%s)"
+                % (request.version, kernel, pattern.format(version=request.version)),
+                "Versions with such modules: %s. Boot another kernel, ask for another version or for other "
+                "nvidia_driver_kernel_modules, or say false: DKMS builds the modules. Nothing was changed."
+                % (", ".join(dict.fromkeys(map(rules.upstream, found))) or "none"),
+            )
+        return found
 
     def _is_offered(self, name: str, asked: str) -> bool:
         """Return whether a repository has a package, in the version and architecture of the request if it has them."""
@@ -133,13 +176,20 @@ class Dnf(dnf.DnfBase):
         problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
         # Packages without a conflict stay until they are removed.
         rest = [name for name, _old in transaction.removals if self._has(name)]
-        return problem or (self.change(self.comment, "remove", *rest) if rest else "")
+        problem = problem or (self.change(self.comment, "remove", *rest) if rest else "")
+        return problem or self._release_removed([name for name, _old in transaction.removals])
 
     def remove(self, transaction: Transaction) -> str:
         names = [name for name, _old in transaction.removals]
         problem = self.change(self.comment, "remove", *names)
-        # A lock stays after its package is removed.
-        return problem or (self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else "")
+        return problem or self._release_removed(names)
+
+    def _release_removed(self, names: Sequence[str]) -> str:
+        """Delete the locks of removed packages, which stay otherwise."""
+        return self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else ""
+
+    def reinstall(self, names: Sequence[str]) -> str:
+        return self.change(self.comment, "reinstall", *names)
 
     def _has(self, name: str) -> bool:
         return self.call(["rpm", "--query", "--quiet", name]).returncode == 0
@@ -151,6 +201,11 @@ class Dnf(dnf.DnfBase):
 
 def _newest_first(versions: Iterable[str]) -> list[str]:
     return sorted(versions, key=rules.order, reverse=True)
+
+
+def _is_part(host: Host, name: str, patterns: Sequence[str]) -> bool:
+    package = host.package(name)
+    return bool(package and rules.of_the_driver(package, patterns))
 
 
 def _installed(host: Host, name: str) -> str:

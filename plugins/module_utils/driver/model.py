@@ -85,6 +85,8 @@ class Request:
     source: str = "repository"
     variant: str = "headless"
     kernel_modules: str = "auto"
+    #: Install modules that are built in advance for each kernel, not DKMS.
+    precompiled: bool = False
     upgrade: bool = False
     hold: bool = True
     persistenced: bool = True
@@ -107,6 +109,8 @@ class Wanted:
     locked: tuple[str, ...]
     #: Those of `locked` whose kernel modules DKMS builds.
     dkms: tuple[str, ...] = ()
+    #: Precompiled modules: (kernel, package name with {version}). The running kernel is the first.
+    precompiled: tuple[tuple[str, str], ...] = ()
     #: Packages in any version of the sources.
     free: tuple[str, ...] = ()
     #: Packages to remove: the other flavour's modules.

@@ -33,6 +33,9 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
     if len(versions) != 1 or broken or not there:
         return ""
     version = versions.pop()
+    modules = [name.format(version=version) for _kernel, name in wanted.precompiled]
+    if rules.stale_modules(host, wanted, version) or not all(host.package(name) for name in modules):
+        return ""
     return version if rules.satisfies(version, request.version) else ""
 
 
@@ -90,8 +93,10 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
     # A run that was killed in a scriptlet leaves packages without the modules that DKMS builds there.
     unbuilt = not changes or (wanted.dkms and not coming.intersection(wanted.dkms))
     if own_modules and unbuilt and host.on_disk != version:
+        modules = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
         text = "build the kernel modules %s for %s" % (version, host.kernel)
-        steps.append(Step("modules", text, (version, host.kernel)))
+        text = "reinstall %s, which lacks its kernel modules" % modules[0] if modules else text
+        steps.append(Step("modules", text, (version, host.kernel, *modules)))
     steps += _holds(host, request, wanted, version, transaction, patterns)
     reboot = _reboot(host, wanted, version, transaction) if own_modules else ""
     if reboot and request.reboot == "never":
@@ -101,6 +106,8 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
             "Set it to now (reboot at the end of the run) or later (reboot it yourself), or reboot the host and run again. "
             "Nothing was changed.",
         )
+    if reboot and request.reboot == "now" and transaction:
+        _refuse_boot(wanted, transaction)
     steps += _services(host, wanted, version, changes, bool(reboot))
     restart = _restart(host, files, bool(reboot))
     steps += restart
@@ -144,6 +151,22 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     # Remove the files last: until the packages are removed, the pin blocks other versions.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
     return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
+
+
+def _refuse_boot(wanted: Wanted, transaction: Transaction) -> None:
+    """Refuse a reboot into a kernel without modules. Raises PlanError."""
+    lacking = [
+        (kernel, name.format(version=transaction.version))
+        for kernel, name in wanted.precompiled
+        if name.format(version=transaction.version) in transaction.missing
+    ]
+    if lacking:
+        raise PlanError(
+            "nvidia_driver_precompiled",
+            "a reboot would start kernel %s, and no source has %s" % lacking[-1],
+            "Remove that kernel, ask for another version, say nvidia_driver_reboot: later and boot another kernel, or say false: "
+            "DKMS builds the modules. Nothing was changed.",
+        )
 
 
 def _repair(host: Host) -> Step:
@@ -207,7 +230,9 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
 def _reboot(host: Host, wanted: Wanted, version: str, transaction: Transaction | None) -> str:
     if host.loaded and host.loaded != version:
         return "the loaded kernel module is %s, and the driver's other parts are %s" % (host.loaded, version)
-    if host.loaded and transaction and any(name in wanted.unwanted for name, _old in transaction.removals):
+    gone = {name for name, _old in transaction.removals} if transaction else set()
+    gone &= {*wanted.unwanted, *rules.stale_modules(host, wanted, version)}
+    if host.loaded and any(("open" in name) != (wanted.flavor == "open") for name in gone):
         return "the kernel module of the other flavour is loaded"
     if host.nouveau_loaded:
         return "nouveau is loaded and holds the GPUs"

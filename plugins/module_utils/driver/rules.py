@@ -52,6 +52,10 @@ _GENERATIONS = (
     (0x2500, None),
     (0x2300, {"name": "a Hopper GPU", "version": "520", "confirmed": True}),
 )
+#: Modules built in advance for one kernel: kmod-nvidia-open-580.95.05-5.14.0-570.12.1.
+_KMOD = re.compile(r"kmod-(?:64k-|rt-)?nvidia(?P<open>-open)?-(?P<version>\d{3}\.[\d.]+)-\d")
+#: The distribution and the architecture at the end of a Red Hat kernel's version.
+_KERNEL_END = re.compile(r"\.el\d+(_\d+)?(\.(x86_64|aarch64))?$")
 _IMAGE = "linux-image-"
 #: A meta-package has no version of a kernel in its name, apart from the release of a hardware enablement stack.
 _META = re.compile(r"[a-z](?!.*\d+\.\d+\.\d)")
@@ -182,9 +186,14 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
         )
     modules = names["modules"].get(chosen, [])
     free: list[str] = []
-    if host.secure_boot.enabled and not host.secure_boot.enrolled and names.get("signed", {}).get(chosen):
+    precompiled: tuple[tuple[str, str], ...] = ()
+    signed = names.get("signed", {}).get(chosen)
+    untrusted = host.secure_boot.enabled and not host.secure_boot.enrolled
+    if signed and (untrusted or request.precompiled):
         # The distribution builds and signs them for each kernel, with the kernel's version.
-        free, modules = list(names["signed"][chosen]), []
+        free, modules = list(signed), []
+    elif request.precompiled and chosen != "none":
+        precompiled, modules = _precompiled(host, catalogue, chosen), []
     locked = [*names[request.variant], *modules]
     units = [SERVICE_PERSISTENCED] if request.persistenced and chosen != "none" else []
     if units:
@@ -214,13 +223,69 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
         chosen,
         tuple(wanted_names),
         tuple(name.format(**fill) for name in modules),
+        precompiled,
         tuple(name.format(**fill) for name in free),
         tuple(sorted(others - set(wanted_names))),
         tuple(units),
         _next_kernel(host, catalogue, names.get("signed", {}).get(chosen, []) if not modules else [], fill)
-        if chosen != "none"
+        if chosen != "none" and not precompiled
         else (),
     )
+
+
+def _precompiled(host: Host, catalogue: dict[str, Any], chosen: str) -> tuple[tuple[str, str], ...]:
+    """List the precompiled modules of the running kernel and of newer installed ones.
+
+    Raises PlanError if the distribution has none.
+    """
+    template = catalogue.get("precompiled", {}).get(chosen)
+    if not template:
+        raise PlanError(
+            "nvidia_driver_precompiled",
+            "%s has no precompiled %s kernel modules" % (host.distribution, chosen),
+            "Say false: DKMS builds them.",
+        )
+    variant, running = headers_variant(host.kernel)
+    core = "kernel-%score" % variant
+    newer = [
+        package.version
+        for package in host.packages
+        if package.name == core and order(kernel_base(package.version)) > order(kernel_base(running))
+    ]
+    kernels = [running, *sorted(newer, key=order)]
+    fill = {"variant": variant, "version": "{version}"}
+    return tuple((kernel, template.format(kernel=kernel_base(kernel), **fill)) for kernel in kernels)
+
+
+def kernel_base(kernel: str) -> str:
+    """Return a kernel's version as names of precompiled modules have it.
+
+    5.14.0-570.12.1 of 5.14.0-570.12.1.el9_6.x86_64 (kmod-nvidia.spec of
+    https://github.com/NVIDIA/yum-packaging-precompiled-kmod).
+    """
+    return _KERNEL_END.sub("", kernel)
+
+
+def is_precompiled(name: str) -> bool:
+    """Return whether a package has modules that are built in advance for one kernel."""
+    return _KMOD.match(name) is not None
+
+
+def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
+    """List installed precompiled modules of another driver.
+
+    The kernel could load them in place of the desired ones.
+    """
+    if wanted.flavor == "none":
+        # The site manages the modules.
+        return []
+    found = [(package.name, _KMOD.match(package.name)) for package in host.packages]
+    return [
+        name
+        for name, kmod in found
+        if kmod
+        and not (wanted.precompiled and kmod["version"] == version and bool(kmod["open"]) == (wanted.flavor == "open"))
+    ]
 
 
 def _next_kernel(

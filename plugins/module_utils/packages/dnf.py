@@ -106,6 +106,15 @@ class DnfBase(Manager):
             )
         return rows
 
+    def dependents(self, names: Sequence[str]) -> list[str]:
+        """Return the installed packages that need one of these directly."""
+        done = self.call(["rpm", "-e", "--test", *names])
+        # rpm prints "needed by (installed) NAME-VERSION" for packages that would break.
+        needed = [
+            line.rpartition("(installed) ")[2].strip() for line in done.stderr.splitlines() if "(installed)" in line
+        ]
+        return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
+
     # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
 
     @staticmethod
@@ -163,7 +172,8 @@ class DnfBase(Manager):
         form = "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\\n"
         installed = self.call(["rpm", "--query", "--queryformat", form, *names]).stdout.split()
         current = _lines(VERSIONLOCK)
-        names = [name for name in names if not any(line in current and locked(line) == {name} for line in installed)]
+        locks = {name: [line for line in current if locked(line) == {name}] for name in names}
+        names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
         if not names:
             return ""
         # A lock on another version stays beside the new one otherwise, and permits both.
@@ -245,7 +255,7 @@ def is_held(name: str, version: str, text: str) -> bool:
     """
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
     versions = [line.partition(":")[2] for line in lines]
-    return any(found == version + ".*" or "*" in found[:-2] for found in versions)
+    return bool(versions) and all(found == version + ".*" or "*" in found[:-2] for found in versions)
 
 
 def _lines(path: str) -> set[str]:

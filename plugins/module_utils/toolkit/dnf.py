@@ -48,12 +48,7 @@ class Dnf(dnf.DnfBase):
         return []
 
     def removals_of_removing(self, names: Sequence[str]) -> list[str]:
-        done = self.call(["rpm", "-e", "--test", *names])
-        # rpm prints "needed by (installed) NAME-VERSION" for packages that would break.
-        needed = [
-            line.rpartition("(installed) ")[2].strip() for line in done.stderr.splitlines() if "(installed)" in line
-        ]
-        return [name.rsplit("-", 2)[0] for name in needed]
+        return self.dependents(names)
 
     def version_of(self, path: str) -> tuple[str, str]:
         done = self.call(["rpm", "-qp", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}", path])

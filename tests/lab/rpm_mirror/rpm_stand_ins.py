@@ -9,8 +9,9 @@ drawn from the specs of https://github.com/NVIDIA/yum-packaging-nvidia-driver an
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
@@ -42,6 +43,8 @@ class Rpm:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
+    # Files that a scriptlet makes.
+    ghosts: tuple[str, ...] = ()
 
 
 def same(*names: str) -> tuple[str, ...]:
@@ -113,6 +116,37 @@ DRIVER = (
     daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)", FABRIC),
     daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)"),
 )
+# A newer kernel that a host can have installed.
+NEXT_KERNEL = "6.99.0-1"
+# Versions with precompiled modules for the running kernel, and for the next one.
+PRECOMPILED, PRECOMPILED_NEXT = ("580.95.05", "580.105.08"), ("580.105.08",)
+
+
+# NVIDIA has proprietary ones for Red Hat 9, in streams such as 580. Red Hat's own for 10 are open, and 10 has no streams.
+FLAVORS = {"9": ("", "NVIDIA"), "10": ("open-", "Dual MIT/GPL")}
+
+
+def kmod_name(release: str, base: str) -> str:
+    return "kmod-nvidia-%s{version}-%s" % (FLAVORS[release][0], base)
+
+
+def precompiled(release: str, kernel: str, base: str) -> Rpm:
+    """Return the modules for one kernel. A scriptlet links them, as NVIDIA's does."""
+    source = "usr/lib64/nvidia/{version}/%s/nvidia.c" % base
+    place = "/usr/lib/modules/%s/extra/drivers/video/nvidia" % kernel
+    return Rpm(
+        kmod_name(release, base),
+        provides=same("nvidia-kmod"),
+        conflicts=("kmod-nvidia-latest-dkms",),
+        files={source: (MODULE.replace("{license}", FLAVORS[release][1]), 0o644)},
+        ghosts=(place + "/nvidia.ko",),
+        scripts={
+            "post": "mkdir -p %s; cc -c -o %s/nvidia.ko /%s; depmod %s || true" % (place, place, source, kernel),
+            "postun": "depmod %s || true" % kernel,
+        },
+    )
+
+
 PROPRIETARY = modules("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms", "NVIDIA")
 SUBNET_MANAGER = Rpm("nvlsm", "2025.06.11", "0", files={NVLSM: (SUBNET, 0o755)})
 # The stream that a site enabled before: packages of it are modular, those of others are hidden.
@@ -146,6 +180,7 @@ def base(release: str, kernel: str) -> tuple[Rpm, ...]:
             links={"usr/lib/modules/%s/build" % kernel: "/usr/src/kernels/" + kernel},
         ),
         Rpm("kernel-devel-matched-" + kernel, "1", "0", requires=("kernel-devel-" + kernel,)),
+        Rpm("kernel-core", NEXT_KERNEL.partition("-")[0], "0", provides=("installonlypkg(kernel)",)),
         Rpm("libseccomp", "2.5.2", "0"),
         Rpm("infiniband-diags", "48.0", "0", files={"usr/sbin/ibstat": ("#!/bin/sh\n", 0o755)}),
         # A site's own package that needs exactly this driver.
@@ -239,6 +274,7 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
         "%global debug_package %{nil}", "%global __os_install_post %{nil}", "%global _build_id_links none",
         "%define _binary_payload w0.gzdio", "%description", "x",
     ]  # fmt: skip
+    packages = tuple(replace(package, name=fill(package.name)) for package in packages)
     for package in packages:
         folder = tree / package.name
         lines += ["%%package -n %s" % package.name, "Summary: stand-in of the lab, not the vendor's package"]
@@ -271,6 +307,11 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
             path.symlink_to(fill(target))
             owned.append(fill(name))
         lines += ["%%files -n %s" % package.name, *("/" + name for name in owned)]
+        for name in package.ghosts:
+            # rpmbuild needs the file.
+            (folder / name[1:]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name[1:]).touch()
+            lines.append("%ghost " + name)
     lines += ["%install", "mkdir -p %{buildroot}"]
     lines += [
         "cp -a %s/. %%{buildroot}/" % (Path("/work") / tree.name / package.name)
@@ -281,16 +322,28 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
 
 
 def modular(versions: tuple[str, ...], names: tuple[str, ...], distribution: str) -> str:
-    """Return the metadata of the module nvidia-driver: a stream of DKMS for each branch, as NVIDIA's repository has it."""
+    """Return the metadata of the module nvidia-driver, as NVIDIA's repository has it.
+
+    A branch has a stream with DKMS, and one with precompiled modules if there are any.
+    """
     documents = []
+    kmods = tuple(kmod_name("9", base) for base in (os.uname().release, NEXT_KERNEL))
     for branch in sorted({version.split(".")[0] for version in versions}):
-        rpms = ["%s-3:%s-1%s.x86_64" % (name, version, distribution) for version in versions
-                if version.startswith(branch + ".") for name in names]  # fmt: skip
-        documents.append(
-            "---\ndocument: modulemd\nversion: 2\ndata:\n  name: %s\n  stream: %s-dkms\n  version: 1\n  context: lab\n"
-            "  arch: x86_64\n"
-            "  summary: stand-in\n  description: >-\n    A stand-in.\n  license:\n    module: [MIT]\n  profiles:\n    default:\n"
-            "      rpms: [nvidia-driver-cuda]\n  artifacts:\n    rpms:\n%s...\n"
-            % (MODULES, branch, "".join("    - %s\n" % rpm for rpm in rpms))
-        )
+        own = [version for version in versions if version.startswith(branch + ".")]
+        streams = {branch + "-dkms": names}
+        if set(own) & set(PRECOMPILED):
+            streams[branch] = (*(name for name in names if "dkms" not in name), *kmods)
+        for stream, parts in streams.items():
+            rpms = [
+                "%s-3:%s-1%s.x86_64" % (name.replace("{version}", version), version, distribution)
+                for version in own
+                for name in parts
+            ]
+            documents.append(
+                "---\ndocument: modulemd\nversion: 2\ndata:\n  name: %s\n  stream: '%s'\n  version: 1\n  context: lab\n"
+                "  arch: x86_64\n"
+                "  summary: stand-in\n  description: >-\n    A stand-in.\n  license:\n    module: [MIT]\n  profiles:\n"
+                "    default:\n      rpms: [nvidia-driver-cuda]\n  artifacts:\n    rpms:\n%s...\n"
+                % (MODULES, stream, "".join("    - %s\n" % rpm for rpm in rpms))
+            )
     return "".join(documents)

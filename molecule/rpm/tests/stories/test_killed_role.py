@@ -18,7 +18,7 @@ JOURNAL = "/var/lib/openfleet-gpu/driver.json"
 
 
 def kill_before(program: str, words: str) -> str:
-    """Return a shell command that lets a program with these arguments kill the run, once."""
+    """Return a shell command that replaces a program by one that kills the run."""
     path = "/usr/local/sbin/" + program
     rest = f'case " $* " in *"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
     return script(path, "#!/bin/sh\n" + rest + KILL)

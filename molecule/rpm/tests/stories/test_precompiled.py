@@ -1,0 +1,106 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Precompiled kernel modules: install, upgrade, next kernel, a kill and removal."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from rpm_runs import LOOK, Ask, State, kill_in, play
+
+HOST = "el9"
+OLD, NEW = "580.95.05", "580.105.08"
+NEXT = "6.99.0-1"
+# NVIDIA's precompiled modules for Red Hat 9 are proprietary.
+PRECOMPILED = {"nvidia_driver_precompiled": True, "nvidia_driver_kernel_modules": "proprietary"}
+DKMS = {"nvidia_driver_version": OLD}
+LOOK_AT_MODULES = (
+    "modinfo -F license nvidia; modinfo -F filename nvidia; uname -r; rpm -qa 'kmod-*' | sort; echo '--- state'; "
+    + LOOK
+)
+
+
+# DKMS puts modules that it found at their place back, into another folder.
+LEFT = "! rpm -qa | grep nvidia; find /lib/modules -name 'nvidia*.ko*'"
+
+
+def request(version: str, **more: object) -> dict[str, object]:
+    return {**PRECOMPILED, "nvidia_driver_version": version, **more}
+
+
+def modules(text: str) -> set[str]:
+    """Return the installed packages of kernel modules, without version and release."""
+    names = text.partition("--- state")[0].splitlines()
+    return {line.rsplit("-", 2)[0] for line in names if line.startswith("kmod-")}
+
+
+def is_precompiled(seen: str, version: str, kernels: int = 1) -> None:
+    """Assert that the driver is whole, with the modules of this version alone."""
+    state = State.read(seen.partition("--- state\n")[2])
+    license, filename, *_rest = seen.splitlines()
+    kernel = seen.partition("--- state\n")[0].splitlines()[2]
+    assert (license, filename) == ("NVIDIA", "/lib/modules/%s/extra/drivers/video/nvidia/nvidia.ko" % kernel)
+    names = {"kmod-nvidia-%s-%s" % (version, base) for base in (kernel, NEXT)[:kernels]}
+    assert modules(seen) == names
+    assert {lock.partition(":")[0] for lock in state.locks if lock.startswith("kmod-")} == {
+        name + "-3" for name in names
+    }
+    assert (state.loaded, state.broken, state.active) == (version, "", "active active active")
+    assert state.packages["nvidia-driver-cuda"] == version + "-1.el9"
+
+
+def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_host):
+    open_ones = {"nvidia_driver_precompiled": True, "nvidia_driver_version": OLD}
+    # The stream of the site hides nothing from the role.
+    stream = "dnf -q -y module enable nvidia-driver:580-dkms"
+    lacking, switched, noted, upgraded, removed = play(
+        HOST,
+        Ask(open_ones, fails=True),
+        Ask(request(OLD), first=stream, then=LOOK_AT_MODULES),
+        # The next kernel has no modules of this version.
+        Ask(request(OLD), first="dnf -q -y install kernel-core", then=LOOK_AT_MODULES),
+        Ask(request("580", nvidia_driver_upgrade=True), then=LOOK_AT_MODULES),
+        Ask(
+            {"nvidia_driver_state": "absent"},
+            then="dnf -q -y remove --noautoremove kernel-core; dnf -q -y module reset nvidia-driver; " + LEFT,
+        ),
+    )
+    assert "no source has modules of %s for kernel" % OLD in lacking.failed
+    is_precompiled(switched.seen, OLD)
+    assert not noted.changed
+    is_precompiled(noted.seen, OLD)
+    is_precompiled(upgraded.seen, NEW, kernels=2)
+    assert removed.seen == ""
+
+
+@pytest.mark.thorough
+def test_a_kill_in_the_scriptlet_of_precompiled_modules_is_repaired(lab_host):
+    # This scriptlet links the modules.
+    kill = kill_in("kmod-nvidia-%s-%s" % (NEW, os.uname().release), NEW, "post")
+    unlinked = "! ls /run/scriptlet; ! ls /lib/modules/$(uname -r)/extra/drivers/video/nvidia/nvidia.ko; "
+    _first, _killed, repaired, back, removed = play(
+        HOST,
+        Ask(DKMS),
+        Ask(request(NEW), first=kill, then=unlinked + LOOK, fails=True),
+        Ask(request(NEW), then=LOOK_AT_MODULES),
+        Ask(DKMS, then=LOOK_AT_MODULES),
+        Ask({"nvidia_driver_state": "absent"}, then=LEFT),
+    )
+    assert repaired.planned[0].startswith("complete the interrupted change from %s to %s" % (OLD, NEW))
+    is_precompiled(repaired.seen, NEW)
+    assert modules(back.seen) == {"kmod-nvidia-open-dkms"}
+    assert back.seen.startswith("Dual MIT/GPL")
+    assert removed.seen == ""
+
+
+@pytest.mark.thorough
+def test_red_hat_10_has_open_precompiled_modules_and_no_streams():
+    open_ones = {"nvidia_driver_precompiled": True, "nvidia_driver_version": OLD}
+    installed, _absent = play(
+        "el10",
+        Ask(open_ones, then="! dnf -q module list | grep nvidia-driver; modinfo -F license nvidia; rpm -qa 'kmod-*'"),
+        Ask({"nvidia_driver_state": "absent"}),
+    )
+    assert installed.seen.splitlines()[0] == "Dual MIT/GPL"
+    assert [name.startswith("kmod-nvidia-open-%s-" % OLD) for name in modules(installed.seen)] == [True]
