@@ -51,6 +51,7 @@ EXAMPLES = r"""
 RETURN = r"""#"""
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -60,7 +61,7 @@ from ..module_utils.errors import ApplyError
 from ..module_utils.runner import run
 
 
-def argspec():
+def argspec() -> dict[str, Any]:
     return {
         "units": {"type": "dict", "default": {}},
         "reload": {"type": "bool", "default": True},
@@ -69,17 +70,17 @@ def argspec():
     }
 
 
-def _differs(path, text):
+def _differs(path: Path, text: str) -> bool:
     try:
         return path.read_text(errors="replace") != text
     except FileNotFoundError:
         return bool(text)
 
 
-def main():
+def main() -> None:
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
 
-    def body():
+    def body() -> dict[str, Any]:
         params, check = module.params, module.check_mode
         if params["units"] and not any(_differs(Path(path), text) for path, text in params["units"].items()):
             return {"changed": False}

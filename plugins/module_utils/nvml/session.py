@@ -60,7 +60,8 @@ class Session(Calls):
         #: Whether NO_PERMISSION concerns one GPU (a container without its device node). For users other than root it concerns
         #: the user and all GPUs.
         self.denied_is_lost = os.geteuid() == 0
-        self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
+        #: UUIDs of the GPUs that reported a list of MIG profiles, by model and list.
+        self._profiles: dict[tuple[str, int], dict[tuple[GpuInstanceProfile, ...], set[str]]] = {}
         #: The last read GPUs, by UUID.
         self._read: dict[str, Gpu] = {}
         #: Readable GPUs that count as lost, with the failure of another call, by UUID.
@@ -86,6 +87,7 @@ class Session(Calls):
         """
         cuda = self._best_effort("nvmlSystemGetCudaDriverVersion_v2")
         readings = [self._read_gpu(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
+        readings = self._without_sick_profiles(readings)
         gpus = tuple(gpu for gpu in readings if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
@@ -145,6 +147,23 @@ class Session(Calls):
                 raise
             return self._lost(index, handle, error)
 
+    def _without_sick_profiles(self, readings: Sequence[Gpu | LostGpu]) -> list[Gpu | LostGpu]:
+        """Count GPUs without MIG profiles as lost if others of their model have some.
+
+        Only GPUs in the same mode are compared: driver 535 lists no profiles while MIG mode is off.
+        """
+        gpus = [gpu for gpu in readings if isinstance(gpu, Gpu) and gpu.mig.capable]
+        listed = {(gpu.name, gpu.mig.enabled) for gpu in gpus if gpu.mig.profiles}
+        sick = {gpu.index for gpu in gpus if not gpu.mig.profiles and (gpu.name, gpu.mig.enabled) in listed}
+        problem = "it reports no MIG profile, unlike the other GPUs of its model"
+        call = "nvmlDeviceGetGpuInstanceProfileInfo"
+        return [
+            self._lost(each.index, self._handles[each.uuid], NvmlError("", problem, call=call, gpu=each.uuid))
+            if isinstance(each, Gpu) and each.index in sick
+            else each
+            for each in readings
+        ]
+
     def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
         """Return the lost GPU with the identity that it still reports, or reported earlier in this session."""
         identity: dict[str, Any] = {}
@@ -181,7 +200,7 @@ class Session(Calls):
         persistence = self._best_effort("nvmlDeviceGetPersistenceMode", handle)
         name = self._call("nvmlDeviceGetName", handle)
         processes = self._processes(handle)
-        mig = self._mig(handle, (name, 0 if pci is None else pci.pciDeviceId), processes)
+        mig = self._mig(handle, (name, 0 if pci is None else pci.pciDeviceId), uuid, processes)
         address = None if pci is None else _pci_address(pci)
         return Gpu(
             index=index,
@@ -286,16 +305,28 @@ class Session(Calls):
 
     # ------------------------------------------------------------------ reading MIG
 
-    def _mig(self, handle: Any, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
+    def _mig(self, handle: Any, model: tuple[str, int], uuid: str, processes: Sequence[Process]) -> Mig:
         modes = self._optional("nvmlDeviceGetMigMode", handle)
         if modes is None:
             return Mig()
         enabled, pending = bool(modes[0]), bool(modes[1])
-        # GPUs of one model have the same profiles on a host. With 8 GPUs, this saves most of the calls.
-        profiles = self._profiles.get(model) or self._gpu_instance_profiles(handle)
-        self._profiles[model] = profiles
+        profiles = self._profiles_of(handle, model, uuid)
         instances = self._gpu_instances(handle, profiles, processes) if enabled else ()
         return Mig(True, enabled, pending, profiles, instances)
+
+    def _profiles_of(self, handle: Any, model: tuple[str, int], uuid: str) -> tuple[GpuInstanceProfile, ...]:
+        """Return the GPU's profiles, from other GPUs if two of its model agree.
+
+        This saves most calls on large hosts. One list is not trusted: a sick GPU reports too few profiles, and no call
+        distinguishes an unsupported profile from a fault.
+        """
+        lists = self._profiles.setdefault(model, {})
+        agreed = [profiles for profiles, uuids in lists.items() if profiles and len(uuids) > 1]
+        if agreed:
+            return max(agreed, key=len)
+        profiles = self._gpu_instance_profiles(handle)
+        lists.setdefault(profiles, set()).add(uuid)
+        return profiles
 
     def _gpu_instance_profiles(self, handle: Any) -> tuple[GpuInstanceProfile, ...]:
         profiles = []

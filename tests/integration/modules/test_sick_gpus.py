@@ -217,3 +217,21 @@ def test_unchanged_gpu_that_fails_meanwhile_is_reported(three):
     done = three.module("mig", layout=layout)
     assert done["changed"] and "it worked when the run began" in done["lost"][0], done
     assert seen(three) == {0: ["3g.40gb"] * 2, 2: []}
+
+
+PROFILE_CALLS = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements")
+
+
+@pytest.mark.parametrize("call", PROFILE_CALLS)
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NOT_FOUND", "NO_PERMISSION", "UNKNOWN"])
+@pytest.mark.parametrize("sick", [0, 2])
+def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three, sick, code, call):
+    """Try also the codes that mean an unsupported profile."""
+    fail(three, call, code, gpu=sick)
+    done = three.module("mig", layout=[dict(HALVES, gpus="all")], lost="skip")
+    assert done.get("changed"), done
+    named = "gpu %d" % sick in " ".join(done.get("lost", []))
+    assert named is (sick == 0), "the last GPU has the list on which the others agree"
+    healthy = [index for index in range(3) if index != sick]
+    assert {index: instances(three).get(index) for index in healthy} == dict.fromkeys(healthy, 2)
+    assert not three.module("mig", layout=[dict(HALVES, gpus=healthy)])["changed"]
