@@ -34,6 +34,8 @@ _SCOPE = re.compile(r"/((?:docker|libpod|crio|cri-containerd|nerdctl)-[0-9a-f]{6
 _NVIDIA_ALLOWED = re.compile(r"/dev/char/195:|/dev/nvidia|char-nvidia|char-\*")
 # Links and containers that a message names, letters of a container's name in it, and seconds between two looks.
 _NAMED, _NAME_LETTERS, _LOOK_SECONDS = 3, 32, 5.0
+# Open files of a process that are read. A process with more counts as one with a GPU.
+_OPEN_FILES = 65536
 
 CURE = (
     'run "nvidia-ctk system create-dev-char-symlinks --create-all", install the udev rule of docs/container_toolkit.md and '
@@ -136,15 +138,18 @@ def _processes(root: Path) -> Iterator[int]:
 
 
 def _has_gpu(root: Path, pid: int) -> bool:
-    """Return whether the process has a GPU's node open.
+    """Return whether the process has a GPU's node open, or more files than are read.
 
     Reads names only, because other calls can block on a user's file system.
     """
     try:
         with os.scandir(str(root / "proc" / str(pid) / "fd")) as entries:
-            return any(_OPEN_NODE.match(_link(entry.path)) for entry in entries)
+            for number, entry in enumerate(entries):
+                if number >= _OPEN_FILES or _OPEN_NODE.match(_link(entry.path)):
+                    return True
     except OSError:
-        return False
+        pass
+    return False
 
 
 def _link(path: str) -> str:

@@ -64,7 +64,7 @@ def test_pods_of_daemonsets_stay_or_stop_all():
 
 def test_a_static_pod_stops_all():
     static = pod("s", owner="Node", annotations={"kubernetes.io/config.mirror": "x"})
-    with pytest.raises(EvictionError, match="ml/s is a static pod"):
+    with pytest.raises(EvictionError, match="ml/s cannot be evicted: a static pod"):
         chosen(pod("a"), static, options=Options(True, True, True))
 
 

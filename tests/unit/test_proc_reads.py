@@ -45,6 +45,7 @@ PLACES = {
     "peer.Process.executable": LINK,
     "peer.Process.sockets": DEADLINE,
     "reclaim.tell._replace": OWN,
+    "systemd_reload._has_gpu": DEADLINE,
     "techniques.mps.observe.Daemons._replaced": LINK,
     "techniques.vgpu.agent_client.socket_folder": OWN,
     "techniques.vgpu.agent_memory.Memory.adopt": OWN,

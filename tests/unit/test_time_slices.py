@@ -124,7 +124,7 @@ def test_set_time_slice_is_read_back(name):
 
 
 def test_success_without_change_is_a_failure():
-    with pytest.raises(NvmlError, match="was to be long, and nvidia-smi shows default; it said: Successfully set"):
+    with pytest.raises(NvmlError, match="the time slice long was set, but nvidia-smi shows default. Its message was: Successfully set"):
         set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
 
 

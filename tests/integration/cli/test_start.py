@@ -38,7 +38,7 @@ finally:
 
 
 def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
-    """Return the parsers of a run, how often it reads each module, and its status if it ends without a cleanup."""
+    """Return the parsers, reads of each module and statuses without cleanup."""
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     return tuple(json.loads(done.stderr.splitlines()[-1]))
@@ -55,7 +55,7 @@ def loaded(*words: str, **options) -> set[str]:
 
 @pytest.mark.parametrize("changes", [False, True], ids=["no change", "change"])
 def test_a_run_loads_neither_pynvml_nor_libraries_of_help(host, changes):
-    """The child process loads pynvml meanwhile. Its standard error is closed, so that its imports are not counted."""
+    """Count imports of the parent, since the child loads pynvml unseen."""
     host.simulated.create([{"model": "H100-80GB", "count": 2}])
     layout = host.layout(LAYOUT)
     if not changes:
