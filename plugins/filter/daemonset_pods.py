@@ -38,9 +38,9 @@ _value:
 def daemonset_pods(pods):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import cluster
+    from ..plugin_utils.schedulers.kubernetes import api_objects
 
-    return cluster.daemonset_pods(pods)
+    return api_objects.daemonset_pods(pods)
 
 
 class FilterModule:

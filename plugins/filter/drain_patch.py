@@ -54,7 +54,7 @@ _value:
 def drain_patch(node, *, state, host, labels=None):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import drain_patch as patches
+    from ..plugin_utils.schedulers.kubernetes import drain_patch as patches
 
     found = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})
     return {"operations": list(found.operations), "paused": list(found.paused)}

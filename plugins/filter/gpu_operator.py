@@ -53,9 +53,10 @@ _value:
 def gpu_operator(node, policies=(), *, name, config_map_name):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import cluster, operator
+    from ..plugin_utils.schedulers.kubernetes import operator
+    from ..plugin_utils.schedulers.protocol import Place
 
-    found = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
+    found = operator.find_operator(node, policies, Place(name, "", config_map_name))
     return {"is_there": found.is_there, "problems": list(found.problems), "pausing": found.pausing}
 
 

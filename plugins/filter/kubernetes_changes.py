@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares a node and the ConfigMap of NVIDIA's device plugin with the mapping that the filter
+  - Compares a node and the ConfigMap of the backend with the mapping that the filter
     P(openfleet.gpu.kubernetes_mapping#filter) returned. No cluster is asked.
   - Returns problems rather than failing, so that the caller can name the host.
 positional: node, config_map
@@ -65,22 +65,14 @@ _value:
 def kubernetes_changes(mapping, node=None, config_map=None, **names):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import cluster
+    from ..module_utils.model import to_data
+    from ..plugin_utils.schedulers.protocol import Place
+    from ..plugin_utils.schedulers.registry import backend
 
-    place = cluster.Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
-    found = cluster.changes(mapping, node, config_map, place)
-    return {
-        "problems": list(found.problems),
-        "labels": dict(found.labels),
-        "annotations": {cluster.LABELS_BEFORE: found.before} if found.before else {},
-        "opt_out": dict(found.opt_out),
-        "restart": found.restart,
-        "data": {found.key: found.content} if found.key else {},
-        "pending": {name: list(pair) for name, pair in found.pending.items()},
-        "pending_text": cluster.pending_text(found.pending),
-        "lines": list(found.lines),
-        "in_step": not (found.problems or found.labels or found.key or found.pending),
-    }
+    place = Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
+    changes = backend(mapping["backend"]).changes(mapping, node, config_map, place)
+    pending = {name: list(numbers) for name, numbers in changes.pending.items()}
+    return dict(to_data(changes), pending=pending, in_step=changes.in_step)
 
 
 class FilterModule:

@@ -93,7 +93,7 @@ _value:
 def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import request
+    from ..plugin_utils.schedulers import request
 
     return request.answer(request.Request(layout_data, backend, **options))
 

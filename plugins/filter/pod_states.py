@@ -38,7 +38,7 @@ _value:
 def pod_states(pods):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..plugin_utils.kubernetes import pods as words
+    from ..plugin_utils.schedulers.kubernetes import pods as words
 
     return words.states(pods)
 

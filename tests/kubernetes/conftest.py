@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import cluster as clusters
 import control_plane
 import pytest
 import yaml
+from node_stand_in import CONFIG_MAP, NAMESPACE
+from simulated_host import ROOT, SimulatedHost
+
+RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +55,35 @@ def helm():
     command = ["go", "build", "-o", "%s/" % folder, "-ldflags=-s -w", "helm.sh/helm/v3/cmd/helm"]
     subprocess.run(command, cwd=module, env={**os.environ, **flags, **caches}, check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def library():
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        Path(folder).chmod(0o755)
+        yield SimulatedHost.build(Path(folder)).library
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(api_server, tmp_path_factory):
+    """A kubeconfig with the token of the account that rbac.yml makes."""
+    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    # What the controller manager makes in each namespace, for pods.
+    for namespace in (NAMESPACE, "default"):
+        api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
+    api_server.kubectl("apply", "-f", str(RBAC))
+    token = api_server.kubectl("-n", NAMESPACE, "create", "token", "openfleet-gpu").strip()
+    config = json.loads(api_server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = tmp_path_factory.mktemp("account") / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def config_map(api_server, kubeconfig):
+    """The ConfigMap of a plugin that is installed; gone with the test."""
+    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
+    api_server.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
+    yield "%s/%s" % (path, CONFIG_MAP)
+    api_server.call("DELETE", "%s/%s" % (path, CONFIG_MAP))

@@ -11,7 +11,8 @@ import yaml
 import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter import kubernetes_mapping
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import BACKENDS, MIG_STRATEGIES
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import MIG_STRATEGIES
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry import KEYS
 
 pytestmark = pytest.mark.core
 
@@ -51,5 +52,5 @@ def test_role_and_filter_offer_the_librarys_words():
     of_filter = yaml.safe_load(kubernetes_mapping.DOCUMENTATION)["options"]
     backends = [OPTIONS["gpu_kubernetes_backend"]["choices"], of_filter["backend"]["choices"]]
     strategies = [OPTIONS["gpu_kubernetes_mig_strategy"]["choices"], of_filter["mig_strategy"]["choices"]]
-    assert backends == [list(BACKENDS)] * 2
+    assert backends == [list(KEYS)] * 2
     assert strategies == [list(MIG_STRATEGIES)] * 2

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a node to NVIDIA's device plugin, version 0.20.
+"""Offer the GPUs of a node with NVIDIA's device plugin, version 0.20.
 
 https://github.com/NVIDIA/k8s-device-plugin: its README.md ("README" below) and sources.
 """
@@ -13,23 +13,24 @@ import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.layout.profile_name import parse_profile_name
-from ...module_utils.techniques.mps import model as mps
-from ...module_utils.techniques.time_slicing import model as time_slicing
-from .model import (
-    DEVICE_PLUGIN,
+from ....module_utils.techniques.mps import model as mps
+from ....module_utils.techniques.time_slicing import model as time_slicing
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER
+from ..model import (
     MIXED,
     SINGLE,
-    WITHOUT_MIG_MANAGER,
+    Node,
     NodeGpu,
     NodeInstance,
-    NodeMapping,
+    Offer,
     Refusal,
     by_entry,
     gpus_text,
+    profile_order,
     refusal,
 )
 
+KEY = "nvidia_device_plugin"
 GPU_RESOURCE = "nvidia.com/gpu"
 # Label that selects the node's key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -39,25 +40,27 @@ _MPS_ROOT = "/run/nvidia/mps"
 _FEWEST_REPLICAS = 2
 
 
-def map_device_plugin(node: Sequence[NodeGpu], mig_strategy: str = MIXED) -> NodeMapping:
-    """Return the device plugin's mapping of the node's GPUs."""
-    whole = [each for each in node if each.instances is None]
-    partitioned = [each for each in node if each.instances is not None]
-    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, node)]
+def offer(node: Node) -> Offer:
+    """Return the device plugin's offer of the node's GPUs."""
+    gpus, mig_strategy = node.gpus, node.mig_strategy
+    whole = [each for each in gpus if each.instances is None]
+    partitioned = [each for each in gpus if each.instances is not None]
+    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, gpus)]
     if partitioned and mig_strategy == SINGLE:
         refusals += _refuse_single(whole, partitioned)
     if refusals:
-        return NodeMapping(DEVICE_PLUGIN, refusals=tuple(refusals))
+        return Offer(KEY, refusals=tuple(refusals))
     replicas = max((_replicas(each) for each in whole), default=1)
     config = _config(
         whole, MIXED if partitioned and mig_strategy == MIXED else SINGLE if partitioned else "none", replicas
     )
-    return NodeMapping(
-        DEVICE_PLUGIN,
+    return Offer(
+        KEY,
         _resources(whole, partitioned, mig_strategy, replicas),
         config,
         {CONFIG_LABEL: config_name(config), **WITHOUT_MIG_MANAGER},
         notes=tuple(_notes(whole)),
+        config_name=config_name(config),
     )
 
 
@@ -110,12 +113,6 @@ def _resources(
         for profile in sorted(instances, key=profile_order):
             found[resource_name(profile)] = instances[profile]
     return found
-
-
-def profile_order(profile: str) -> tuple[int, int, str]:
-    """Return the sort key of a profile, largest first."""
-    name = parse_profile_name(profile)
-    return -name.gpu_slices, -name.memory_gb, profile
 
 
 def _replicas(each: NodeGpu) -> int:

@@ -5,19 +5,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Sequence
+from typing import Any, Sequence
 
 from ...module_utils.assumed import assumed_gpus, gpus_on_the_bus
 from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
-from ...module_utils.model import to_data
+from ...module_utils.layout.types import Layout
+from ...module_utils.model import Gpu, Host, to_data
 from ...module_utils.techniques.forms import parse_layout
 from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader
 from ..rightsize.observed import host_of
-from .device_plugin import CONFIG_LABEL
-from .mapping import map_node
-from .model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping
+from .model import MIG_STRATEGIES, MIXED, Offer
+from .offers import offer_node
+from .registry import KEYS
 from .text import lines
 
 # Form of a host's PCI GPUs, with their maximum number.
@@ -33,22 +34,24 @@ class Request:
 
     layout: object
     backend: str
-    state: dict | None = None
+    state: dict[str, Any] | None = None
     expected_gpus: Sequence[str] = ()
-    pci_gpus: Sequence[dict] = ()
+    pci_gpus: Sequence[dict[str, Any]] = ()
     node: str = ""
     mig_strategy: str = MIXED
     lost: str = FAIL
 
 
-def answer(request: Request) -> dict:
+def answer(request: Request) -> dict[str, Any]:
     """Return the resources, configuration, labels, problems and plan of the node.
 
     Invalid input is reported in the problems and raises nothing.
     """
-    name, backend, state, warnings = request.node or "this host", request.backend, request.state or {}, ()
+    name, backend, state = request.node or "this host", request.backend, request.state or {}
+    warnings: Sequence[str] = ()
+    gpus: Sequence[Gpu]
     try:
-        _check_word("backend", backend, BACKENDS)
+        _check_word("backend", backend, KEYS)
         _check_word("mig_strategy", request.mig_strategy, MIG_STRATEGIES)
         _check_word("lost", request.lost, POLICIES)
         layout = parse_layout(request.layout)
@@ -58,25 +61,25 @@ def answer(request: Request) -> dict:
             layout, warnings, gpus = answers.layout, answers.warnings, host.gpus
         else:
             gpus = _gpus(name, layout, request.expected_gpus, request.pci_gpus)
-        mapping = map_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else NodeMapping(backend)
+        offer = offer_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else Offer(backend)
     except LayoutError as error:
-        return _answer(NodeMapping(backend), [str(problem) for problem in error.problems], checked=True)
+        return _answer(Offer(backend), [str(problem) for problem in error.problems], checked=True)
     except FleetError as error:
-        return _answer(NodeMapping(backend), [str(error)], checked=True)
-    given = _answer(mapping, list(map(str, mapping.refusals)), checked=bool(gpus))
-    if gpus and not mapping.refusals:
-        given["plan"] = [*lines(mapping, name), *warnings]
+        return _answer(Offer(backend), [str(error)], checked=True)
+    given = _answer(offer, list(map(str, offer.refusals)), checked=bool(gpus))
+    if gpus and not offer.refusals:
+        given["plan"] = [*lines(offer, name), *warnings]
     return given
 
 
-def _host(name, state):
+def _host(name: str, state: dict[str, Any]) -> Host:
     """Return the host of a gpu_info result, including lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 
-def _gpus(name, layout, expected_gpus, pci_gpus):
+def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Sequence[dict[str, Any]]) -> Sequence[Gpu]:
     """Return the expected GPUs, or those on the PCI bus, or none if the layout selects GPUs that only a driver knows."""
     if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
         return ()
@@ -86,11 +89,10 @@ def _gpus(name, layout, expected_gpus, pci_gpus):
     return gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in rows])
 
 
-def _check_word(option, word, words):
+def _check_word(option: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
         raise FleetError(option, '"%.60s" is not a value of this option' % word, "Use one of %s." % ", ".join(words))
 
 
-def _answer(mapping, problems, checked):
-    data = to_data(mapping)
-    return dict(data, config_name=mapping.labels.get(CONFIG_LABEL, ""), problems=problems, checked=checked, plan=[])
+def _answer(offer: Offer, problems: list[str], checked: bool) -> dict[str, Any]:
+    return dict(to_data(offer), problems=problems, checked=checked, plan=[])

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from .cluster import annotations_of, labels_of
+from .api_objects import annotations_of, labels_of
 
 # Annotation of a node that a drain cordoned. Its value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"

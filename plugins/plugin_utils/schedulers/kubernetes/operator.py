@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ..host_values import text
-from .cluster import Place, labels_of
-from .model import WITHOUT_MIG_MANAGER
+from ...host_values import text
+from ..protocol import Place
+from .api_objects import labels_of
+from .backend import WITHOUT_MIG_MANAGER
 
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
