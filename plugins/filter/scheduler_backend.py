@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 DOCUMENTATION = r"""
 name: scheduler_backend
 short_description: Return what a backend needs from the cluster
@@ -29,19 +31,19 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(applies), whether the cluster is changed. Offers of other backends are only printed.
+    - C(applies), whether the collection writes to the cluster. Without it, offers are only printed.
     - C(config_label), the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
     - C(empty_config), content of a key that changes nothing.
   type: dict
 """
 
 
-def scheduler_backend(key):
+def scheduler_backend(key: object) -> dict[str, Any]:
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    # ansible-core loads all filters of a collection in the worker of each task that uses one, so slow imports wait for the call.
     from ..plugin_utils.schedulers import registry
 
-    if key not in registry.KEYS:
+    if not isinstance(key, str) or key not in registry.KEYS:
         return {"applies": False, "config_label": "", "empty_config": ""}
     backend = registry.backend(key)
     return {"applies": backend.applies, "config_label": backend.config_label, "empty_config": backend.empty_config}
@@ -50,5 +52,5 @@ def scheduler_backend(key):
 class FilterModule:
     """Ansible's entry point."""
 
-    def filters(self):
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"scheduler_backend": scheduler_backend}

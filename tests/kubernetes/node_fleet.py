@@ -21,7 +21,7 @@ from simulated_fleet import Fleet
 
 
 class NodeFleet(Fleet):
-    """One host, whose modules see a kubelet's folder of its own as /var/lib/kubelet."""
+    """One host, whose modules see a private folder as /var/lib/kubelet."""
 
     def __init__(self, folder, library):
         super().__init__(folder, library, ["one"])
@@ -39,10 +39,10 @@ class NodeFleet(Fleet):
     def execute(self, command, environment, folder):
         if not self.killable:
             return super().execute(command, environment, folder)
-        # What is left of a controller that is killed goes with its namespace. With a /proc of its own the simulated GPUs would
-        # take the host for one that has rebooted.
+        # Processes of a killed controller end with its namespace. It keeps the /proc of the test, because with another one the
+        # simulated GPUs would report a reboot.
         alone = ["unshare", "--pid", "--fork", "--kill-child", *command]
-        # A process that is loaded for it, not the fork of another.
+        # The controller is a new process, not a fork of a loaded one.
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(alone, env=environment, cwd=folder, **pipes) as self._running:
@@ -50,14 +50,15 @@ class NodeFleet(Fleet):
         return subprocess.CompletedProcess(command, self._running.returncode, output, errors)
 
     def kill(self):
-        """Kill the controller that is at work: ansible-playbook and all that it has started."""
+        """Kill the running ansible-playbook and its children."""
         os.kill(self._running.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def with_nodes(self):
-        """Modules see a /dev with the node of the first GPU, which a process of the plugin's pod keeps open as the real one does.
+        """Show modules a /dev with the device file of the first GPU.
 
-        Yields a function that starts it in the pod with a UID; it ends with the pod.
+        Yields a function that starts a process in the pod with a UID. Like the real plugin, the process keeps the file open. It
+        ends with the pod.
         """
         devices = self.folder / "devices"
         devices.mkdir()

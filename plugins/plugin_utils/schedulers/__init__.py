@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell schedulers what a host offers. Pure: no I/O. See docs/kubernetes-mapping.md.
+"""Offer the GPUs of a host to a scheduler. Pure: no I/O.
+
+See docs/kubernetes-mapping.md.
 
 model       desired GPUs of a node, and the offer of a backend
 protocol    interface of a backend
@@ -11,5 +13,5 @@ offers      entry point: the offer of a backend, and the backends that can expre
 request     answer the filter `kubernetes_mapping`
 text        format the offer as lines of a plan
 kubernetes  shared by all backends for Kubernetes
-A folder for each backend has its offer.
+Each backend has a folder with its offer.
 """

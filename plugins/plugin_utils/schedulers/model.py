@@ -19,7 +19,10 @@ MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 
 @dataclass(frozen=True)
 class NodeInstance:
-    """A GPU instance of a node. `compute_slices` lists the parts of a split, and is empty for an unsplit instance."""
+    """A GPU instance of a node.
+
+    `compute_slices` lists the parts of a split. It is empty for an unsplit instance.
+    """
 
     profile: str
     compute_slices: tuple[int, ...] = ()
@@ -39,23 +42,26 @@ class NodeGpu:
 
     @property
     def where(self) -> str:
-        """The place for messages: the entry, or the GPU without one."""
+        """Return the place for messages: the entry, or the GPU without one."""
         return self.entry.where if self.entry else "gpu %d (without an entry)" % self.gpu.index
 
     @property
     def sharing(self) -> str:
-        """The entry's sharing, or `mig` or `unlisted` without an entry."""
+        """Return the entry's sharing. Without an entry: `mig` or `unlisted`."""
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
     @property
     def has_uuid(self) -> bool:
-        """Whether the UUID is known. Expected GPUs without a driver have none."""
+        """Return whether the UUID is known. Expected GPUs have none."""
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
 class Node:
-    """Input of a backend: the GPUs of a host, and the name of its node. `mig_strategy` is one of MIG_STRATEGIES."""
+    """Input of a backend: the GPUs of a host, and the name of its node.
+
+    `mig_strategy` is one of MIG_STRATEGIES.
+    """
 
     gpus: tuple[NodeGpu, ...]
     name: str = ""
@@ -64,7 +70,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A problem that a backend cannot express. `backends` can express it, and may be empty."""
+    """An entry that a backend cannot express, with the problem.
+
+    `backends` are the backends that can express it. It may be empty.
+    """
 
     where: str
     problem: str
@@ -86,7 +95,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """GPUs that the backend does not offer, with the reason. The layout still applies outside Kubernetes."""
+    """GPUs that the backend does not offer, with the reason.
+
+    The layout still applies outside Kubernetes.
+    """
 
     where: str
     gpus: tuple[int, ...]
@@ -115,7 +127,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a scheduler is told about a node. With a refusal everything else is empty: layouts are not published in part.
+    """The resources that a backend publishes for a node.
+
+    With a refusal everything else is empty: layouts are not published in part.
 
     resources    numbers by resource name, or for the DRA driver devices by class and profile
     config       configuration of the backend's plugin for this node
@@ -145,7 +159,10 @@ def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refus
 
 
 def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
-    """Return the GPUs grouped by entry, in order. Each GPU without an entry is its own group."""
+    """Return the GPUs grouped by entry, in order.
+
+    Each GPU without an entry is its own group.
+    """
     groups: dict[str, list[NodeGpu]] = {}
     for each in node_gpus:
         groups.setdefault(each.where, []).append(each)

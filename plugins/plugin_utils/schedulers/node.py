@@ -14,9 +14,10 @@ from .model import NodeGpu, NodeInstance
 
 
 def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
-    """Return the desired state of every GPU of the node, and the current state of GPUs without an entry.
+    """Return the desired state of every GPU of the node.
 
-    Raises SelectorError if a selector matches nothing or a GPU is selected twice.
+    GPUs without an entry have their current state. Raises SelectorError if a selector matches nothing or a GPU is
+    selected twice.
     """
     entries = {entry.where: entry for entry in layout.entries}
     by_uuid = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}
@@ -37,7 +38,10 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
 
 
 def _current_instances(gpu: Gpu) -> tuple[NodeInstance, ...]:
-    """Return the current instances. An instance without a compute instance is not a device."""
+    """Return the current instances.
+
+    An instance without a compute instance is not a device.
+    """
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     instances = []
     for instance in gpu.mig.instances:

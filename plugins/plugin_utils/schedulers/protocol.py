@@ -47,13 +47,16 @@ class Changes:
 
     @property
     def in_step(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether the node matches the offer."""
         return not (self.problems or self.labels or self.data or self.pending)
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Undo of the changes of a node. None removes a label, an annotation, or a key of the ConfigMap (`data`)."""
+    """Undo of the changes of a node.
+
+    None removes a label, an annotation, or a key of the ConfigMap (`data`).
+    """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, None] = field(default_factory=dict)
@@ -62,11 +65,14 @@ class Removal:
 
 
 class Backend(Protocol):
-    """A component that tells a scheduler about the GPUs of a node.
+    """A component that offers the GPUs of a node to a scheduler.
 
-    `key` is its value of `gpu_kubernetes_backend`. Without `applies`, the offer is only printed: `changes` and `removal` are
-    not called. `config_label` is the node label that selects a configuration, or empty if the backend has no ConfigMap.
-    `empty_config` is a configuration of the ConfigMap that changes nothing.
+    key           its value of `gpu_kubernetes_backend`
+    applies       whether the collection writes to the cluster. Without it, the offer is only printed.
+    config_label  node label that selects a key of the ConfigMap, or empty if the backend does not use one
+    empty_config  content of a key of the ConfigMap that changes nothing
+
+    Without `config_label`, the role neither installs nor restarts a plugin of the backend.
     """
 
     key: str
@@ -78,10 +84,14 @@ class Backend(Protocol):
         """Return the offer of the node's GPUs, or refusals."""
 
     def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
-        """Return the changes that make a node of the cluster match an offer (request.answer).
+        """Return the changes that make a node of the cluster match an offer.
 
-        `node` and `config_map` are objects of the API, or None. A missing ConfigMap is created.
+        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. A missing ConfigMap is
+        created.
         """
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
-        """Return the undo of a node, given all nodes with `config_label` and the node itself."""
+        """Return the undo of the node `name`.
+
+        `nodes` are the node itself and all nodes with `config_label`.
+        """

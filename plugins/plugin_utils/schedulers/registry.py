@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The backends that tell a scheduler about GPUs. A new backend is a folder and a line here."""
+"""The backends that offer GPUs to a scheduler.
+
+A new backend is a folder and a line here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer the filter kubernetes_mapping: map a layout for the current or expected GPUs of a host."""
+"""Answer the filter kubernetes_mapping.
+
+Offer a layout for the current or expected GPUs of a host.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Input of the filter: raw values of the inventory, and the host's result of gpu_info as `state`.
+    """Input of the filter, with raw values of the inventory.
 
+    `state` is the host's result of gpu_info.
     Without a driver, `expected_gpus` (models) or else `pci_gpus` (reported from the host's PCI bus) replace `state`.
     """
 
@@ -80,7 +84,10 @@ def _host(name: str, state: dict[str, Any]) -> Host:
 
 
 def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Sequence[dict[str, Any]]) -> Sequence[Gpu]:
-    """Return the expected GPUs, or those on the PCI bus, or none if the layout selects GPUs that only a driver knows."""
+    """Return the expected GPUs, or else the GPUs on the PCI bus.
+
+    Empty if the layout selects GPUs by values that only a driver reports.
+    """
     if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
         return ()
     if expected_gpus:

@@ -9,6 +9,9 @@ from .model import Offer
 
 
 def lines(offer: Offer, name: str) -> list[str]:
-    """Return a line with the offered resources, then GPUs that are not offered, then notes."""
+    """Return the lines of an offer.
+
+    The first lists the offered resources. Then come GPUs that are not offered, and notes.
+    """
     offered = ", ".join("%s %d" % item for item in offer.resources.items()) or "no GPU is offered"
     return ["node %s: %s" % (name, offered), *map(str, offer.left_out), *offer.notes]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The backend of test_made_up_backend.py. It is copied into plugin_utils/schedulers of a copy of the collection."""
+"""The backend of test_made_up_backend.py.
+
+The test copies it into plugin_utils/schedulers of a copy of the collection.
+"""
 
 from __future__ import annotations
 

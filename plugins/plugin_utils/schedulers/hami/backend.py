@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md."""
+"""Backend: HAMi, a scheduler and device plugin for Kubernetes.
+
+https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
+"""
 
 from __future__ import annotations
 

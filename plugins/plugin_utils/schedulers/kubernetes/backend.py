@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all backends for Kubernetes share: compare a node of the cluster with its offer, and undo the changes. Pure."""
+"""Compare a node of a cluster with its offer, and undo the changes. Pure.
+
+This is the base of all backends for Kubernetes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,13 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 
 
 class KubernetesBackend:
-    """Base of the backends for Kubernetes. A backend that `applies` names its labels and resources.
+    """Base of the backends for Kubernetes.
+
+    A backend with `applies` sets these attributes. Its offers use only `config_label` and the labels in `fixed_labels`, because a
+    record of other labels counts as unreadable.
 
     fixed_labels  labels with the same value on each node
-    early_labels  those of them that are set before the layout of the host changes
+    early_labels  names of fixed labels that are set before the layout of the host changes
     resource      pattern of the resources that the backend offers
     """
 
@@ -46,13 +52,17 @@ class KubernetesBackend:
         raise NotImplementedError
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the cause of differing resources with its fix, or empty if the numbers do not show it."""
+        """Return the cause of differing resources with its fix.
+
+        Empty if the numbers do not show the cause.
+        """
         return ""
 
     def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
-        """Return the changes that make a node of the cluster match an offer (request.answer).
+        """Return the changes that make a node of the cluster match an offer.
 
-        `node` and `config_map` are objects of the API, or None. A missing ConfigMap is created.
+        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. A missing ConfigMap is
+        created.
         """
         if not isinstance(node, Mapping):
             problem = (
@@ -90,9 +100,10 @@ class KubernetesBackend:
         )
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
-        """Return the undo of a node, given all nodes with `config_label` and the node itself.
+        """Return the undo of the node `name`.
 
-        Only labels recorded in LABELS_BEFORE are restored. Labels that someone else changed since are kept.
+        `nodes` are the node itself and all nodes with `config_label`. Only labels recorded in LABELS_BEFORE are restored.
+        Labels that someone else changed since are kept.
         """
         by_name = {name_of(node): node for node in nodes if isinstance(node, Mapping)}
         node = by_name.get(name, {})
@@ -110,10 +121,10 @@ class KubernetesBackend:
         return Removal(back, {LABELS_BEFORE: None} if before else {}, dict.fromkeys(sorted(keys)))
 
     def pending_resources(self, planned: Mapping[str, int], node: Any) -> dict[str, tuple[int, int]]:
-        """Return the resources whose allocatable number differs from the plan: (planned, offered) by name.
+        """Return the resources whose allocatable number differs from the plan.
 
-        After a change of instances, old and new resources can be allocatable at the same time: unplanned resources must be 0 or
-        absent (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
+        The values are (planned, offered) by name. Unplanned resources must be 0 or absent, because after a change of instances
+        old and new resources can be allocatable at the same time (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
         """
         status = node.get("status") if isinstance(node, Mapping) else None
         offered = {
@@ -126,7 +137,10 @@ class KubernetesBackend:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the differing resources as text, with the fix if the numbers show the cause."""
+        """Return the differing resources as text.
+
+        The text includes the fix if the numbers show the cause.
+        """
         parts = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
         return ", ".join(filter(None, [*parts, self.cause(pending)]))
 
@@ -162,7 +176,10 @@ class KubernetesBackend:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration file as JSON, which is YAML. Equal configurations give equal texts."""
+    """Return a configuration file as JSON, which is YAML.
+
+    Equal configurations give equal texts.
+    """
     return json.dumps(config, sort_keys=True, indent=2) + "\n"
 
 

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a node to HAMi 2.10 or to Volcano's vGPU plugin 1.12, which read the same configuration of a node.
+"""Offer a node with HAMi 2.10 or with Volcano's vGPU plugin 1.12.
 
+Both read the same configuration of a node.
 HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
 Volcano: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
 Both enforce quotas of memory and SMs with HAMi-core, a library in the container.
@@ -162,7 +163,10 @@ def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
 
 
 def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
-    """Refuse different pod counts and ratios, which apply per node (docs/config.md, "Node Configs")."""
+    """Refuse different pod counts and ratios, which apply per node.
+
+    docs/config.md, "Node Configs".
+    """
     found = []
     sliced = [each for each in offered if each.sharing == "time_slicing"]
     most = max((_tenants(each) for each in offered), default=0)
@@ -197,7 +201,10 @@ def _ratios(each: NodeGpu) -> tuple[float, float]:
 
 
 def _split_count(offered: Sequence[NodeGpu]) -> int:
-    """Return the number of pods per GPU: the replicas, or the number of tenants but at least the default."""
+    """Return the number of pods per GPU.
+
+    It is the number of replicas, or else the largest number of tenants, but at least the default.
+    """
     replicas = max(_replicas(each) for each in offered)
     return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's device plugin, which reads a key of a ConfigMap that a node label selects."""
+"""Backend: NVIDIA's device plugin for Kubernetes.
+
+It reads a key of a ConfigMap that a node label selects.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class DevicePlugin(KubernetesBackend):
         return offer(node)
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the known cause if missing instances equal the surplus of another profile of the same size."""
+        """Return the known cause of missing instances, with its fix.
+
+        It applies if missing instances equal the surplus of another profile of the same size.
+        """
         balance: Counter[str] = Counter()
         missing = []
         for name, (planned, offered) in pending.items():

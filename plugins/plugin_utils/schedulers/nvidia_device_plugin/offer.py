@@ -65,10 +65,10 @@ def offer(node: Node) -> Offer:
 
 
 def resource_name(profile: str) -> str:
-    """Return the resource name of a MIG profile under the strategy mixed: a plus sign becomes a dot.
+    """Return the resource name of a MIG profile under the strategy mixed.
 
-    README, "Configuration Option Details". Since version 0.20, profiles that end in ``-me``, ``+me.all`` and ``+gfx`` have
-    separate resources.
+    A plus sign becomes a dot (README, "Configuration Option Details"). Since version 0.20, profiles that end in ``-me``,
+    ``+me.all`` and ``+gfx`` have separate resources.
     """
     return "nvidia.com/mig-%s" % profile.replace("+", ".")
 
@@ -84,9 +84,10 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 
 def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
-    """Return the plugin's configuration file (README, "As a configuration file" and "Shared Access to GPUs").
+    """Return the plugin's configuration file.
 
-    Requests for more than one replica fail, as the README recommends, because they would not give more of a GPU.
+    README, "As a configuration file" and "Shared Access to GPUs". Requests for more than one replica fail, as the README
+    recommends, because they would not give more of a GPU.
     """
     flags: dict[str, Any] = {"migStrategy": strategy}
     config: dict[str, Any] = {"version": "v1", "flags": flags}
@@ -119,14 +120,19 @@ def _replicas(each: NodeGpu) -> int:
     """Return the number of pods that may share the GPU."""
     entry = each.entry
     if entry is not None and entry.sharing == time_slicing.KEY:
-        return entry.part.replicas
+        replicas: int = entry.part.replicas
+        return replicas
     if entry is not None and entry.sharing == mps.KEY:
-        return entry.part.clients
+        clients: int = entry.part.clients
+        return clients
     return 1
 
 
 def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse tenants: the plugin counts devices, without quotas of memory and SMs (README, "Shared Access to GPUs")."""
+    """Refuse tenants, because the plugin has no quotas of memory and SMs.
+
+    README, "Shared Access to GPUs".
+    """
     tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
     return [refusal(group, "the device plugin does not support tenants with quotas") for group in tenants]
 
@@ -162,7 +168,7 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
 
 
 def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the strategy single unless every GPU is in MIG mode and all MIG devices are alike.
+    """Refuse the strategy single unless all GPUs have MIG devices of one kind.
 
     internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
     """
@@ -184,10 +190,11 @@ def _kinds(instance: NodeInstance) -> list[str]:
 
 
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse different sharing of GPUs without MIG, because time slicing and MPS are set per resource.
+    """Refuse different sharing of GPUs without MIG.
 
-    README, "Shared Access to GPUs": sharing cannot be configured per GPU, and time slicing and MPS exclude each other. The
-    field `devices` of the configuration is read and ignored (api/config/v1/config.go, DisableResourceNamingInConfig).
+    The plugin sets time slicing and MPS per resource. README, "Shared Access to GPUs": sharing cannot be configured per GPU, and
+    time slicing and MPS exclude each other. The field `devices` of the configuration is read and ignored
+    (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
     for group in by_entry([each for each in whole if each.sharing in ("time_slicing", "mps")]):

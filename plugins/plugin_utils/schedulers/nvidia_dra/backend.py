@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's DRA driver. Pods reference claims, so the cluster needs no change."""
+"""Backend: NVIDIA's DRA driver for Kubernetes.
+
+Pods reference claims, so the cluster needs no change.
+"""
 
 from __future__ import annotations
 

@@ -74,9 +74,10 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
 
 
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
-    """Return the driver's feature gates that the layout needs (reference/feature-gates.md).
+    """Return the driver's feature gates that the layout needs.
 
-    DynamicMIG is always off: it removes instances that it did not create, and excludes MPSSupport.
+    Source: reference/feature-gates.md. DynamicMIG is always off: it removes instances that it did not create, and excludes
+    MPSSupport.
     """
     gates = {"DynamicMIG": False}
     if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
@@ -140,7 +141,10 @@ def _attribute(name: str) -> str:
 
 
 def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
-    """Return the expression for the GPUs of an entry, or empty if their UUIDs are unknown."""
+    """Return the CEL expression that selects the GPUs of an entry.
+
+    Empty if their UUIDs are unknown.
+    """
     if not all(each.has_uuid for each in group):
         return ""
     return "%s in [%s]" % (_attribute(attribute), ", ".join("'%s'" % each.gpu.uuid for each in group))

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Volcano's vGPU plugin: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md."""
+"""Backend: Volcano's vGPU plugin for Kubernetes.
+
+https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
+"""
 
 from __future__ import annotations
 
