@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_kubernetes: its variables are those of its specs, and the words are the library's."""
+"""Check variables, choices and task files of the role gpu_kubernetes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry 
 
 pytestmark = pytest.mark.core
 
-ROLE = Path(__file__).parents[2] / "roles" / "gpu_kubernetes"
+ROOT = Path(__file__).parents[2]
+ROLE = ROOT / "roles" / "gpu_kubernetes"
 OPTIONS = yaml_files.read(ROLE / "meta" / "argument_specs.yml")["argument_specs"]["plan"]["options"]
 
 
@@ -34,7 +36,7 @@ def test_each_entry_point_has_its_tasks_and_the_same_variables():
 
 
 def test_task_files_that_name_modules_of_another_collection_are_included_behind_a_check():
-    """Ansible resolves the names of modules when it loads a file, before any of its tasks could say what is missing."""
+    # Ansible resolves module names when it loads a file, before a task of this file can report a missing collection.
     first = {
         "plan.yml",
         "main.yml",
@@ -46,6 +48,28 @@ def test_task_files_that_name_modules_of_another_collection_are_included_behind_
     }
     named = {path.name for path in (ROLE / "tasks").glob("*.yml") if "kubernetes.core.k8s" in path.read_text()}
     assert not named & first
+
+
+def test_a_task_file_that_includes_the_check_names_no_module_behind_it():
+    checking = [
+        path for path in (ROLE / "tasks").glob("*.yml") if "include_tasks: requirements.yml" in path.read_text()
+    ]
+    assert {path.name for path in checking} == {"plan.yml", "remove_from_cluster.yml"}
+    for path in checking:
+        assert "kubernetes.core" not in path.read_text(), path.name
+
+
+def test_playbooks_and_tasks_name_no_backend():
+    # Tasks use the filter scheduler_backend, so that a new backend does not change them.
+    key = re.compile(r"(?<![\w-])(?:%s)(?![\w-])" % "|".join(KEYS))
+    files = [
+        *ROOT.glob("*.yml"),
+        *(ROOT / "playbooks").rglob("*.yml"),
+        *(path for name in ("tasks", "vars", "handlers") for path in (ROOT / "roles").glob("*/%s/**/*.yml" % name)),
+    ]
+    assert {ROOT / "playbooks/site.yml", ROLE / "tasks/plan.yml", ROLE / "vars/main.yml"} <= set(files)
+    named = {str(path.relative_to(ROOT)): key.findall(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: keys for name, keys in named.items() if keys} == {}
 
 
 def test_role_and_filter_offer_the_librarys_words():
