@@ -29,7 +29,7 @@ options:
     type: str
     required: true
   config_map_name:
-    description: The ConfigMap that the operator's device plugin has to read.
+    description: The ConfigMap that the operator's device plugin must read. If empty, the device plugin is not checked.
     type: str
     required: true
 """

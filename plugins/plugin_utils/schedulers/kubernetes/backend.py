@@ -95,7 +95,7 @@ class KubernetesBackend:
             data,
             pending,
             self.pending_text(pending),
-            restart=bool(pending) and self.config_label not in desired,
+            restart=bool(pending and self.config_label) and self.config_label not in desired,
             lines=tuple(lines),
         )
 
