@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A backend that the collection does not have works from its folder, a line in the registry, and its word in two lists.
+"""Add a made-up backend to a copy of the collection and run its roles.
 
-It is added to a copy of the collection. Roles and site.yml of the copy run against a real API server.
+The backend is a folder, a line in the registry, and its key in two lists of choices. Roles and site.yml
+of the copy run against a real API server.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shutil
 import subprocess
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,19 +45,24 @@ class FleetOfCopy(NodeFleet):
     def __init__(self, folder, library, copy):
         super().__init__(folder, library)
         self.copy = copy
+        # Folder of a collection that the controller lacks, or None.
+        self.hidden = None
 
     def execute(self, command, environment, folder):
         collection = self.copy / "ansible_collections/openfleet/gpu"
-        # Another process than the one that has loaded the collection itself.
+        # A new process, because the fork server has loaded the collection of the checkout.
         words = [str(collection / "site.yml") if word == str(ROOT / "site.yml") else word for word in command]
         words = ["ansible-playbook", *words[words.index("-i") :]]
+        if self.hidden:
+            hide = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+            words = ["unshare", "--mount", "sh", "-c", hide, str(self.hidden), *words]
         environment = {**environment, "ANSIBLE_COLLECTIONS_PATH": str(self.copy)}
         return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The folder of a copy of the collection with the backend."""
+    """Copy the collection, add the backend, and return the folder."""
     folder = tmp_path_factory.mktemp("copy")
     collection = folder / "ansible_collections/openfleet/gpu"
     for name in ("plugins", "roles", "playbooks", "meta"):
@@ -124,7 +131,22 @@ def test_the_backend_is_asked_for_refusals_by_itself_and_by_others(fleet, node):
     tenants = {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30, "group": "ml"}]}
     refused = fleet.run_roles([{"gpus": [0], "sharing": "vgpu", "vgpu": tenants}], "gpu_kubernetes/plan")
     assert "Kubernetes cannot use the Unix group of tenant a. beans can express it" in said(refused)
+    plugin = {"gpu_kubernetes_plugin_manifest": "/srv/plugin.yml", "gpu_kubernetes_plugin_sha256": "0" * 64}
+    fleet.more["one"]["gpu_kubernetes_backend"] = "beans"
+    refused = fleet.run_roles(WHOLE, "gpu_kubernetes/plan", **plugin)
+    assert "one: the role installs no plugin for the backend beans. Remove gpu_kubernetes_plugin_manifest" in said(
+        refused
+    )
     assert "labels" not in node.metadata()
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_controller_without_kubernetes_core_names_it(fleet, state):
+    (namespace,) = find_spec("ansible_collections.kubernetes").submodule_search_locations
+    fleet.hidden = namespace
+    refused = fleet.run_roles(WHOLE, "gpu_kubernetes", gpu_kubernetes_state=state)
+    assert refused.returncode != 0
+    assert "one: the controller lacks the collection kubernetes.core. Install it" in said(refused)
 
 
 def test_the_node_follows_the_layout_and_is_left_as_it_was(fleet, node):
@@ -143,6 +165,11 @@ def test_the_node_follows_the_layout_and_is_left_as_it_was(fleet, node):
     again = fleet.play({"one": WHOLE})
     assert again.returncode == 0 and again.stdout.count("changed=0") == 1, said(again)
 
-    removed = fleet.run_roles(WHOLE, "gpu_kubernetes", gpu_kubernetes_state="absent")
+    fleet.more["one"]["gpu_kubernetes_state"] = "absent"
+    planned = fleet.play({"one": WHOLE}, "--check")
+    assert planned.returncode == 0, said(planned)
+    assert node.metadata()["labels"] == {LABEL: "true"}
+
+    removed = fleet.run_roles(WHOLE, "gpu_kubernetes")
     assert removed.returncode == 0, said(removed)
     assert "labels" not in node.metadata() and BEFORE not in node.metadata().get("annotations", {})
