@@ -38,9 +38,9 @@ _value:
 def daemonset_pods(pods):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import cluster
+    from ..plugin_utils.schedulers.kubernetes import api_objects
 
-    return cluster.daemonset_pods(pods)
+    return api_objects.daemonset_pods(pods)
 
 
 class FilterModule:

@@ -54,7 +54,7 @@ _value:
 def drain_patch(node, *, state, host, labels=None):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import drain_patch as patches
+    from ..plugin_utils.schedulers.kubernetes import drain_patch as patches
 
     patch = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})
     return {"operations": list(patch.operations), "paused": list(patch.paused)}

@@ -29,7 +29,7 @@ options:
     type: str
     required: true
   config_map_name:
-    description: Name of the ConfigMap that the operator's device plugin must read.
+    description: The ConfigMap that the operator's device plugin must read. If empty, the device plugin is not checked.
     type: str
     required: true
 """
@@ -53,10 +53,11 @@ _value:
 def gpu_operator(node, policies=(), *, name, config_map_name):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import cluster, operator
+    from ..plugin_utils.schedulers.kubernetes import operator
+    from ..plugin_utils.schedulers.protocol import Place
 
-    state = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
-    return {"is_there": state.is_there, "problems": list(state.problems), "pausing": state.pausing}
+    found = operator.find_operator(node, policies, Place(name, "", config_map_name))
+    return {"is_there": found.is_there, "problems": list(found.problems), "pausing": found.pausing}
 
 
 class FilterModule:

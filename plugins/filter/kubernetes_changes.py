@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares a node and the ConfigMap of NVIDIA's device plugin with the mapping that the filter
+  - Compares a node and the ConfigMap of the backend with the mapping that the filter
     P(openfleet.gpu.kubernetes_mapping#filter) returned. It does not contact a cluster.
   - Returns problems instead of failing, so that the caller can name the host.
 positional: node, config_map
@@ -65,22 +65,14 @@ _value:
 def kubernetes_changes(mapping, node=None, config_map=None, **names):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import cluster
+    from ..module_utils.model import to_data
+    from ..plugin_utils.schedulers.protocol import Place
+    from ..plugin_utils.schedulers.registry import backend
 
-    place = cluster.Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
-    change = cluster.changes(mapping, node, config_map, place)
-    return {
-        "problems": list(change.problems),
-        "labels": dict(change.labels),
-        "annotations": {cluster.LABELS_BEFORE: change.before} if change.before else {},
-        "opt_out": dict(change.opt_out),
-        "restart": change.restart,
-        "data": {change.key: change.content} if change.key else {},
-        "pending": {name: list(pair) for name, pair in change.pending.items()},
-        "pending_text": cluster.pending_text(change.pending),
-        "lines": list(change.lines),
-        "in_step": not (change.problems or change.labels or change.key or change.pending),
-    }
+    place = Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
+    changes = backend(mapping["backend"]).changes(mapping, node, config_map, place)
+    pending = {name: list(numbers) for name, numbers in changes.pending.items()}
+    return dict(to_data(changes), pending=pending, in_step=changes.in_step)
 
 
 class FilterModule:

@@ -93,7 +93,7 @@ _value:
 def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import request
+    from ..plugin_utils.schedulers import request
 
     return request.answer(request.Request(layout_data, backend, **options))
 

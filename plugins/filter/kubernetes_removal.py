@@ -22,7 +22,7 @@ options:
     type: str
     required: true
   nodes:
-    description: The node and all nodes with the label C(nvidia.com/device-plugin.config), as the API returned them.
+    description: The node, and all nodes with the label that selects a configuration, as the API returned them.
     type: list
     elements: dict
     required: true
@@ -30,12 +30,16 @@ options:
     description: The ConfigMap, as the API returned it. Null if the cluster does not have it.
     type: dict
     default: null
+  backend:
+    description: The backend that changed the node, as for P(openfleet.gpu.kubernetes_mapping#filter).
+    type: str
+    required: true
 """
 
 EXAMPLES = r"""
 - name: Show the labels to restore
   ansible.builtin.debug:
-    msg: "{{ ('h100-01' | openfleet.gpu.kubernetes_removal(nodes.resources, config_map=none)).labels }}"
+    msg: "{{ ('h100-01' | openfleet.gpu.kubernetes_removal(nodes.resources, backend='nvidia_device_plugin')).labels }}"
 """
 
 RETURN = r"""
@@ -47,18 +51,13 @@ _value:
 """
 
 
-def kubernetes_removal(name, nodes, config_map=None):
+def kubernetes_removal(name, nodes, config_map=None, *, backend):
     """See DOCUMENTATION."""
     # Every task that uses a filter loads all filters of the collection, so slow imports are local.
-    from ..plugin_utils.kubernetes import cluster
+    from ..module_utils.model import to_data
+    from ..plugin_utils.schedulers import registry
 
-    removal = cluster.removal(name, nodes, config_map)
-    return {
-        "problems": list(removal.problems),
-        "labels": dict(removal.labels),
-        "annotations": {cluster.LABELS_BEFORE: None} if removal.recorded else {},
-        "data": dict.fromkeys(removal.keys),
-    }
+    return to_data(registry.backend(backend).removal(name, nodes, config_map))
 
 
 class FilterModule:

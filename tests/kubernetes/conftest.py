@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import cluster as clusters
 import control_plane
 import pytest
 import yaml
+from node_stand_in import CONFIG_MAP, NAMESPACE
+from simulated_host import ROOT, SimulatedHost
+
+RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory):
-    """An API server without nodes and controllers (control_plane.ControlPlane): it starts in seconds."""
+    """Start an API server without nodes and controllers. It takes seconds."""
     with control_plane.running(tmp_path_factory.mktemp("api-server")) as plane:
         yield plane
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """A cluster of two nodes with four simulated GPUs each (cluster.Cluster). The nodes are lab hosts."""
+    """Start a cluster of two lab hosts with four simulated GPUs each."""
     with clusters.running(tmp_path_factory.mktemp("cluster") / "plane") as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def plugin(cluster):
-    """NVIDIA's device plugin on all nodes, as device-plugin.yml has it."""
+    """Install NVIDIA's device plugin of device-plugin.yml on all nodes."""
     cluster.apply(*yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))
 
 
 @pytest.fixture(scope="session")
 def helm():
-    """The folder of the program `helm`, built like the others and kept beside them (tests/kubernetes/build)."""
+    """Build the program `helm` and return its folder.
+
+    It is cached with the programs of tests/kubernetes/build.
+    """
     module = Path(__file__).with_name("helm")
     cache = Path(os.environ.get("OPENFLEET_GO_CACHE") or clusters.REPOSITORY / ".cache" / "go").absolute()
     sources = b"".join((module / name).read_bytes() for name in ("go.mod", "go.sum"))
@@ -49,3 +58,35 @@ def helm():
     command = ["go", "build", "-o", "%s/" % folder, "-ldflags=-s -w", "helm.sh/helm/v3/cmd/helm"]
     subprocess.run(command, cwd=module, env={**os.environ, **flags, **caches}, check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def library():
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        Path(folder).chmod(0o755)
+        yield SimulatedHost.build(Path(folder)).library
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(api_server, tmp_path_factory):
+    """Create the account of rbac.yml and return a kubeconfig with its token."""
+    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    # The controller manager would create this account for pods in each namespace.
+    for namespace in (NAMESPACE, "default"):
+        api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
+    api_server.kubectl("apply", "-f", str(RBAC))
+    token = api_server.kubectl("-n", NAMESPACE, "create", "token", "openfleet-gpu").strip()
+    config = json.loads(api_server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = tmp_path_factory.mktemp("account") / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def config_map(api_server, kubeconfig):
+    """Create the ConfigMap of an installed plugin, and remove it after the test."""
+    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
+    api_server.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
+    yield "%s/%s" % (path, CONFIG_MAP)
+    api_server.call("DELETE", "%s/%s" % (path, CONFIG_MAP))

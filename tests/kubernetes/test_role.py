@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from pathlib import Path
 
 import api_gate
-import cgroups
 import pytest
-import yaml
+from node_fleet import NodeFleet, said
 from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
-from patience import wait_until
 from simulated_fleet import Fleet
-from simulated_host import ROOT, SimulatedHost
+from simulated_host import ROOT
 from thorough import THOROUGH
 
 pytestmark = pytest.mark.root
@@ -46,166 +36,6 @@ OTHER_MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"},
 CHANGE = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
 DRAINED = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1, "gpu_drain_timeout": 100}
 SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}]
-
-
-class NodeFleet(Fleet):
-    """One host whose modules see a separate kubelet's folder as /var/lib/kubelet."""
-
-    def __init__(self, folder, library):
-        super().__init__(folder, library, ["one"])
-        self.host = self.hosts["one"]
-        self.kubelet = folder / "var-lib" / "kubelet"
-        (self.kubelet / "device-plugins").mkdir(parents=True)
-        #: Whether runs can be killed, which takes longer.
-        self.killable = False
-        self._running = None
-        #: Processes that `with_nodes` runs, by the UIDs of their pods.
-        self.watching: dict[str, subprocess.Popen] = {}
-        # The command that enters its mounts.
-        self._inside: list[str] = []
-
-    def execute(self, command, environment, folder):
-        if not self.killable:
-            return super().execute(command, environment, folder)
-        # What is left of a controller that is killed goes with its namespace. With a /proc of its own the simulated GPUs would
-        # take the host for one that has rebooted.
-        alone = ["unshare", "--pid", "--fork", "--kill-child", *command]
-        # A process that is loaded for it, not the fork of another.
-        environment = {**environment, "PYTHONUNBUFFERED": "1"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(alone, env=environment, cwd=folder, **pipes) as self._running:
-            output, errors = self._running.communicate()
-        return subprocess.CompletedProcess(command, self._running.returncode, output, errors)
-
-    def kill(self):
-        """Kill the controller that is at work: ansible-playbook and all that it has started."""
-        os.kill(self._running.pid, signal.SIGKILL)
-
-    @contextlib.contextmanager
-    def with_nodes(self):
-        """Modules see a /dev with the node of the first GPU, which a process of the plugin's pod keeps open as the real one does.
-
-        Yields a function that starts it in the pod with a UID; it ends with the pod.
-        """
-        devices = self.folder / "devices"
-        devices.mkdir()
-        program = self.folder / "nvidia-device-plugin"
-        shutil.copy(shutil.which("sleep"), program)
-        mounts = """mount --bind "$0" /var/lib
-            mount -t tmpfs tmpfs "$1"
-            mknod -m 666 "$1/null" c 1 3
-            mknod -m 666 "$1/urandom" c 1 9
-            touch "$1/nvidia0"
-            mount --bind "$1" /dev
-            echo ready
-            exec sleep infinity"""
-        command = ["unshare", "--mount", "sh", "-ec", mounts, str(self.kubelet.parent), str(devices)]
-        with contextlib.ExitStack() as ending:
-            keeper = ending.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            ending.callback(keeper.kill)
-            assert keeper.stdout.readline() == "ready\n"
-            self._inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % keeper.pid]
-
-            def watch(uid):
-                group = ending.enter_context(cgroups.made("kubepods", "pod%s" % uid, "a" * 64))
-                script = 'echo $$ >"$0/cgroup.procs"; exec "$1" infinity 3</dev/nvidia0'
-                entered = [*self._inside, "sh", "-ec", script, str(group), str(program)]
-                ending.callback(self.pod_ended, uid)
-                self.watching[uid] = subprocess.Popen(entered)
-                held = Path("/proc/%d/comm" % self.watching[uid].pid)
-                wait_until(lambda: held.read_text() == program.name[:15] + "\n", "the plugin's process")
-
-            yield watch
-
-    def interpreter(self, name):
-        names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
-        exports = "".join("export %s=%s\n" % (key, shlex.quote(self.host.environment[key])) for key in names)
-        mounts = 'mount --bind "$0" /var/lib && exec "$@"'
-        within = self._inside or ["unshare", "--mount", "sh", "-c", mounts, str(self.kubelet.parent)]
-        words = [*within, sys.executable]
-        wrapper = self.host.bin / "python3"
-        wrapper.write_text('#!/bin/sh\n%sexec %s "$@"\n' % (exports, " ".join(map(shlex.quote, words))))
-        wrapper.chmod(0o755)
-        return wrapper
-
-    def share(self, layout):
-        """Share the GPUs without a playbook."""
-        done = self.host.module("layout", layout=layout, state_directory=str(self.folder / "one" / "state.d"))
-        assert not done.get("failed"), done
-
-    def devices(self):
-        """Return the UUIDs of MIG devices by profile."""
-        found = {}
-        for instance in self.host.module("gpu_info")["gpus"][0]["mig"]["instances"]:
-            uuid = instance["compute_instances"][0]["mig_uuid"]
-            found.setdefault(instance["profile"], []).append(uuid)
-        return found
-
-    def give(self, devices):
-        """Write the kubelet's checkpoint: the UUIDs of devices by the UID of the pod."""
-        entries = []
-        for uid, uuid in devices.items():
-            (self.kubelet / "pods" / uid).mkdir(parents=True)
-            resource = {
-                "PodUID": uid,
-                "ContainerName": "c",
-                "ResourceName": "nvidia.com/mig",
-                "DeviceIDs": {"-1": [uuid]},
-            }
-            entries.append(resource)
-        checkpoint = self.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
-        checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
-
-    def pod_ended(self, uid):
-        if uid in self.watching:
-            process = self.watching.pop(uid)
-            process.kill()
-            process.wait()
-        shutil.rmtree(self.kubelet / "pods" / uid, ignore_errors=True)
-
-    def run_roles(self, layout, *roles, **more):
-        """Run entry points of roles (role, or role/entry) on the host in one play."""
-        tasks = []
-        for name in roles:
-            role, _, entry = name.partition("/")
-            include = {"name": "openfleet.gpu.%s" % role, "tasks_from": entry or "main"}
-            tasks.append({"name": "Run %s" % name, "ansible.builtin.include_role": include})
-        playbook = self.folder / "play.yml"
-        play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": more, "tasks": tasks}
-        playbook.write_text(yaml.safe_dump([play]))
-        return self.play({"one": layout}, playbook=playbook)
-
-
-@pytest.fixture(scope="session")
-def library():
-    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
-        Path(folder).chmod(0o755)
-        yield SimulatedHost.build(Path(folder)).library
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(api_server, tmp_path_factory):
-    """A kubeconfig with the token of the account that rbac.yml makes."""
-    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    # What the controller manager makes in each namespace, for pods.
-    for namespace in (NAMESPACE, "default"):
-        api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
-    api_server.kubectl("apply", "-f", str(RBAC))
-    token = api_server.kubectl("-n", NAMESPACE, "create", "token", "openfleet-gpu").strip()
-    config = json.loads(api_server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path_factory.mktemp("account") / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
-
-
-@pytest.fixture
-def config_map(api_server, kubeconfig):
-    """The ConfigMap of a plugin that is installed; gone with the test."""
-    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
-    api_server.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
-    yield "%s/%s" % (path, CONFIG_MAP)
-    api_server.call("DELETE", "%s/%s" % (path, CONFIG_MAP))
 
 
 def variables(kubeconfig):
@@ -260,10 +90,6 @@ def changing(node):
     finally:
         ended.set()
         thread.join()
-
-
-def said(run):
-    return " ".join((run.stdout + run.stderr).split())
 
 
 def requests(api_server):

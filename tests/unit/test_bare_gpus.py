@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.export.layout import exported
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.mapping import map_node
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.offers import offer_node
 
 FIXED = "in the Windows Subsystem for Linux it belongs to Windows"
 MPS = {"name": "inference", "clients": 2, "active_thread_percentage": 50}
@@ -42,13 +42,13 @@ def test_fixed_compute_mode_refuses_exclusive_and_keeps_shared(mode):
 @pytest.mark.parametrize("backend", ["hami", "volcano_vgpu"])
 def test_a_plugin_that_counts_memory_refuses_a_gpu_without_a_size(backend):
     layout = parse_layout([{"gpus": "all", "sharing": "shared"}])
-    (refused,) = map_node(layout, gpus(memory_total_bytes=None), backend, "node").refusals
+    (refused,) = offer_node(layout, gpus(memory_total_bytes=None), backend, "node").refusals
     assert "does not report this GPU's size" in refused.problem
 
 
 def test_the_device_plugin_divides_no_memory_of_unknown_size():
     layout = parse_layout([{"gpus": "all", "sharing": "mps", "mps": MPS}])
-    mapping = map_node(layout, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node")
+    mapping = offer_node(layout, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node")
     assert any("does not report this GPU's size" in refused.problem for refused in mapping.refusals)
     whole = parse_layout([{"gpus": "all", "sharing": "exclusive"}])
-    assert not map_node(whole, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node").refusals
+    assert not offer_node(whole, gpus(memory_total_bytes=None), "nvidia_device_plugin", "node").refusals

@@ -35,7 +35,7 @@ def changes(found, config_map=None):
 
 
 def removed(*nodes, config_map=None):
-    return kubernetes_removal("n1", nodes, config_map)
+    return kubernetes_removal("n1", nodes, config_map, backend="nvidia_device_plugin")
 
 
 def test_new_node_gets_labels_with_a_record_and_a_configuration():

@@ -20,17 +20,16 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Placement,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.device_plugin import config_name, resource_name
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.mapping import map_node
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import (
-    BACKENDS,
-    DEVICE_PLUGIN,
-    DRA,
-    HAMI,
-    VOLCANO,
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.nvidia_device_plugin.offer import (
+    config_name,
+    resource_name,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.offers import offer_node
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry import KEYS
 
 pytestmark = pytest.mark.core
+
+DEVICE_PLUGIN, DRA, HAMI, VOLCANO = KEYS
 
 GIB = 1 << 30
 H100 = assumed_gpus(["H100-80GB"] * 8)
@@ -71,7 +70,7 @@ def gpus(number):
 
 
 def mapped(backend, *entries, number=None, **options):
-    return map_node(layout(*entries), gpus(number or len(entries)), backend, "h100-01", **options)
+    return offer_node(layout(*entries), gpus(number or len(entries)), backend, "h100-01", **options)
 
 
 def vgpu(**changes):
@@ -116,7 +115,7 @@ def test_each_sharing_is_in_the_table_of_backends():
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", KEYS)
 def test_layout_is_published_completely_or_refused(backend):
     for places in PAIRS:
         found, pair = mapped_pair(backend, *places), [ENTRIES[place] for place in places]
@@ -129,13 +128,13 @@ def test_layout_is_published_completely_or_refused(backend):
             assert found.labels["nvidia.com/gpu.deploy.mig-manager"] == "false"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", KEYS)
 def test_the_backends_that_a_refusal_names_offer_the_entry(backend):
     named = 0
     for pair in PAIRS:
         for refused in mapped_pair(backend, *pair).refusals:
             assert backend not in refused.backends
-            for other in BACKENDS:
+            for other in KEYS:
                 found = mapped_pair(other, *pair)
                 places = {each.where for each in (*found.refusals, *found.left_out)}
                 assert (other in refused.backends) == (other != backend and refused.where not in places)
@@ -311,20 +310,20 @@ def seen(gpu, *instances):
 
 def test_gpu_without_an_entry_is_offered_as_detected():
     node = [seen(gpus(1)[0], ("2g.20gb", [2])), *gpus(2)[1:]]
-    found = map_node(layout(None, EXCLUSIVE), node, DEVICE_PLUGIN)
+    found = offer_node(layout(None, EXCLUSIVE), node, DEVICE_PLUGIN)
     assert found.resources == {"nvidia.com/gpu": 1, "nvidia.com/mig-2g.20gb": 1}
 
 
 @pytest.mark.parametrize("instances", [[], [("3g.40gb", [2, 1])], [("3g.40gb", [])]])
 def test_gpu_without_an_entry_can_crash_the_plugin(instances):
     node = [gpus(1)[0], seen(gpus(2)[1], *instances)]
-    (refused,) = map_node(layout(EXCLUSIVE), node, DEVICE_PLUGIN).refusals
+    (refused,) = offer_node(layout(EXCLUSIVE), node, DEVICE_PLUGIN).refusals
     assert str(refused).startswith("gpu 1 (without an entry): ")
 
 
 def test_instances_of_an_unknown_model_are_distinguished():
     unknown = dataclasses.replace(gpus(1)[0], mig=Mig(capable=True))
-    found = map_node(layout(), [seen(unknown, ("3g.40gb", [3]))], DEVICE_PLUGIN)
+    found = offer_node(layout(), [seen(unknown, ("3g.40gb", [3]))], DEVICE_PLUGIN)
     assert found.resources == {"nvidia.com/mig-3g.40gb": 1}
 
 
@@ -402,7 +401,7 @@ def test_a_claim_for_mps_inside_an_instance():
 
 
 def test_claims_for_gpus_without_uuids_select_none_with_a_note():
-    found = map_node(layout(EXCLUSIVE), H100[:1], DRA)
+    found = offer_node(layout(EXCLUSIVE), H100[:1], DRA)
     assert "selectors" not in found.requests[0].claim["devices"]["requests"][0]["exactly"]
     assert any("UUIDs" in note for note in found.notes)
 
@@ -438,7 +437,7 @@ def test_gpu_without_an_entry_is_not_shared(backend):
 
 
 def test_gpus_without_uuids_are_filtered_by_index():
-    found = map_node(layout(SHARED, EXCLUSIVE), H100[:2], HAMI)
+    found = offer_node(layout(SHARED, EXCLUSIVE), H100[:2], HAMI)
     assert found.config["nodeconfig"][0]["filterdevices"] == {"uuid": [], "index": [1]}
 
 
@@ -464,7 +463,7 @@ def test_a_tenant_of_volcano():
 def test_a_pinned_tenant_of_hami_names_its_gpu():
     (request,) = mapped(HAMI, vgpu(tenant={"gpu": 0})).requests
     assert request.annotations == {"nvidia.com/use-gpuuuid": UUIDS[0]}
-    found = map_node(layout(vgpu(tenant={"gpu": 0})), H100[:1], HAMI)
+    found = offer_node(layout(vgpu(tenant={"gpu": 0})), H100[:1], HAMI)
     assert found.requests[0].annotations == {}
     assert any("not pinned" in note for note in found.notes)
 

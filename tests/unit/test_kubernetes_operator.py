@@ -59,6 +59,11 @@ def test_device_plugin_must_read_the_config_map():
     assert find({}, policy(enabled=False))["problems"] == []
 
 
+def test_a_backend_without_a_config_map_does_not_need_its_device_plugin():
+    node = {"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "false"}}}
+    assert gpu_operator(node, [policy()], name="n1", config_map_name="")["problems"] == []
+
+
 @pytest.mark.parametrize("form", [None, [], {"spec": 3, "metadata": []}, {"spec": {"devicePlugin": {"config": [1]}}}])
 def test_malformed_policies_count_as_empty(form):
     (problem,) = find({}, form)["problems"]

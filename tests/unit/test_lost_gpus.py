@@ -14,8 +14,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, LostGpu, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.request import Request
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.request import answer as kubernetes
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.request import Request
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.request import answer as kubernetes
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 MPS = {"name": "inference", "clients": 2, "active_thread_percentage": 50}

@@ -124,7 +124,9 @@ def test_set_time_slice_is_read_back(name):
 
 
 def test_success_without_change_is_a_failure():
-    with pytest.raises(NvmlError, match="the time slice long was set, but nvidia-smi shows default. Its message was: Successfully set"):
+    with pytest.raises(
+        NvmlError, match=r"time slice long was set, but nvidia-smi shows default\. Its message was: Successfully"
+    ):
         set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
 
 

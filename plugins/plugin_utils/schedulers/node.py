@@ -14,9 +14,10 @@ from .model import NodeGpu, NodeInstance
 
 
 def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
-    """Return the desired state of every GPU of the node, and the current state of GPUs without an entry.
+    """Return the desired state of every GPU of the node.
 
-    Raises SelectorError if a selector matches nothing or a GPU is selected twice.
+    GPUs without an entry have their current state. Raises SelectorError if a selector matches nothing or a GPU is
+    selected twice.
     """
     entries = {entry.where: entry for entry in layout.entries}
     by_uuid = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}

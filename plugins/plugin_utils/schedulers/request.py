@@ -1,23 +1,27 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer the filter kubernetes_mapping: map a layout for the current or expected GPUs of a host."""
+"""Answer the filter kubernetes_mapping.
+
+Offer a layout for the current or expected GPUs of a host.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Sequence
+from typing import Any, Sequence
 
 from ...module_utils.assumed import assumed_gpus, gpus_on_the_bus
 from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
-from ...module_utils.model import to_data
+from ...module_utils.layout.types import Layout
+from ...module_utils.model import Gpu, Host, to_data
 from ...module_utils.techniques.forms import parse_layout
 from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader
 from ..rightsize.observed import host_of
-from .device_plugin import CONFIG_LABEL
-from .mapping import map_node
-from .model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping
+from .model import MIG_STRATEGIES, MIXED, Offer
+from .offers import offer_node
+from .registry import KEYS
 from .text import lines
 
 # Form of a host's PCI GPUs, with their maximum number.
@@ -26,29 +30,32 @@ _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Input of the filter: raw values of the inventory, and the host's result of gpu_info as `state`.
+    """Input of the filter, with raw values of the inventory.
 
+    `state` is the host's result of gpu_info.
     Without a driver, `expected_gpus` (models) or else `pci_gpus` (reported from the host's PCI bus) replace `state`.
     """
 
     layout: object
     backend: str
-    state: dict | None = None
+    state: dict[str, Any] | None = None
     expected_gpus: Sequence[str] = ()
-    pci_gpus: Sequence[dict] = ()
+    pci_gpus: Sequence[dict[str, Any]] = ()
     node: str = ""
     mig_strategy: str = MIXED
     lost: str = FAIL
 
 
-def answer(request: Request) -> dict:
+def answer(request: Request) -> dict[str, Any]:
     """Return the resources, configuration, labels, problems and plan of the node.
 
     Invalid input is reported in the problems and raises nothing.
     """
-    name, backend, state, warnings = request.node or "this host", request.backend, request.state or {}, ()
+    name, backend, state = request.node or "this host", request.backend, request.state or {}
+    warnings: Sequence[str] = ()
+    gpus: Sequence[Gpu]
     try:
-        _check_word("backend", backend, BACKENDS)
+        _check_word("backend", backend, KEYS)
         _check_word("mig_strategy", request.mig_strategy, MIG_STRATEGIES)
         _check_word("lost", request.lost, POLICIES)
         layout = parse_layout(request.layout)
@@ -58,26 +65,29 @@ def answer(request: Request) -> dict:
             layout, warnings, gpus = answers.layout, answers.warnings, host.gpus
         else:
             gpus = _gpus(name, layout, request.expected_gpus, request.pci_gpus)
-        mapping = map_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else NodeMapping(backend)
+        offer = offer_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else Offer(backend)
     except LayoutError as error:
-        return _answer(NodeMapping(backend), [str(problem) for problem in error.problems], checked=True)
+        return _answer(Offer(backend), [str(problem) for problem in error.problems], checked=True)
     except FleetError as error:
-        return _answer(NodeMapping(backend), [str(error)], checked=True)
-    given = _answer(mapping, list(map(str, mapping.refusals)), checked=bool(gpus))
-    if gpus and not mapping.refusals:
-        given["plan"] = [*lines(mapping, name), *warnings]
+        return _answer(Offer(backend), [str(error)], checked=True)
+    given = _answer(offer, list(map(str, offer.refusals)), checked=bool(gpus))
+    if gpus and not offer.refusals:
+        given["plan"] = [*lines(offer, name), *warnings]
     return given
 
 
-def _host(name, state):
+def _host(name: str, state: dict[str, Any]) -> Host:
     """Return the host of a gpu_info result, including lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 
-def _gpus(name, layout, expected_gpus, pci_gpus):
-    """Return the expected GPUs, or those on the PCI bus, or none if the layout selects GPUs that only a driver knows."""
+def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Sequence[dict[str, Any]]) -> Sequence[Gpu]:
+    """Return the expected GPUs, or else the GPUs on the PCI bus.
+
+    Empty if the layout selects GPUs by values that only a driver reports.
+    """
     if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
         return ()
     if expected_gpus:
@@ -86,11 +96,10 @@ def _gpus(name, layout, expected_gpus, pci_gpus):
     return gpus_on_the_bus([(gpu.get("address", "").lower(), gpu["device_id"]) for gpu in rows])
 
 
-def _check_word(option, word, words):
+def _check_word(option: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
         raise FleetError(option, '"%.60s" is not a value of this option' % word, "Use one of %s." % ", ".join(words))
 
 
-def _answer(mapping, problems, checked):
-    data = to_data(mapping)
-    return dict(data, config_name=mapping.labels.get(CONFIG_LABEL, ""), problems=problems, checked=checked, plan=[])
+def _answer(offer: Offer, problems: list[str], checked: bool) -> dict[str, Any]:
+    return dict(to_data(offer), problems=problems, checked=checked, plan=[])

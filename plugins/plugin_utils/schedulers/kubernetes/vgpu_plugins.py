@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a node to HAMi 2.10 or to Volcano's vGPU plugin 1.12, which read the same configuration of a node.
+"""Offer a node with HAMi 2.10 or with Volcano's vGPU plugin 1.12.
 
+Both read the same configuration of a node.
 HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
 Volcano: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
 Both enforce quotas of memory and SMs with HAMi-core, a library in the container.
@@ -13,22 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from ...module_utils.layout.matching import matches
-from ...module_utils.model import Gpu
-from ...module_utils.techniques.time_slicing import model as time_slicing
-from ...module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
-from .model import (
-    HAMI,
-    VOLCANO,
-    WITHOUT_MIG_MANAGER,
-    LeftOut,
-    NodeGpu,
-    NodeMapping,
-    Refusal,
-    Request,
-    by_entry,
-    refusal,
-)
+from ....module_utils.layout.matching import matches
+from ....module_utils.model import Gpu
+from ....module_utils.techniques.time_slicing import model as time_slicing
+from ....module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
+from ..model import LeftOut, Node, NodeGpu, Offer, Refusal, Request, by_entry, refusal
+from .backend import WITHOUT_MIG_MANAGER
 
 MIB = 1 << 20
 # Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
@@ -43,10 +34,10 @@ _HAMI_PRIORITIES = (0, 1)
 
 
 @dataclass(frozen=True)
-class _Plugin:
-    """Differences between the plugins."""
+class Plugin:
+    """Differences between the plugins. `key` is that of the backend."""
 
-    backend: str
+    key: str
     name: str
     number: str
     memory: str
@@ -60,38 +51,10 @@ class _Plugin:
     labels: dict[str, str]
 
 
-PLUGINS = {
-    HAMI: _Plugin(
-        HAMI,
-        "HAMi",
-        "nvidia.com/gpu",
-        "nvidia.com/gpumem",
-        "nvidia.com/gpucores",
-        "nvidia.com/priority",
-        "nvidia.com/use-gpuuuid",
-        counts_all=False,
-        # The node selector of its DaemonSet (values.yaml, `nvidiaNodeSelector`).
-        labels={"gpu": "on"},
-    ),
-    VOLCANO: _Plugin(
-        VOLCANO,
-        "Volcano's vGPU plugin",
-        "volcano.sh/vgpu-number",
-        "volcano.sh/vgpu-memory",
-        "volcano.sh/vgpu-cores",
-        None,
-        None,
-        counts_all=True,
-        labels={},
-    ),
-}
-
-
-def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> NodeMapping:
-    """Return the plugin's mapping of the node's GPUs. `name` is the node name."""
-    plugin = PLUGINS[backend]
-    offered = [each for each in node if each.sharing in OFFERED]
-    others = [each for each in node if each.sharing not in OFFERED]
+def offer(node: Node, plugin: Plugin) -> Offer:
+    """Return the plugin's offer of the node's GPUs."""
+    offered = [each for each in node.gpus if each.sharing in OFFERED]
+    others = [each for each in node.gpus if each.sharing not in OFFERED]
     refusals = [
         *_refuse_instances(others, plugin),
         *_refuse_tenants(offered, plugin),
@@ -99,13 +62,13 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
         *_refuse_sizeless(offered, plugin),
     ]
     if refusals:
-        return NodeMapping(backend, refusals=tuple(refusals))
+        return Offer(plugin.key, refusals=tuple(refusals))
     left_out = tuple(_left_out(group, plugin) for group in by_entry(others))
     if not offered:
-        return NodeMapping(backend, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
+        return Offer(plugin.key, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
     split, memory_ratio, sm_ratio = _split_count(offered), *_ratios(offered[0])
     config = {
-        "name": name,
+        "name": node.name,
         "operatingmode": "hami-core",
         "devicesplitcount": split,
         "devicememoryscaling": memory_ratio,
@@ -120,12 +83,12 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
         resources[plugin.cores] = int(100 * len(offered) * sm_ratio)
     requests = [request for group in by_entry(offered) for request in _requests(group, plugin)]
     labels = {**plugin.labels, **WITHOUT_MIG_MANAGER}
-    return NodeMapping(
-        backend, resources, {"nodeconfig": [config]}, labels, tuple(requests), left_out, notes=tuple(_notes(offered))
+    return Offer(
+        plugin.key, resources, {"nodeconfig": [config]}, labels, tuple(requests), left_out, notes=tuple(_notes(offered))
     )
 
 
-def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
     problem = "%s counts the memory of GPUs, and the driver does not report this GPU's size" % plugin.name
     return [
         refusal(group, problem, "Choose another sharing or backend.")
@@ -149,7 +112,7 @@ def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
     }
 
 
-def _left_out(group: Sequence[NodeGpu], plugin: _Plugin) -> LeftOut:
+def _left_out(group: Sequence[NodeGpu], plugin: Plugin) -> LeftOut:
     reasons = {
         "exclusive": "%s would share them, but the compute mode permits one process" % plugin.name,
         "mig": "the MIG mode of %s removes instances that it did not create" % plugin.name,
@@ -159,12 +122,12 @@ def _left_out(group: Sequence[NodeGpu], plugin: _Plugin) -> LeftOut:
     return LeftOut(group[0].where, tuple(each.gpu.index for each in group), reasons[group[0].sharing])
 
 
-def _refuse_instances(others: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+def _refuse_instances(others: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
     groups = [group for group in by_entry(others) if any(part.mps for part in group[0].instances or ())]
     return [refusal(group, "%s has no MPS inside MIG instances" % plugin.name) for group in groups]
 
 
-def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+def _refuse_tenants(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
     found = []
     for group in by_entry([each for each in offered if each.sharing == "vgpu"]):
         vgpu = vgpu_of(group[0].entry)
@@ -173,7 +136,7 @@ def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal
     return found
 
 
-def _problems(vgpu: Vgpu, plugin: _Plugin) -> list[str]:
+def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
     """Return the tenant settings of an entry that the plugin cannot express."""
     problems = []
     if vgpu.provider in ("mps", "dmem"):
@@ -199,8 +162,11 @@ def _problems(vgpu: Vgpu, plugin: _Plugin) -> list[str]:
     return problems
 
 
-def _refuse_differences(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
-    """Refuse different pod counts and ratios, which apply per node (docs/config.md, "Node Configs")."""
+def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
+    """Refuse different pod counts and ratios, which apply per node.
+
+    docs/config.md, "Node Configs".
+    """
     found = []
     sliced = [each for each in offered if each.sharing == "time_slicing"]
     most = max((_tenants(each) for each in offered), default=0)
@@ -235,19 +201,22 @@ def _ratios(each: NodeGpu) -> tuple[float, float]:
 
 
 def _split_count(offered: Sequence[NodeGpu]) -> int:
-    """Return the number of pods per GPU: the replicas, or the number of tenants but at least the default."""
+    """Return the number of pods per GPU.
+
+    It is the number of replicas, or else the largest number of tenants, but at least the default.
+    """
     replicas = max(_replicas(each) for each in offered)
     return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))
 
 
-def _requests(group: Sequence[NodeGpu], plugin: _Plugin) -> list[Request]:
+def _requests(group: Sequence[NodeGpu], plugin: Plugin) -> list[Request]:
     vgpu = vgpu_of(group[0].entry)
     if vgpu is None:
         return []
     return [_request(group, vgpu, tenant, plugin) for tenant in vgpu.tenants]
 
 
-def _request(group: Sequence[NodeGpu], vgpu: Vgpu, tenant: Tenant, plugin: _Plugin) -> Request:
+def _request(group: Sequence[NodeGpu], vgpu: Vgpu, tenant: Tenant, plugin: Plugin) -> Request:
     limits = {
         plugin.number: tenant.gpus,
         plugin.memory: tenant.memory_bytes // MIB,

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a node to NVIDIA's device plugin, version 0.20.
+"""Offer the GPUs of a node with NVIDIA's device plugin, version 0.20.
 
 https://github.com/NVIDIA/k8s-device-plugin: its README.md ("README" below) and sources.
 """
@@ -13,23 +13,24 @@ import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.layout.profile_name import parse_profile_name
-from ...module_utils.techniques.mps import model as mps
-from ...module_utils.techniques.time_slicing import model as time_slicing
-from .model import (
-    DEVICE_PLUGIN,
+from ....module_utils.techniques.mps import model as mps
+from ....module_utils.techniques.time_slicing import model as time_slicing
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER
+from ..model import (
     MIXED,
     SINGLE,
-    WITHOUT_MIG_MANAGER,
+    Node,
     NodeGpu,
     NodeInstance,
-    NodeMapping,
+    Offer,
     Refusal,
     by_entry,
     gpus_text,
+    profile_order,
     refusal,
 )
 
+KEY = "nvidia_device_plugin"
 GPU_RESOURCE = "nvidia.com/gpu"
 # Label that selects the node's key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -39,33 +40,35 @@ _MPS_ROOT = "/run/nvidia/mps"
 _FEWEST_REPLICAS = 2
 
 
-def map_device_plugin(node: Sequence[NodeGpu], mig_strategy: str = MIXED) -> NodeMapping:
-    """Return the device plugin's mapping of the node's GPUs."""
-    whole = [each for each in node if each.instances is None]
-    partitioned = [each for each in node if each.instances is not None]
-    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, node)]
+def offer(node: Node) -> Offer:
+    """Return the device plugin's offer of the node's GPUs."""
+    gpus, mig_strategy = node.gpus, node.mig_strategy
+    whole = [each for each in gpus if each.instances is None]
+    partitioned = [each for each in gpus if each.instances is not None]
+    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, gpus)]
     if partitioned and mig_strategy == SINGLE:
         refusals += _refuse_single(whole, partitioned)
     if refusals:
-        return NodeMapping(DEVICE_PLUGIN, refusals=tuple(refusals))
+        return Offer(KEY, refusals=tuple(refusals))
     replicas = max((_replicas(each) for each in whole), default=1)
     config = _config(
         whole, MIXED if partitioned and mig_strategy == MIXED else SINGLE if partitioned else "none", replicas
     )
-    return NodeMapping(
-        DEVICE_PLUGIN,
+    return Offer(
+        KEY,
         _resources(whole, partitioned, mig_strategy, replicas),
         config,
         {CONFIG_LABEL: config_name(config), **WITHOUT_MIG_MANAGER},
         notes=tuple(_notes(whole)),
+        config_name=config_name(config),
     )
 
 
 def resource_name(profile: str) -> str:
-    """Return the resource name of a MIG profile under the strategy mixed: a plus sign becomes a dot.
+    """Return the resource name of a MIG profile under the strategy mixed.
 
-    README, "Configuration Option Details". Since version 0.20, profiles that end in ``-me``, ``+me.all`` and ``+gfx`` have
-    separate resources.
+    A plus sign becomes a dot (README, "Configuration Option Details"). Since version 0.20, profiles that end in ``-me``,
+    ``+me.all`` and ``+gfx`` have separate resources.
     """
     return "nvidia.com/mig-%s" % profile.replace("+", ".")
 
@@ -81,9 +84,10 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 
 def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
-    """Return the plugin's configuration file (README, "As a configuration file" and "Shared Access to GPUs").
+    """Return the plugin's configuration file.
 
-    Requests for more than one replica fail, as the README recommends, because they would not give more of a GPU.
+    README, "As a configuration file" and "Shared Access to GPUs". Requests for more than one replica fail, as the README
+    recommends, because they would not give more of a GPU.
     """
     flags: dict[str, Any] = {"migStrategy": strategy}
     config: dict[str, Any] = {"version": "v1", "flags": flags}
@@ -112,24 +116,23 @@ def _resources(
     return found
 
 
-def profile_order(profile: str) -> tuple[int, int, str]:
-    """Return the sort key of a profile, largest first."""
-    name = parse_profile_name(profile)
-    return -name.gpu_slices, -name.memory_gb, profile
-
-
 def _replicas(each: NodeGpu) -> int:
     """Return the number of pods that may share the GPU."""
     entry = each.entry
     if entry is not None and entry.sharing == time_slicing.KEY:
-        return entry.part.replicas
+        replicas: int = entry.part.replicas
+        return replicas
     if entry is not None and entry.sharing == mps.KEY:
-        return entry.part.clients
+        clients: int = entry.part.clients
+        return clients
     return 1
 
 
 def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse tenants: the plugin counts devices, without quotas of memory and SMs (README, "Shared Access to GPUs")."""
+    """Refuse tenants, because the plugin has no quotas of memory and SMs.
+
+    README, "Shared Access to GPUs".
+    """
     tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
     return [refusal(group, "the device plugin does not support tenants with quotas") for group in tenants]
 
@@ -165,7 +168,7 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
 
 
 def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the strategy single unless every GPU is in MIG mode and all MIG devices are alike.
+    """Refuse the strategy single unless all GPUs have MIG devices of one kind.
 
     internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
     """
@@ -187,10 +190,11 @@ def _kinds(instance: NodeInstance) -> list[str]:
 
 
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse different sharing of GPUs without MIG, because time slicing and MPS are set per resource.
+    """Refuse different sharing of GPUs without MIG.
 
-    README, "Shared Access to GPUs": sharing cannot be configured per GPU, and time slicing and MPS exclude each other. The
-    field `devices` of the configuration is read and ignored (api/config/v1/config.go, DisableResourceNamingInConfig).
+    The plugin sets time slicing and MPS per resource. README, "Shared Access to GPUs": sharing cannot be configured per GPU, and
+    time slicing and MPS exclude each other. The field `devices` of the configuration is read and ignored
+    (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
     for group in by_entry([each for each in whole if each.sharing in ("time_slicing", "mps")]):

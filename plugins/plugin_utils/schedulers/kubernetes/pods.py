@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ..host_values import text
+from ...host_values import text
 
 _LENGTH = 200
 

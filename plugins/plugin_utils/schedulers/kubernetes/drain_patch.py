@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from .cluster import annotations_of, labels_of
+from .api_objects import annotations_of, labels_of
 
 # Annotation of a node that a drain cordoned. Its value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
@@ -27,7 +27,11 @@ _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 @dataclass(frozen=True)
 class NodePatch:
-    """`operations` of a JSON patch, and labels that stay `paused` because their old values are not recorded."""
+    """A JSON patch of a node.
+
+    operations  operations of the patch
+    paused      labels that stay paused because their old values are not recorded
+    """
 
     operations: tuple[Mapping[str, Any], ...] = ()
     paused: tuple[str, ...] = ()
@@ -36,7 +40,7 @@ class NodePatch:
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
     """Return the patch that cordons a node and sets its labels to `labels`.
 
-    Labels that it lacks are skipped.
+    Labels that the node lacks are skipped.
     """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
@@ -62,7 +66,10 @@ def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
 
 
 def resumed(node: Any, labels: Mapping[str, str]) -> NodePatch:
-    """Return the patch that uncordons a node if a drain cordoned it, and restores labels that are still paused."""
+    """Return the patch that uncordons a node and restores its paused labels.
+
+    A node that no drain cordoned stays cordoned.
+    """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
     if CORDONED in annotations:

@@ -1,32 +1,27 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Desired GPUs of a node, and the result of a mapping. All classes are frozen."""
+"""Desired GPUs of a node, and the offer of a backend. All classes are frozen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
+from ...module_utils.layout.profile_name import parse_profile_name
 from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ...module_utils.techniques.mps.model import Mps
 
-DEVICE_PLUGIN, DRA, HAMI, VOLCANO = BACKENDS = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
-
 # The device plugin names MIG devices by profile or as GPUs.
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
-
-# Keeps the GPU operator's mig-manager off the node. By default it would remove all instances:
-# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. It keeps labels that have a value.
-WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
 
 
 @dataclass(frozen=True)
 class NodeInstance:
     """A GPU instance of a node.
 
-    `compute_slices` lists the parts of a split, and is empty for an unsplit instance.
+    `compute_slices` lists the parts of a split. It is empty for an unsplit instance.
     """
 
     profile: str
@@ -47,25 +42,37 @@ class NodeGpu:
 
     @property
     def where(self) -> str:
-        """The place for messages: the entry, or the GPU without one."""
+        """Return the place for messages: the entry, or the GPU without one."""
         return self.entry.where if self.entry else "gpu %d (without an entry)" % self.gpu.index
 
     @property
     def sharing(self) -> str:
-        """The entry's sharing, or `mig` or `unlisted` without an entry."""
+        """Return the entry's sharing. Without an entry: `mig` or `unlisted`."""
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
     @property
     def has_uuid(self) -> bool:
-        """Return whether the UUID is known. Expected GPUs without a driver have none."""
+        """Return whether the UUID is known. Expected GPUs have none."""
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A problem that a backend cannot express.
+class Node:
+    """Input of a backend: the GPUs of a host, and the name of its node.
 
-    `backends` can express it, and may be empty.
+    `mig_strategy` is one of MIG_STRATEGIES.
+    """
+
+    gpus: tuple[NodeGpu, ...]
+    name: str = ""
+    mig_strategy: str = MIXED
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An entry that a backend cannot express, with the problem.
+
+    `backends` are the backends that can express it. It may be empty.
     """
 
     where: str
@@ -119,14 +126,15 @@ class Request:
 
 
 @dataclass(frozen=True)
-class NodeMapping:
-    """The Kubernetes resources of a node.
+class Offer:
+    """The resources that a backend publishes for a node.
 
     With a refusal everything else is empty: layouts are not published in part.
 
-    resources  numbers by resource name, or for the DRA driver devices by class and profile
-    config     configuration of the backend's plugin for this node
-    labels     labels of the node
+    resources    numbers by resource name, or for the DRA driver devices by class and profile
+    config       configuration of the backend's plugin for this node
+    config_name  name of this configuration in the cluster, or empty if the cluster has no place for it
+    labels       labels of the node
     """
 
     backend: str
@@ -137,6 +145,7 @@ class NodeMapping:
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    config_name: str = ""
 
 
 def gpus_text(indexes: Sequence[int]) -> str:
@@ -158,3 +167,9 @@ def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
     for each in node_gpus:
         groups.setdefault(each.where, []).append(each)
     return list(groups.values())
+
+
+def profile_order(profile: str) -> tuple[int, int, str]:
+    """Return the sort key of a profile, largest first."""
+    name = parse_profile_name(profile)
+    return -name.gpu_slices, -name.memory_gb, profile

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map a node to NVIDIA's DRA driver, version 0.4.
+"""Offer the GPUs of a node with NVIDIA's DRA driver, version 0.4.
 
 https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, below site/content/docs: concepts/gpu-sharing.md, reference/api.md,
 reference/feature-gates.md and reference/resourceslice-attributes.md.
@@ -12,32 +12,35 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Sequence
 
-from ...module_utils.techniques.mps import model as mps
-from ...module_utils.techniques.time_slicing import model as time_slicing
-from .device_plugin import profile_order
-from .model import DRA, WITHOUT_MIG_MANAGER, NodeGpu, NodeMapping, Refusal, Request, by_entry, gpus_text, refusal
+from ....module_utils.techniques.mps import model as mps
+from ....module_utils.techniques.time_slicing import model as time_slicing
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER
+from ..model import Node, NodeGpu, Offer, Refusal, Request, by_entry, gpus_text, profile_order, refusal
+
+KEY = "nvidia_dra"
 
 GPU_CLASS, MIG_CLASS, _DRIVER = "gpu.nvidia.com", "mig.nvidia.com", "gpu.nvidia.com"
 _API = "resource.nvidia.com/v1beta1"
 
 
-def map_dra(node: Sequence[NodeGpu]) -> NodeMapping:
-    """Return the DRA driver's mapping of the node's GPUs.
+def offer(node: Node) -> Offer:
+    """Return the DRA driver's offer of the node's GPUs.
 
     Each GPU and each MIG instance is a device. The claim that several pods reference defines its sharing
     (concepts/gpu-sharing.md, "User-mediated sharing").
     """
-    refusals = _refusals(node)
+    gpus = node.gpus
+    refusals = _refusals(gpus)
     if refusals:
-        return NodeMapping(DRA, refusals=tuple(refusals))
-    requests = [request for group in by_entry(node) if group[0].entry for request in _requests(group)]
-    return NodeMapping(
-        DRA,
-        _devices(node),
-        {"featureGates": _gates(node)},
+        return Offer(KEY, refusals=tuple(refusals))
+    requests = [request for group in by_entry(gpus) if group[0].entry for request in _requests(group)]
+    return Offer(
+        KEY,
+        _devices(gpus),
+        {"featureGates": _gates(gpus)},
         WITHOUT_MIG_MANAGER,
         tuple(requests),
-        notes=tuple(_notes(node)),
+        notes=tuple(_notes(gpus)),
     )
 
 
@@ -71,9 +74,10 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
 
 
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
-    """Return the driver's feature gates that the layout needs (reference/feature-gates.md).
+    """Return the driver's feature gates that the layout needs.
 
-    DynamicMIG is always off: it removes instances that it did not create, and excludes MPSSupport.
+    Source: reference/feature-gates.md. DynamicMIG is always off: it removes instances that it did not create, and excludes
+    MPSSupport.
     """
     gates = {"DynamicMIG": False}
     if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
@@ -137,7 +141,10 @@ def _attribute(name: str) -> str:
 
 
 def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
-    """Return the expression for the GPUs of an entry, or empty if their UUIDs are unknown."""
+    """Return the CEL expression that selects the GPUs of an entry.
+
+    Empty if their UUIDs are unknown.
+    """
     if not all(each.has_uuid for each in group):
         return ""
     return "%s in [%s]" % (_attribute(attribute), ", ".join("'%s'" % each.gpu.uuid for each in group))

@@ -1,9 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect NVIDIA's GPU operator on a node, and states of it that block a change.
-
-Pure.
+"""Detect NVIDIA's GPU operator on a node and states that block a change. Pure.
 
 https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. The operator labels each node with the
 components that it deploys, and keeps labels that have a value. mig-manager pauses other components with these labels while it
@@ -15,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ..host_values import text
-from .cluster import Place, labels_of
-from .model import WITHOUT_MIG_MANAGER
+from ...host_values import text
+from ..protocol import Place
+from .api_objects import labels_of
+from .backend import WITHOUT_MIG_MANAGER
 
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
@@ -45,10 +44,14 @@ class Operator:
 
 
 def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
-    """Return the operator's state from the node's labels and the ClusterPolicy objects."""
+    """Return the operator's state from a node's labels and the ClusterPolicy objects.
+
+    `place.config_map` is the ConfigMap that the operator's device plugin must read. If it is empty, the device plugin is not
+    checked.
+    """
     labels = labels_of(node)
     deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
-    problems = [problem for policy in policies for problem in _config(policy, place)]
+    problems = [problem for policy in policies if place.config_map for problem in _config(policy, place)]
     without = all(labels.get(name) == value for name, value in WITHOUT_MIG_MANAGER.items())
     state = labels.get(_MIG_STATE, "")
     if state in _MIG_AT_WORK and not without:
@@ -56,7 +59,7 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
             "node %s: the GPU operator's mig-manager is changing its GPUs (label %s: %s). Wait until it is done (success or "
             "failed) and run again. Nothing was changed." % (place.node, _MIG_STATE, state)
         )
-    if labels.get(_PLUGIN_LABEL) in _ABSENT:
+    if place.config_map and labels.get(_PLUGIN_LABEL) in _ABSENT:
         problems.append(
             "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node, run: "
             "kubectl label node %s %s=true --overwrite. Nothing was changed."

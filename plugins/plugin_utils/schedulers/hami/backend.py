@@ -1,0 +1,36 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Backend: HAMi, a scheduler and device plugin for Kubernetes.
+
+https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
+"""
+
+from __future__ import annotations
+
+from ..kubernetes import vgpu_plugins
+from ..kubernetes.backend import KubernetesBackend
+from ..model import Node, Offer
+
+PLUGIN = vgpu_plugins.Plugin(
+    "hami",
+    "HAMi",
+    "nvidia.com/gpu",
+    "nvidia.com/gpumem",
+    "nvidia.com/gpucores",
+    "nvidia.com/priority",
+    "nvidia.com/use-gpuuuid",
+    counts_all=False,
+    # The node selector of its DaemonSet (values.yaml, `nvidiaNodeSelector`).
+    labels={"gpu": "on"},
+)
+
+
+class Hami(KubernetesBackend):
+    """HAMi."""
+
+    key = PLUGIN.key
+
+    def offer(self, node: Node) -> Offer:
+        """Return the offer of the node's GPUs, or refusals."""
+        return vgpu_plugins.offer(node, PLUGIN)

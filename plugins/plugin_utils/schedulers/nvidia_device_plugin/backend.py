@@ -1,0 +1,55 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Backend: NVIDIA's device plugin for Kubernetes.
+
+It reads a key of a ConfigMap that a node label selects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Mapping, Sequence
+
+from ..kubernetes.backend import KubernetesBackend
+from ..model import Node, Offer
+from .offer import CONFIG_LABEL, KEY, offer
+
+# Suffix of a profile after its size in resource names: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+_VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
+# Before 0.20 the plugin matches patterns anywhere in a profile name, so "1g.10gb+me" matches 1g.10gb first
+# (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+_MERGED = (
+    "because the device plugin before release 0.20 counts instances with +me, -me or +gfx as plain ones: install release 0.20 "
+    "or later"
+)
+
+
+class DevicePlugin(KubernetesBackend):
+    """NVIDIA's device plugin."""
+
+    key = KEY
+    applies = True
+    config_label = CONFIG_LABEL
+    empty_config = "version: v1\n"
+    # GPUs and MIG devices by profile, also renamed by `renameByDefault`.
+    resource = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
+
+    def offer(self, node: Node) -> Offer:
+        """Return the offer of the node's GPUs, or refusals."""
+        return offer(node)
+
+    def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
+        """Return the known cause of missing instances, with its fix.
+
+        It applies if missing instances equal the surplus of another profile of the same size.
+        """
+        balance: Counter[str] = Counter()
+        missing = []
+        for name, (planned, offered) in pending.items():
+            size = _VARIANT.sub("", name)
+            balance[size] += planned - offered
+            if size != name and planned > offered:
+                missing.append(size)
+        return _MERGED if any(balance[size] == 0 for size in missing) else ""

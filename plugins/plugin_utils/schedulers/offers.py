@@ -1,0 +1,40 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer a layout to a scheduler, with one of the backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Sequence
+
+from ...module_utils.layout.types import Layout
+from ...module_utils.model import Gpu
+from .model import MIXED, Node, Offer
+from .node import node_gpus
+from .registry import KEYS, backend
+
+
+def offer_node(layout: Layout, gpus: Sequence[Gpu], key: str, name: str = "", mig_strategy: str = MIXED) -> Offer:
+    """Return the offer of a node's GPUs with the backend `key` (one of registry.KEYS).
+
+    `name` is the node name. `mig_strategy` (one of MIG_STRATEGIES) is for the device plugin. Each refusal lists the backends that
+    offer all GPUs of its entry. Raises SelectorError if a selector matches nothing or a GPU is selected twice.
+    """
+    desired = node_gpus(layout, gpus)
+    offer = backend(key).offer(Node(desired, name, mig_strategy))
+    if not offer.refusals:
+        return offer
+    alternatives = [backend(other).offer(Node(desired, name)) for other in KEYS if other != key]
+    refusals = (
+        dataclasses.replace(
+            refused, backends=tuple(other.backend for other in alternatives if _offers(other, refused.where))
+        )
+        for refused in offer.refusals
+    )
+    return dataclasses.replace(offer, refusals=tuple(refusals))
+
+
+def _offers(offer: Offer, where: str) -> bool:
+    refused = {refusal.where for refusal in offer.refusals}
+    return where not in refused | {left_out.where for left_out in offer.left_out}

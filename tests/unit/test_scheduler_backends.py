@@ -1,0 +1,90 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test the registry of scheduler backends and the filter scheduler_backend."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from ansible_collections.openfleet.gpu.plugins.filter.scheduler_backend import scheduler_backend
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers import registry
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.kubernetes.backend import KubernetesBackend
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.protocol import Place
+
+pytestmark = pytest.mark.core
+
+NOTHING = {"applies": False, "config_label": "", "empty_config": ""}
+LAYOUTS = (
+    [{"gpus": [0], "sharing": "exclusive"}],
+    [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}],
+    [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}],
+)
+
+
+class Counted(KubernetesBackend):
+    """A backend without a ConfigMap."""
+
+    key = "counted"
+    applies = True
+    fixed_labels: ClassVar[dict[str, str]] = {"example.com/node": "true"}
+    early_labels = ()
+    resource = re.compile(r"example\.com/gpu")
+
+
+@pytest.mark.parametrize("key", registry.KEYS)
+def test_each_key_of_the_registry_has_a_class_with_that_key(key):
+    assert registry.backend(key).key == key
+
+
+def test_another_key_has_no_backend():
+    with pytest.raises(KeyError):
+        registry.backend("no_such_backend")
+
+
+def test_the_filter_describes_a_backend_that_writes_to_the_cluster():
+    described = scheduler_backend("nvidia_device_plugin")
+    assert described == {
+        "applies": True,
+        "config_label": "nvidia.com/device-plugin.config",
+        "empty_config": "version: v1\n",
+    }
+
+
+@pytest.mark.parametrize("key", ["nvidia_dra", "hami", "volcano_vgpu"])
+def test_the_filter_describes_a_backend_that_is_only_planned(key):
+    assert scheduler_backend(key) == NOTHING
+
+
+@pytest.mark.parametrize("key", ["", "no_such_backend", "NVIDIA_DRA", None, 3, ["hami"], {"hami": 1}])
+def test_an_unknown_backend_needs_nothing(key):
+    assert scheduler_backend(key) == NOTHING
+
+
+@pytest.mark.parametrize("key", registry.KEYS)
+def test_a_backend_that_writes_labels_can_remove_them(key):
+    # A record of other labels than the backend's counts as unreadable and blocks the next run.
+    backend = registry.backend(key)
+    for layout in LAYOUTS if backend.applies else ():
+        offer = kubernetes_mapping(layout, key, expected_gpus=["H100-80GB"], node="n1")
+        node = {"metadata": {"name": "n1", "labels": {}}}
+        changes = backend.changes(offer, node, None, Place("n1", "ns", "cm"))
+        node["metadata"].update(labels=changes.labels, annotations=changes.annotations)
+        assert offer["labels"] and not backend.changes(offer, node, None, Place("n1", "ns", "cm")).problems
+        removal = backend.removal("n1", [node], None)
+        assert removal.problems == () and removal.labels == dict.fromkeys(offer["labels"])
+
+
+def test_a_backend_without_a_config_map_restarts_no_plugin():
+    # The default namespace and selector of the role belong to NVIDIA's device plugin.
+    offer = {"labels": Counted.fixed_labels, "config_name": "", "config": {}, "resources": {"example.com/gpu": 2}}
+    place = Place("n1", "ns", "cm")
+    node = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"example.com/gpu": "1"}}}
+    first = Counted().changes(offer, node, None, place)
+    assert (first.labels, first.pending, first.data) == (offer["labels"], {"example.com/gpu": (2, 1)}, {})
+    assert not first.restart
+    node["metadata"]["labels"] = first.labels
+    assert not Counted().changes(offer, node, None, place).restart
