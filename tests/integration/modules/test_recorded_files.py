@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Journals, records of own instances and saved plans of an earlier state of the code stay readable.
+"""Recover journals and apply plans that an earlier state of the code wrote.
 
-The folder `recorded` has files that the code of 2026-11-26 wrote on a host with two simulated H100. Schema numbers in it must stay, or
-the code must read both. Never write these files again with newer code.
+The folder `recorded` has files that the code of 2026-11-26 wrote on a host with two simulated H100. Never write them again with
+newer code: newer code must read them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def run(host, layout, **options):
 
 
 def put(host, name):
-    """Replace the state directory with recorded files. Each simulation gives MIG devices other UUIDs, so these are kept."""
+    """Replace the state directory with recorded files.
+
+    The UUIDs of MIG devices differ in each simulation, so the current ones are kept.
+    """
     folder = host.folder / "state.d"
     uuids = {place(instance): instance["mig_uuids"] for instance in instances(folder)}
     shutil.rmtree(folder)
