@@ -227,7 +227,7 @@ def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
     read = limiter_sources.sources(limiter_sources.built(files))
     assert {name: read["built/" + name] for name in given} == given and "vgpu-run" in read
     assert not any(name.startswith("src/") for name in read)
-    with pytest.raises(FleetError, match=r"vgpu_limiter_files: .*vgpu-top.*says 0{64}"):
+    with pytest.raises(FleetError, match=r"vgpu_limiter_files: .*vgpu-top.*has 0{64}"):
         limiter_sources.built([{"path": str(folder / "vgpu-top"), "sha256": "0" * 64}])
     with pytest.raises(FleetError, match=r"there is no libcuda\.so\.1 and no vgpu-top"):
         limiter_sources.built(files[:1])

@@ -94,7 +94,8 @@ def test_sources_are_sent_once(tmp_path):
     assert "changed=1 " in said and "changed=0 " in said_again
     assert first > second + 50_000, "the sources, which the first run sent last"
     # With the reading of who has a library mapped, for every thread's files, and in a child process with limits.
-    assert second < 54_000
+    # And with the check for containers that a reload of systemd would detach from their GPUs.
+    assert second < 59_000
     assert (tmp_path / "root/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so").exists()
 
 
