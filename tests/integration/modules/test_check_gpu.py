@@ -254,7 +254,7 @@ def test_unresponsive_driver_ends_the_command_in_time(host, code):
     host.gpusim("fail", "nvmlDeviceGetPowerUsage", "--code", code)
     run = Run(host, "--timeout", "5")
     assert run.done.returncode == 3
-    assert run.said.splitlines()[-1].startswith("check-gpu: this host: the look at it ")
+    assert run.said.splitlines()[-1].startswith("check-gpu: this host: the query ")
     assert "Traceback" not in run.said
     assert not run.text
 

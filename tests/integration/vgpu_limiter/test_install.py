@@ -229,7 +229,7 @@ def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
     assert not any(name.startswith("src/") for name in read)
     with pytest.raises(FleetError, match=r"vgpu_limiter_files: .*vgpu-top.*has 0{64}"):
         limiter_sources.built([{"path": str(folder / "vgpu-top"), "sha256": "0" * 64}])
-    with pytest.raises(FleetError, match=r"there is no libcuda\.so\.1 and no vgpu-top"):
+    with pytest.raises(FleetError, match=r"it lacks libcuda\.so\.1 and vgpu-top"):
         limiter_sources.built(files[:1])
     with pytest.raises(FleetError, match=r"gone: it cannot be read"):
         limiter_sources.built([{"path": str(folder / "gone")}])
