@@ -20,6 +20,7 @@ _FRESH_SECONDS = 900.0
 @dataclass(frozen=True)
 class Piece:
     """A part of the window, with a statistic and sample count for each subject.
+
     `newest` and `oldest` are the bounds of the part, in seconds before the end of the window.
     """
 

@@ -114,6 +114,7 @@ class _Reading:
 
     def _subjects(self) -> None:
         """Read all GPUs and instances of the window, with their latest labels.
+
         A subject may be missed if it existed for less than six hours and disappeared more than a day ago.
         """
         now, *before = self.asking.ask_all(
