@@ -22,10 +22,10 @@ class HolidayError(FleetError):
 
 
 def spans(entries: Sequence[object], time_zone: str = "UTC") -> tuple[Span, ...]:
-    """Return the spans of holidays in seconds since the epoch, sorted and without overlap.
+    """Return the spans of holidays in seconds since the epoch.
 
-    An entry is a day (``2026-12-25``) or its first and last day (``2026-12-24/2027-01-01``), from midnight to midnight of the
-    IANA `time_zone`. Raises HolidayError.
+    An entry is a day (``2026-12-25``) or a range with its first and last day (``2026-12-24/2027-01-01``). Days begin and end at
+    midnight of the IANA `time_zone`. The spans are sorted and do not overlap. Raises HolidayError.
     """
     try:
         zone = zoneinfo.ZoneInfo(time_zone)
