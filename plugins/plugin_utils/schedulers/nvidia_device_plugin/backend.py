@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Backend: NVIDIA's device plugin for Kubernetes.
 
-It reads a key of a ConfigMap that a node label selects.
+The plugin reads its configuration from a ConfigMap. A label of the node selects the key of the ConfigMap.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class DevicePlugin(KubernetesBackend):
     applies = True
     config_label = CONFIG_LABEL
     empty_config = "version: v1\n"
-    # GPUs and MIG devices by profile, also renamed by `renameByDefault`.
+    # Resources for whole GPUs and for MIG profiles. `renameByDefault` appends `.shared` to their names.
     resource = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the plugin's offer of the node's GPUs, or the refused entries."""
         return offer(node)
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the known cause of missing instances, with its fix.
+        """Return the known cause of missing instances, and how to fix it.
 
-        It applies if missing instances equal the surplus of another profile of the same size.
+        The cause applies if the missing instances of a profile equal the surplus instances of another profile of the same size.
         """
         balance: Counter[str] = Counter()
         missing = []
