@@ -16,7 +16,8 @@ OUTCOMES = (HELD, DIFFERS, NOT_RUN)
 class Check:
     """One check.
 
-    `gpu`: index, or None for the host; `where`: file and line to change; `reason`: why it was not run.
+    `gpu`: index of the GPU, or None if the check is about the host. `where`: file and line that should be changed if the values
+    differ. `reason`: why the check was not run.
     """
 
     area: str
