@@ -38,7 +38,7 @@ def printable_json(output: str) -> str:
 
     Tabs and line ends are kept. A control character is replaced by the text of its escape sequence: the JSON `"\u001b"` becomes
     `"\\x1b"`.
-    If the output does not contain an object, it is not JSON but for example a traceback. In this case, backslashes are not
+    If the output does not contain an object, it is not JSON, for example a traceback. In that case, backslashes are not
     doubled.
     """
     if "{" not in output:

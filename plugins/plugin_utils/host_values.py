@@ -129,9 +129,8 @@ class Reader:
 
     A shape is one of these:
     - a kind. If it ends in ``?``, the value may be null.
-    - a mapping from keys to shapes. If a key ends in ``!``, the value is required and must not be null. Other values may be
-    missing or
-      null. Keys that are not in the mapping are dropped.
+    - a mapping from keys to shapes. If a key ends in ``!``, the value is required and must not be null.
+      Other values may be missing or null. Keys that are not in the mapping are dropped.
     - ``[shape]`` for a list that may be shortened.
     - ``[shape, most]`` for a list that must not have more than `most` entries.
     """
