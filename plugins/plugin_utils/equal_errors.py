@@ -9,13 +9,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Sequence
 
-# Limits for the hosts that a line names, the characters of one error, and the errors of one host.
+# Maximum number of hosts that a line names, of characters in an error, and of errors from one host.
 _NAMED = 5
 _MOST_TEXT = 2000
 _MOST_ERRORS = 20
 
-# Forms in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
-# another form is from the inventory, where a difference matters.
+# Formats in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
+# any other format comes from the inventory. Errors with different values from the inventory are different errors.
 _UUID = r"GPU-[0-9A-Za-z-]+"
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _IDENTITY = r"(?:%s|%s)" % (_UUID, _ADDRESS)

@@ -150,7 +150,7 @@ _LAYOUT = {
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
 #: Maximum number of lines in a message. A message about a layout has a line for each problem.
 _MOST_MESSAGE_LINES = 200
-# Ansible's messages for a module that printed no result, in ansible-core before 2.19 and since.
+# Messages of Ansible if a module printed no result. They differ between ansible-core 2.19 and earlier releases.
 _NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
 _DIED = (
     "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "

@@ -17,7 +17,7 @@ from typing import Any
 from ..module_utils.errors import FleetError
 from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
-# Re-exported, because texts of hosts and of API servers pass the same check.
+# These names are exported again, because texts from hosts and from API servers are checked in the same way.
 __all__ = ["MOST_TEXT", "text"]
 
 #: Maximum number of characters of a value in a message.
@@ -27,7 +27,7 @@ MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
 #: Maximum values for numbers of bytes, and for small numbers such as those of GPUs and slices.
 _LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
 
-#: Pattern and description of each kind of name.
+#: Regular expression and description for each kind of name.
 _PATTERNS = {
     "architecture": (r"x86_64|aarch64", "x86_64 or aarch64"),
     # The format of NVML. It includes the UUIDs of MIG devices before driver 470, which contain slashes:
@@ -46,7 +46,7 @@ _PATTERNS = {
         "a profile of GPU instances such as 1g.10gb",
     ),
     "version": (r"[0-9A-Za-z][0-9A-Za-z.+~:_-]{0,63}", "a version"),
-    # systemd.unit(5).
+    # The names of units are described in systemd.unit(5).
     "unit": (
         r"[A-Za-z0-9:_.\\@-]{1,244}\.(?:service|socket|timer|path|scope|slice)",
         "the full name of a systemd unit",

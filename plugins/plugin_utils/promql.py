@@ -24,7 +24,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def quote(text: str) -> str:
-    """Return the text as a string literal."""
+    """Return the text as a string literal of PromQL."""
     return '"%s"' % _ESCAPED.sub(_escape, _SURROGATE.sub("\ufffd", text))
 
 

@@ -121,9 +121,9 @@ class Figures:
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
-        """Return how many seconds each subject that is held has been held.
+        """Return for how many seconds each subject has been held.
 
-        The time is 0 if it is less than an hour, or if samples are missing.
+        Only subjects that are held now are included. The time is 0 if it is less than an hour, or if samples are missing.
         """
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}

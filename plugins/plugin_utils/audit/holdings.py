@@ -217,7 +217,7 @@ def _aged(holding: Holding, now: float) -> Holding:
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
-    # The host's clock may be ahead.
+    # The age is at least 0, because the clock of the host may be ahead.
     return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 
@@ -231,7 +231,7 @@ def _add_tenant(found: dict[Key, Holding], whole: Subject, tenant: Mapping[str, 
 
 
 def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str, HostState]) -> Holding:
-    """Add sentences about unknown facts."""
+    """Add a sentence to `missing` for each unknown fact."""
     missing = list(holding.missing)
     if history is None:
         missing.append("no history: use over time is unknown")
@@ -292,7 +292,7 @@ def _priced(
     An instance gets its share, because metrics only have the price of the whole GPU.
     """
     subject = holding.subject
-    # The GPU already has the price, so a tenant has none.
+    # The price counts for the GPU, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)

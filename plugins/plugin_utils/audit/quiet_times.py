@@ -71,9 +71,9 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
     """Return the quiet times of GPUs and instances that only show CPU time.
 
-    CPU time is their only sign of work. These quiet times ignore CPU time. `known` are the GPUs and instances that show no sign
-    of work at all. They are left out. Returns an empty dictionary if the server does not have the series DEVICE_ACTIVITY.
-    Raises PrometheusError.
+    CPU time is their only sign of work, and it is ignored for these quiet times. `known` are the GPUs and instances that show
+    no sign of work at all. They are left out. Returns an empty dictionary if the server does not have the series
+    DEVICE_ACTIVITY. Raises PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
         return {}
@@ -90,7 +90,7 @@ def _quiet_by(
 
     `least` is the minimum value of the series that is a sign of work. Keys in `without` are left out.
     """
-    # A GPU without current samples may have started to work.
+    # Skip GPUs without current samples, because they may have started to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"

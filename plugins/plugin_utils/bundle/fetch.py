@@ -26,11 +26,12 @@ from .model import BundleError, Item
 _TIMEOUT_SECONDS = 30
 _TRIES = 4
 _BLOCK = 1 << 18
-# Interval of progress lines of one download.
+# Seconds between two progress lines of a download.
 _PROGRESS_SECONDS = 10
-# Maximum size of an index or key read into memory. Indexes of the CUDA repositories have a hundredth of it.
+# Maximum size in bytes of an index or key. It is read into memory. The indexes of the CUDA repositories are a hundred times
+# smaller.
 _SMALL_BYTES = 1 << 28
-# Maximum characters of a server's error message.
+# Maximum number of characters of an error message from a server.
 _MOST_WORDS = 300
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 

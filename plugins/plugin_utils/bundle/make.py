@@ -25,7 +25,7 @@ from .wants import collect
 #: Folders that contain only files of the bundle. A file in them that is not needed is left over from an earlier run.
 FOLDERS = ("repositories", "files", "python", "collection")
 _PARTIAL, _LOCK = ".partial", ".lock"
-# Space to leave free on the disk.
+# Disk space in bytes that must stay free.
 _SPARE_BYTES = 64 << 20
 
 

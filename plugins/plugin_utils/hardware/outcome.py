@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The outcome of a hardware check."""
+"""Define hardware checks and their outcomes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Check:
 
 
 def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
-    """Return the check that two values are equal."""
+    """Return a check that holds if two values are equal."""
     outcome = HELD if expected == found else DIFFERS
     return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
 

@@ -10,8 +10,8 @@ many GPUs of a cell get each pattern, instead of a pattern for each GPU. For exa
 with a dozen patterns.
 
 A workload is bound if it needs several GPUs, has an affinity, or may run on certain hosts only. If there are bound workloads,
-each GPU is a separate cell and the search places them. In a large fleet, this would take too long. So bound workloads stay
-where the heuristic placed them.
+each GPU is a separate cell, and the search places the bound workloads. In a large fleet, that would take too long. There, bound
+workloads stay where the heuristic placed them.
 """
 
 from __future__ import annotations

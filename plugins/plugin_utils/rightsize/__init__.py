@@ -16,7 +16,7 @@ rearrange  packing problems and their solutions
 overlay    new `gpu_layout` of a changed host, with its plan
 risk       risks of a change for a workload
 reclaim    idle units and containers that may be stopped
-make       a proposal, from the request to the finished object
+make       entry point: a proposal from a request
 sums       totals and one-line summary
 write      inventory overlay, YAML, JSON and HTML
 """

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a proposal, from the request to the finished object."""
+"""Make a proposal from a request. This module is the entry point of the package."""
 
 from __future__ import annotations
 

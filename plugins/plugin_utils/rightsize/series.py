@@ -28,7 +28,7 @@ from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
 from .model import GpuToday, Need, Occupant
 
-#: Two weeks in steps of five minutes.
+#: Maximum number of points in a series. It corresponds to two weeks in steps of five minutes.
 MOST_POINTS = 4032
 _FIGURES = ("memory", "busy", "compute")
 _BY = "host, gpu_uuid, mig_instance"

@@ -13,7 +13,7 @@ from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ...module_utils.techniques.mps.model import Mps
 
-# The device plugin names MIG devices by profile or as GPUs.
+# MIG strategies of the device plugin. Resources for MIG devices are named by profile ("mixed") or like GPUs ("single").
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 
 

@@ -24,7 +24,7 @@ from .offers import offer_node
 from .registry import KEYS
 from .text import lines
 
-# Form of a host's PCI GPUs, with their maximum number.
+# Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 

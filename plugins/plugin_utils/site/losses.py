@@ -24,7 +24,7 @@ _NAMED = 20
 _HOST_FAULTS = ("host_fault", "unreachable", "timedout", "module_stderr", "module_stdout")
 #: Messages of Ansible if the host requires a password to become root. The result has no other sign of this problem.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
-# sudo's message, which Ansible returns as output of the module if no password is set.
+# Messages of sudo. If no password is set, Ansible returns them as output of the module.
 _SUDO_ASKS = re.compile(r"sudo: a (?:password|terminal) is required")
 _UNREACHABLE = "could not be reached"
 #: Text that replaces an error if the task has already printed that error.

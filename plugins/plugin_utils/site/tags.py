@@ -10,13 +10,14 @@ from typing import Any, Mapping, Sequence
 from ..host_values import text
 from . import needs
 
-# Each of these selects every task.
+# Tags that select every task.
 _EVERYTHING = {"all", "tagged"}
-# Molecule always skips these, whether or not a task has them, the last one in its check of idempotence
+# Tags that Molecule skips in every run, even if no task has them. It skips the last one only in the check of idempotence
 # (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
 _SKIPPED_BY_MOLECULE = {"notest", "molecule-notest", "molecule-idempotence-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
-# Variables that request a role: a host needs one of them. Roles that are not listed run on every host.
+# Variables that request a role. The role runs on a host that has one of them. A role that is not listed here runs on every
+# host.
 _ASKED_BY = {
     "gpu_simulator": ("gpu_simulator_gpus",),
     "nvidia_driver": ("nvidia_driver_version", "nvidia_driver_state"),

@@ -157,7 +157,7 @@ class Fleet:
         )
 
     def between(self, start: int, end: int) -> Fleet:
-        """Return a fleet with the samples `start` (included) to `end` (excluded)."""
+        """Return a fleet with only the samples from index `start` to before `end`."""
         cut = slice(start, end)
         return Fleet(self.names, self.times[cut], self.duty[:, cut], self.memory[:, cut], self.card)
 

@@ -30,14 +30,15 @@ _MISSING_RATIO = 0.85
 _LEAST_NAME, _LEAST_WORD = 15, 5
 #: A name without a prefix of the collection is checked if it starts with one of these texts.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
-# Minimum words of a name with a missing or wrong word for an error: shorter names are too often another role's own.
+# Minimum number of words in a name with a missing word, and in a name with a wrong word, that counts as an error. A shorter
+# name is too often a variable of another role.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# A name of two words that lacks a word of a variable is an error only with one of these prefixes (gpu_waves, not
-# driver_version).
+# First words of names. If a name has only two words and a third word is missing, it is an error only if it starts with one of
+# these words (gpu_waves, but not driver_version).
 _NAMESPACES = ("gpu", "vgpu", "nvidia", "dcgm")
-# Inventories have their own variables for these NVIDIA products.
+# First words of names for other NVIDIA products. Inventories have variables for these products, so such names are no errors.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
-# Number of variables that a warning suggests.
+# Maximum number of variables that a warning suggests.
 _MOST_RESEMBLED = 3
 _SECRETS = (
     "password",
@@ -156,7 +157,7 @@ def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
 
 
 def typing_error(name: str) -> str:
-    """Return the variable from which the name differs by one typing error in one word.
+    """Return the variable that the name misspells by one typing error in one word.
 
     Returns "" unless there is exactly one such variable. docs/variables.md lists the typing errors. Other differences do not
     count, because inventories have variables with similar names (gpu_layouts, gpu_train_timeout).
@@ -263,7 +264,7 @@ def _check(variable: known.Variable, value: Any) -> list[Problem]:
 
 
 def _hidden(value: Any) -> Any:
-    """Return the value with hidden texts, for messages."""
+    """Return the value with all texts replaced by a placeholder, for messages."""
     if isinstance(value, Mapping):
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+# Valid names: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 

@@ -17,13 +17,14 @@ from ..model import Node, Offer
 from ..protocol import Changes, Place, Removal
 from .api_objects import annotations_of, labels_of, name_of, texts
 
-# Keeps the GPU operator's mig-manager off the node. By default it would remove all instances:
-# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. It keeps labels that have a value.
+# Label with which the GPU operator does not run mig-manager on the node. By default, mig-manager would remove all instances.
+# The operator does not change a label that has a value.
+# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
-# Node annotation with the label values from before the first run, as JSON, null for a missing label. The request that changes
-# the labels also writes it, so that changed labels always have a record.
+# Node annotation that records the values of labels before the first run. It is JSON, with null for a label that did not exist.
+# The request that changes the labels also writes this annotation, so that no label is changed without a record.
 LABELS_BEFORE = "openfleet.gpu/labels-before"
-# Keys of the ConfigMap that belong to the collection.
+# Pattern for the keys of the ConfigMap that belong to the collection.
 OWN_KEY = re.compile(r"openfleet-[0-9a-f]{16}")
 _COUNT = re.compile(r"[0-9]{1,9}")
 

@@ -18,11 +18,11 @@ from typing import Any, Mapping
 
 from .api_objects import annotations_of, labels_of
 
-# Annotation of a node that a drain cordoned. Its value is the inventory name of the host.
+# Annotation of a node that was cordoned by a drain. The value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-# Annotation with the old values of labels that a drain paused, as JSON.
+# Annotation that records the earlier values of the labels that a drain changed, as JSON.
 LABELS_BEFORE = "openfleet.gpu/labels-before-drain"
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+# Valid label values: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 

@@ -23,12 +23,13 @@ from .backend import WITHOUT_MIG_MANAGER
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
 _MIG_STATE = "nvidia.com/mig.config.state"
-# mig-manager is changing or rebooting the node.
+# States in which mig-manager changes or reboots the node.
 _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
-# Components that keep GPUs open. mig-manager also pauses them for a change of MIG mode.
+# Components that hold GPUs. mig-manager pauses the same components when it changes the MIG mode.
 _CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
-# Different from mig-manager's value, whose leftovers an administrator must handle.
+# Label value that pauses a component. It differs from the value that mig-manager uses, because labels that mig-manager leaves
+# behind must be handled by an administrator.
 _PAUSED = "paused-for-openfleet-gpu"
 
 

@@ -23,12 +23,12 @@ from .backend import WITHOUT_MIG_MANAGER
 MIB = 1 << 20
 # Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
 DEFAULT_SPLIT_COUNT = 10
-# HAMi-core needs several processes on a GPU without MIG, in compute mode DEFAULT.
+# Sharing modes that work with HAMi-core. It needs a GPU without MIG on which several processes may run (compute mode DEFAULT).
 OFFERED = ("shared", "time_slicing", "vgpu")
-# Values of GPU_CORE_UTILIZATION_POLICY (docs/config.md): `force` always limits, `default` limits while another container uses
-# the GPU, `disable` never limits. None lends idle SMs like burst.
+# Values of GPU_CORE_UTILIZATION_POLICY by tenant policy (docs/config.md). `force` always limits. `default` limits only while
+# another container uses the GPU. `disable` never limits. None of them lends idle SMs, as the tenant policy `burst` does.
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
-# HAMi has a high and a low priority (docs/config.md, `resourcePriority`).
+# Priorities of HAMi: one high and one low (docs/config.md, `resourcePriority`).
 _HAMI_PRIORITIES = (0, 1)
 
 

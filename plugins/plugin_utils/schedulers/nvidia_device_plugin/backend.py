@@ -16,10 +16,10 @@ from ..kubernetes.backend import KubernetesBackend
 from ..model import Node, Offer
 from .offer import CONFIG_LABEL, KEY, offer
 
-# Suffix of a profile after its size in resource names: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+# Suffix of a profile in resource names. It follows the memory size: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
 _VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
-# Before 0.20 the plugin matches patterns anywhere in a profile name, so "1g.10gb+me" matches 1g.10gb first
-# (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+# Before release 0.20, a pattern of the plugin can match any part of a profile name. So "1g.10gb+me" first matches the pattern
+# for 1g.10gb (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
 _MERGED = (
     "because the device plugin before release 0.20 counts instances with +me, -me or +gfx as plain ones: install release 0.20 "
     "or later"

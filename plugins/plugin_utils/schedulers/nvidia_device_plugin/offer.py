@@ -33,11 +33,12 @@ from ..model import (
 
 KEY = "nvidia_device_plugin"
 GPU_RESOURCE = "nvidia.com/gpu"
-# Label that selects the node's key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
+# Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-# With MPS the plugin exits without it. This is the value of its Helm chart.
+# Root directory of MPS. If it is not set, the plugin exits when MPS is configured. The value is that of the plugin's Helm
+# chart.
 _MPS_ROOT = "/run/nvidia/mps"
-# The plugin rejects fewer replicas.
+# Minimum number of replicas that the plugin accepts.
 _FEWEST_REPLICAS = 2
 
 
