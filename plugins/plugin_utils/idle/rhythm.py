@@ -16,8 +16,7 @@ from typing import Sequence
 #: An interval of time: start and end, in seconds since the epoch.
 Span = tuple[float, float]
 
-#: Minimum share of the current quiet time for which samples exist. If a gap is too long for this, the quiet time starts after
-#: it.
+#: Minimum share of the current quiet time for which samples exist. If a gap is too long, the quiet time starts after the gap.
 LEAST_COVERED_RATIO = 0.9
 
 
@@ -57,7 +56,7 @@ class Rhythm:
     def quiet_seconds(self, now: float) -> float:
         """Return the current quiet time in seconds, up to `now`.
 
-        It starts no earlier than the samples reach back with few enough gaps. It is 0 if there is work now.
+        It reaches back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if there is work now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

@@ -116,7 +116,8 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
     """Return PromQL for the maximum of each step.
 
-    `highest` selects the highest sample. Otherwise the highest five-minute average is used, as for ratios without a roll-up.
+    If `highest` is true, this is the highest sample. Otherwise, it is the highest five-minute average. Ratios that have no
+    roll-up use that average.
     """
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)

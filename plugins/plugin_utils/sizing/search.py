@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Place items on as few identical cards as possible. Pure and deterministic.
 
-Whether items fit on a card can be determined only for the whole group of items. The search starts with best fit. In each of the
+Only a whole group of items can be checked for whether it fits on a card. The search starts with best fit. In each of the
 following rounds, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al., Record
 breaking optimization results using the ruin and recreate principle, 2000).
 The number of rounds is limited instead of the time, so the result is the same on every machine.
