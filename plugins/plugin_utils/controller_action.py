@@ -48,7 +48,7 @@ class ControllerAction(ActionBase):
         raise NotImplementedError
 
     def choices(self) -> dict[str, Sequence[str]]:
-        """Return the choices of options whose choices are not in the documentation."""
+        """Return the choices of options by name, if the documentation does not list them."""
         return {}
 
     def _arguments(self) -> dict[str, Any]:

@@ -209,8 +209,8 @@ def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = Fals
 
     If `tenants_whole` is true, the name and the quota are required for each tenant on a GPU. gpu_info returns them, but
     `gpu-layout holders` does not.
-    If a GPU has more holders than the limit, the rest is replaced by one holder of the kind "unknown", so that no change is
-    proposed for this GPU.
+    If a GPU has more holders than the limit, the rest is replaced by one holder of the kind "unknown". So no change is proposed
+    for this GPU.
     """
     read = Reader(host).read("", result, _GPU_INFO)
     if tenants_whole:

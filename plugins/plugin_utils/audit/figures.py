@@ -99,7 +99,7 @@ class Figures:
         return Found(series.name, step, counts, series.name)
 
     def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
-        """Return the statistics of each subject for which no statistic is missing."""
+        """Return the statistics of each subject. Subjects with a missing one are left out."""
         if found is None:
             return {}
         figures = {}

@@ -29,7 +29,7 @@ class Order:
 
     `access` is None without a server. `hosts` has the state of each host that answered. `hosts_asked` names all queried hosts.
     The window ends at `end_seconds`, or now if `end_seconds` is None.
-    `refused` has the reasons for rejected answers. A host whose answer is rejected counts as a host that did not answer.
+    `refused` has the reasons for rejected answers. If a host's answer is rejected, the host counts as one that did not answer.
     `notes` has sentences about hosts that answered.
     `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
     `holidays` are time spans that do not count as quiet.
@@ -120,7 +120,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
 
 
 def _named(subject: Subject) -> set[str]:
-    """Return the names by which an exemption can match a subject."""
+    """Return the names that an exemption can use for a subject."""
     return {subject.host, subject.gpu_uuid, subject.name} - {""}
 
 

@@ -198,7 +198,7 @@ class _Reading:
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
     def _throttled(self, rolled_up: bool) -> None:
-        """Read for which share of the measured time each GPU was throttled, by reason."""
+        """Read the throttled share of the measured time of each GPU, by reason."""
         by = BY + ", reason"
         if not rolled_up:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)

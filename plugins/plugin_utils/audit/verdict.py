@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Judge a holding: return one verdict with its reason. Pure.
 
-Missing data never counts as zero. A verdict against a holder needs samples for the whole time to which the verdict refers.
+Missing data never counts as zero. A verdict against a holder covers a time, and samples must exist for all of that time.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _held_by(holding: Holding) -> str:
 
 
 def _works_elsewhere(holding: Holding) -> str:
-    """Return on which other GPUs the processes work, or an empty text."""
+    """Return the other GPUs on which the processes work, as text, or an empty text."""
     return "Its process works on %s." % ", ".join(holding.works_on) if holding.works_on else ""
 
 

@@ -103,8 +103,8 @@ def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
 class _Search:
     """A search for packages and their dependencies.
 
-    `taken` has the chosen packages, `queue` those whose requirements have not been read yet, and `elsewhere` the requirements
-    that the repository does not meet.
+    `taken` has the chosen packages. `queue` has the chosen packages with requirements that have not been read yet. `elsewhere`
+    has the requirements that the repository does not meet.
     """
 
     def __init__(self, ask: Ask, index: Index) -> None:

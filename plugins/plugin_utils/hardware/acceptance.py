@@ -90,8 +90,8 @@ def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict
 def _unknown(rule: str, index: int, field: Field) -> Verdict:
     """Return the verdict for a value that could not be read.
 
-    The rule is not run if the GPU or the driver does not support the value, or if it was not read, for example for lack of
-    permission. After any other error, the rule fails.
+    The rule is not run if the GPU or the driver does not support the value. The same applies if the value was not read, for
+    example because a permission is missing. After any other error, the rule fails.
     """
     if (
         field.known

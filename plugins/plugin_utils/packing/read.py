@@ -166,9 +166,9 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
 
 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
-    """Return the choice with the needed shapes with which the most workloads stay.
+    """Return the best choice that contains the needed shapes, or None.
 
-    None if no choice contains the needed shapes.
+    The best choice lets the most workloads stay in their places.
     """
     able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
     return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turn decisions into packing problems, and choose which solutions to use. Pure.
+"""Turn decisions into packing problems, and choose among the solutions. Pure.
 
 There is one problem per GPU model. If workloads may move only within their host, there is one per model and host.
 Unless the inventory sets a mode or profile, a workload may keep its current share. So the packing changes a workload only if

@@ -49,10 +49,10 @@ UNNAMED = re.compile(r"[0-9a-f]{12}")
 class Bounds:
     """Limits for stopping holders.
 
-    `grace_seconds` is the minimum quiet time and the minimum age of a holder. If it is None, the quiet time after which the
-    audit reports the holder as idle is used. A holder that is younger than that quiet time is never stopped.
-    `exempt` has globs for units (with or without `.service`), containers, users and hosts. Matching holders are never stopped.
-    `standby` has such globs for holders that may be stopped even if the verdict of the audit is standby.
+    `grace_seconds` is the minimum quiet time and the minimum age of a holder. If it is None, the limit of the audit applies:
+    the quiet time after which the audit reports the holder as idle. In any case, a holder must be at least as old as that
+    limit. `exempt` has globs for units (with or without `.service`), containers, users and hosts. Matching holders are never
+    stopped. `standby` has such globs for holders that may be stopped even if the verdict of the audit is standby.
     """
 
     grace_seconds: float | None = None

@@ -118,7 +118,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Request:
-    """Settings with which a pod requests the GPUs of an entry.
+    """Settings of a pod that requests the GPUs of an entry.
 
     They are needed if the resource name alone is not enough. `limits` and `environment` are settings of the container,
     `annotations` of its pod. `claim` is the `spec` of a ResourceClaim.

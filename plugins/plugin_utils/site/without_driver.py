@@ -75,7 +75,7 @@ def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
 
 
 def _by_place(layout: Layout, by_address: bool) -> Layout:
-    """Return the layout without entries whose GPUs only the driver can determine.
+    """Return the layout without the entries that need the driver to find their GPUs.
 
     These are entries that select GPUs by UUID. If PCI addresses are unknown, entries that select GPUs by address are left out
     as well.

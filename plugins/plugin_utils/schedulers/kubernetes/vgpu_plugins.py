@@ -168,7 +168,7 @@ def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
 
 
 def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
-    """Refuse entries whose pod counts or oversubscription ratios differ.
+    """Refuse entries with different pod counts or oversubscription ratios.
 
     These settings apply to the whole node (docs/config.md, "Node Configs").
     """

@@ -196,8 +196,8 @@ def _kinds(instance: NodeInstance) -> list[str]:
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
     """Refuse entries if the sharing modes of the GPUs without MIG differ.
 
-    The plugin configures time slicing and MPS for a resource, not for single GPUs, and a node can use only one of the two
-    (README, "Shared Access to GPUs"). The configuration has a field `devices`, but the plugin ignores it
+    The plugin configures time slicing and MPS for a resource, not for single GPUs. A node can use only one of the two (README,
+    "Shared Access to GPUs"). The configuration has a field `devices`, but the plugin ignores it
     (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
