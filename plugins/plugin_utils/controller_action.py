@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Base of actions that contact no host.
+"""Define the base class of actions that do not connect to a host.
 
-Their options are read from the module's documentation.
+The options of such an action are read from the documentation of its module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ _OF_SPEC = ("type", "elements", "choices", "default", "required")
 
 
 class ControllerAction(ActionBase):
-    """An action that runs only on the controller. An error becomes a failed result."""
+    """An action that runs only on the controller.
+
+    If `work` raises FleetError, the result of the action is failed.
+    """
 
     TRANSFERS_FILES = False
     _requires_connection = False
     _supports_check_mode = True
 
-    #: DOCUMENTATION of the module with the action's name.
+    #: DOCUMENTATION of the module that has the same name as the action.
     documentation: str
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -40,18 +43,18 @@ class ControllerAction(ActionBase):
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the action.
 
-        `variables` are the task's. Raises FleetError if it fails.
+        `variables` are the variables of the task. Raises FleetError if the action fails.
         """
         raise NotImplementedError
 
     def choices(self) -> dict[str, Sequence[str]]:
-        """Return choices of options that are defined in code, not in the documentation."""
+        """Return the choices of options by name, if the documentation does not list them."""
         return {}
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the task's arguments with their defaults.
+        """Return the arguments of the task, with defaults for missing ones.
 
-        Raises AnsibleActionFail for an unknown argument or one of the wrong type.
+        Raises AnsibleActionFail if an argument is unknown or has the wrong type.
         """
         options = yaml.safe_load(self.documentation)["options"]
         spec = {name: {key: option[key] for key in _OF_SPEC if key in option} for name, option in options.items()}

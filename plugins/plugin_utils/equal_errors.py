@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group errors of hosts that differ only in the identity of the host and its GPUs.
-
-Pure.
-"""
+"""Group errors that differ only in the names of hosts and the IDs of GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Sequence
 
-# Limits for the hosts that a line names, the characters of one error, and the errors of one host.
+# Maximum number of hosts that a line names, of characters in an error, and of errors from one host.
 _NAMED = 5
 _MOST_TEXT = 2000
 _MOST_ERRORS = 20
 
-# Forms in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
-# another form is from the inventory, where a difference matters.
+# Formats in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
+# any other format comes from the inventory. Errors with different values from the inventory are different errors.
 _UUID = r"GPU-[0-9A-Za-z-]+"
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _IDENTITY = r"(?:%s|%s)" % (_UUID, _ADDRESS)
@@ -29,9 +26,9 @@ _OWN_GPU = re.compile(
 
 @dataclass
 class EqualErrors:
-    """An error and its hosts.
+    """An error and the hosts that have it.
 
-    `example` is the text of the first host. `varies` if texts of other hosts differ from it.
+    `example` is the text from the first host. `varies` is true if the text from another host differs from it.
     """
 
     example: str
@@ -44,12 +41,12 @@ class EqualErrors:
 
 
 def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
-    """Group pairs of host and error text, in the order of their first hosts.
+    """Group pairs of (host, error text). A group is at the place of its first host.
 
-    Each line of a text counts as an error.
+    Each line of a text counts as an error. A line may start with the name of the host.
 
-    Two errors are equal if their texts are the same without the names of their hosts and the UUIDs and PCI addresses of the
-    hosts' GPUs. A text may begin with the name of its host.
+    Two errors are equal if their texts differ only in the names of the hosts, and in the UUIDs and PCI addresses of the hosts'
+    GPUs.
     """
     groups: dict[str, EqualErrors] = {}
     for host, message in errors:
@@ -65,13 +62,13 @@ def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
 
 
 def shortened(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as a list that ends with a count if there are many."""
+    """Return the names of hosts as text. If there are many, it ends with a count."""
     if len(hosts) <= _NAMED:
         return ", ".join(hosts)
     return "%s and %d more hosts" % (", ".join(hosts[:_NAMED]), len(hosts) - _NAMED)
 
 
 def _anonymous(host: str, line: str) -> str:
-    """Return the line without what identifies the host and its GPUs."""
+    """Return the line with `*` for the name of the host and the IDs of its GPUs."""
     without_gpus = _OWN_GPU.sub(r"\g<before>*", line)
     return re.sub(r"(?<![\w.-])%s(?![\w-]|\.\w)" % re.escape(host), "*", without_gpus)

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write the layout of an adopted host into the inventory: host_vars/HOST/gpu_layout.yml.
 
-Ansible trusts this file, but its content is from the host. So only a layout that the parser of `gpu_layout` accepts is written.
+Ansible trusts this file, but the layout in it comes from the host. So the layout is written only if the parser of `gpu_layout`
+accepts it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _MOST_SENTENCES = 100
 
 @dataclass(frozen=True)
 class FilePlan:
-    """The new and the former text of the file.
+    """A planned change of the file.
 
-    `former` is None if the file does not exist.
+    `text` is the new content, and `former` the current content. `former` is None if the file does not exist.
+    `left_out` has sentences about parts of the host that the layout does not contain.
     """
 
     host: str
@@ -42,16 +44,17 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Written:
-    """What was done, or would be done in a dry run."""
+    """The result of writing the file, or of a dry run."""
 
     changed: bool
     text: str
 
 
 def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the canonical form of a layout that a host sent, and printable sentences about what it left out.
+    """Return (layout in canonical form, sentences about left out parts) from a result.
 
-    Raises FleetError if the layout is invalid or selects GPUs by a glob.
+    A host sent the result. The sentences are made printable. Raises FleetError if the layout is invalid or selects GPUs with a
+    glob.
     """
     try:
         parsed = parse_layout(plain(result["gpu_layout"]))
@@ -74,9 +77,9 @@ def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
 
 
 def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list[str]) -> FilePlan:
-    """Return the file to write for the host.
+    """Return the plan for the host's file.
 
-    Raises FleetError if a directory cannot have the host's name, and OSError if the former file cannot be read.
+    Raises FleetError if the host's name is not a valid directory name, and OSError if the existing file cannot be read.
     """
     if "/" in host or "\0" in host or host.startswith("."):
         raise FleetError(host, "a directory cannot have the name of this host", "Write its gpu_layout by hand.")
@@ -94,12 +97,18 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
 
 
 def _one_line(sentence: str) -> str:
-    """Return a host's sentence as printable ASCII, so that no parser sees the end of a comment in it."""
+    """Return a sentence from a host as one line of printable ASCII.
+
+    Otherwise, a parser could find the end of a comment in it.
+    """
     return text(sentence).encode("ascii", "backslashreplace").decode()
 
 
 def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
-    """Return whether the text is comments, one start of a document, and YAML that reads as this layout only."""
+    """Return whether the text contains exactly this layout.
+
+    The text must have comments, the start of a document, and YAML that is read as the layout and nothing else.
+    """
     head, begin, _body = new.partition("\n---\n")
     try:
         return (
@@ -112,11 +121,11 @@ def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
 
 
 def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
-    """Write the file unless the inventory has this layout.
+    """Write the file, unless the file or the inventory already has this layout.
 
-    `known` is the host's gpu_layout in the inventory, or None.
+    `known` is the host's `gpu_layout` in the inventory, or None.
 
-    Raises FleetError if the file or the inventory has another layout and `overwrite` is not set.
+    Raises FleetError if the file or the inventory has another layout and `overwrite` is false.
     """
     former = _layout_of(plan)
     if former == plan.layout or (plan.former is None and _canonical(known) == plan.layout):
@@ -142,11 +151,14 @@ def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
 
 
 def _layout_of(plan: FilePlan) -> list[dict[str, Any]] | None:
-    """Return the canonical layout of the former file, None without a file or if it has other content."""
+    """Return the layout in the existing file in canonical form.
+
+    Returns None if the file does not exist, or if it has any other content.
+    """
     try:
         data = yaml.safe_load(plan.former or "")
     except yaml.YAMLError:
-        # With a vaulted value or invalid YAML, the content differs in any case.
+        # If the file has a vaulted value or invalid YAML, its content is not the new layout.
         return None
     return _canonical(data.get("gpu_layout")) if isinstance(data, dict) and set(data) == {"gpu_layout"} else None
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The base of all actions that run a module on a host."""
+"""Define the base class of all actions that run a module on a host."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.printable import printable
 
-#: An escape sequence of a JSON string, or two for a character beyond U+FFFF; or a character that a terminal may act on.
+#: An escape sequence in a JSON string (a pair of two for a character above U+FFFF), or a character that may control a terminal.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^ -~\n\t]", re.DOTALL
 )
-#: Escape sequences that terminals show as text.
+#: Characters whose JSON escape sequences are kept, because they do not control a terminal.
 _KEPT = frozenset('\n\t\\"/')
 
 
 class HostAction(ActionBase):  # type: ignore[misc]  # ansible-core has no types for it
-    """Escape control characters in a module's output before Ansible reads it.
+    """Escapes control characters in the output of a module before Ansible reads it.
 
-    ansible-core 2.21 takes warnings out of a result before an action sees it, and prints them as the host wrote them.
+    An action is too late for this: ansible-core 2.21 removes the warnings from a result before the action gets the result, and
+    prints them exactly as the host sent them.
     """
 
     def _parse_returned_data(self, res: Any, *profile: Any) -> Any:
@@ -33,10 +34,12 @@ class HostAction(ActionBase):  # type: ignore[misc]  # ansible-core has no types
 
 
 def printable_json(output: str) -> str:
-    r"""Return JSON text with escaped control characters in its strings.
+    r"""Return JSON text with the control characters in its strings escaped.
 
-    Tabs and line ends stay. A control character becomes its escape sequence as text: the JSON `"\u001b"` becomes `"\\x1b"`.
-    Output without an object, such as a traceback, has no strings to keep valid, and gets single backslashes.
+    Tabs and line ends are kept. A control character is replaced by the text of its escape sequence: the JSON `"\u001b"` becomes
+    `"\\x1b"`.
+    If the output does not contain an object, it is not JSON, for example a traceback. In that case, backslashes are not
+    doubled.
     """
     if "{" not in output:
         return "".join(letter if letter in "\n\t" else printable(letter) for letter in output)

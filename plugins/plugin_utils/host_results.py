@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read results of modules from hosts.
+"""Read results that modules returned on hosts. Pure.
 
-Keeps only keys that the controller uses, and checks their values. Pure.
+Only keys that the controller uses are kept, and their values are checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..module_utils.errors import FleetError
 from ..module_utils.model import LostGpu
 from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, shown, text
 
-#: Limits above what any host has: 16 GPUs on two HGX baseboards with 7 instances each.
+#: Maximum numbers of GPUs and of instances per GPU. No host has more than 16 GPUs (two HGX baseboards) with 7 instances each.
 _GPUS, _PARTS = 64, 64
 
 _PLACEMENT = {"start!": "small", "size!": "small"}
@@ -91,7 +91,7 @@ _TENANT = {
     "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
     "problem": "text",
 }
-#: Keys that each tenant on a GPU must have.
+#: Keys that are required for each tenant on a GPU.
 _REQUIRED_OF_TENANT = ("name", "memory_bytes", "sm_percent")
 _GPU_INFO = {
     **dict.fromkeys(("driver_version", "nvml_version", "cuda_version"), "version"),
@@ -128,11 +128,11 @@ _CHANGED_GPU = {
     ],
 }
 _BUSY = [{"what!": "text", "who!": ["text"], "pods": ["pod_uid"]}]
-#: Limit for the lines of a plan: one for each GPU, daemon and tenant.
+#: Maximum number of lines in a plan. A plan has a line for each GPU, daemon and tenant.
 _LINES = 2048
-#: Counts of instances and of changed GPUs.
+#: Keys of the counts: instances that are created, destroyed and kept, and changed GPUs.
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
-#: A plan that the controller made from the GPUs on the host's PCI bus.
+#: Format of a plan that the controller made from the GPUs on the host's PCI bus.
 _FORECAST = {
     "checked": "flag",
     "plan": ["text", _LINES],
@@ -148,17 +148,17 @@ _LAYOUT = {
     "unmanaged": [{"index!": "small", "uuid!": "gpu_uuid", "action!": "text", "text!": "text"}, _GPUS],
 }
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
-#: Limit for the lines of a message: one for each problem of a layout.
+#: Maximum number of lines in a message. A message about a layout has a line for each problem.
 _MOST_MESSAGE_LINES = 200
-# Ansible's messages for a module that printed no result, in ansible-core before 2.19 and since.
+# Messages of Ansible if a module printed no result. They differ between ansible-core 2.19 and earlier releases.
 _NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
 _DIED = (
     "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "
     "run again. A run completes or undoes an interrupted change."
 )
-#: Keys that Ansible adds if a module did not finish, and the limit for their characters.
+#: Keys that Ansible adds if a module did not finish, and the maximum number of characters in their values.
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
-#: Documented return keys of openfleet.gpu.layout, and those that Ansible adds to background tasks.
+#: Documented return keys of openfleet.gpu.layout, and keys that Ansible adds to background tasks.
 _LAYOUT_KEYS = (
     *(
         "plan",
@@ -190,7 +190,7 @@ _LAYOUT_KEYS = (
     *("started", "finished", "ansible_job_id", "results_file"),
 )
 _LAYOUT_ENTRIES = 100_000
-#: Keys of the diff of one file in Ansible.
+#: Keys of a diff of one file in a result.
 _DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
@@ -205,10 +205,12 @@ _PLAN = {
 def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = False) -> dict[str, Any]:
     """Return the checked result of openfleet.gpu.gpu_info on a host.
 
-    Raises HostValueError for an invalid value.
+    Raises HostValueError if a value is invalid.
 
-    With `tenants_whole`, each tenant on a GPU must have its name and quota. gpu_info returns them, `gpu-layout holders` does not.
-    Holders beyond the limit are replaced by one of kind unknown, so that nothing is proposed for their GPU.
+    If `tenants_whole` is true, the name and the quota are required for each tenant on a GPU. gpu_info returns them, but
+    `gpu-layout holders` does not.
+    If a GPU has more holders than the limit, the rest is replaced by one holder of the kind "unknown". So no change is proposed
+    for this GPU.
     """
     read = Reader(host).read("", result, _GPU_INFO)
     if tenants_whole:
@@ -221,13 +223,16 @@ def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = Fals
 
 
 def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
-    """Return a GPU that gpu_info reports as not working, from a checked row of its lost_gpus."""
+    """Convert a checked row of `lost_gpus` to a LostGpu."""
     known = {name: row.get(name) for name in ("uuid", "pci_address", "name", "call", "code", "code_name")}
     return LostGpu(row.get("index"), row.get("problem") or "", **known)
 
 
 def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each GPU that does not work, from checked results of gpu_info by host."""
+    """Return a sentence for each GPU that does not work.
+
+    `results` has checked results of gpu_info by host.
+    """
     return [
         "%s: %s" % (host, lost_gpu(row))
         for host, result in sorted(results.items())
@@ -238,9 +243,9 @@ def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def gpu_info_of_all(
     results: Mapping[str, Any], *, tenants_whole: bool = False
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (results by host, sentences about hosts without a result).
+    """Return (checked results by host, sentences about hosts without a result).
 
-    A host that was not queried is in neither. For `tenants_whole` see gpu_info.
+    A host that was not queried is in neither of them. For `tenants_whole`, see gpu_info.
     """
     read: dict[str, dict[str, Any]] = {}
     unanswered = []
@@ -259,7 +264,10 @@ def gpu_info_of_all(
 
 
 def _no_answer(result: Mapping[str, Any]) -> str:
-    """Return why a result has no GPUs, empty if it has some or the host was not queried."""
+    """Return why a result has no GPUs.
+
+    Returns an empty text if the result has GPUs or if the host was not queried.
+    """
     if result.get("unreachable") is True:
         return "it could not be reached: %s" % text(result.get("msg") or "")
     if result.get("failed") is True and "gpus" not in result:
@@ -270,9 +278,9 @@ def _no_answer(result: Mapping[str, Any]) -> str:
 
 
 def _check_tenants(host: str, read: Mapping[str, Any]) -> None:
-    """Raise HostValueError if a tenant on a GPU lacks its name or quota.
+    """Raise HostValueError if a tenant on a GPU has no name or no quota.
 
-    An entry without a GPU may have only a problem: the tenants could not be read.
+    An entry without a GPU is not checked. It may contain only a problem if the tenants could not be read.
     """
     for number, row in enumerate(read.get("vgpu_tenants") or ()):
         for name in _REQUIRED_OF_TENANT if row.get("gpus") else ():
@@ -290,21 +298,24 @@ def _add_unread_holders(read: dict[str, Any], sent: Mapping[str, Any], uuid: str
 def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return GPUs, counts and blocking workloads from a result of openfleet.gpu.layout.
 
-    Raises HostValueError for an invalid value.
+    Raises HostValueError if a value is invalid.
     """
     return Reader(host).read("", result, _LAYOUT)
 
 
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lines and blocking workloads from a result of openfleet.gpu.layout in check mode.
+    """Return the plan from a result of openfleet.gpu.layout in check mode.
 
-    Raises HostValueError for an invalid value.
+    The plan consists of lines and blocking workloads. Raises HostValueError if a value is invalid.
     """
     return Reader(host).read("", result, _PLAN)
 
 
 def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the keys of a failed result that describe the failure, None if the module succeeded."""
+    """Return the keys that describe the failure of a module.
+
+    Returns None if the module did not fail.
+    """
     if not (result.get("failed") or result.get("unreachable")):
         return None
     failed: dict[str, Any] = {"failed": True, "msg": _message(result)}
@@ -314,29 +325,29 @@ def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
         failed["host_fault"] = True
     failed.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
     if result.get("nvml"):
-        # Details for playbooks. An invalid value is dropped.
+        # Add details for playbooks. An invalid value is dropped.
         with contextlib.suppress(HostValueError):
             failed["nvml"] = Reader("").read("nvml", result["nvml"], _NVML)
     return failed
 
 
 def incomplete(host: str, key: str) -> dict[str, Any]:
-    """Return a failure for a successful result without the requested key."""
+    """Return a failure for a successful result that does not have a required key."""
     problem = "the result of the host has no %s, as if another module had run" % key
     error = FleetError(host, problem, "Find out who changed what this host runs as root.")
     return {"failed": True, "msg": str(error)}
 
 
 def done(result: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of a result about what was done."""
+    """Return the sentences in a result that describe what the module did."""
     given = result.get("done")
     return [text(sentence) for sentence in (given if isinstance(given, list) else [])[:MOST_ENTRIES]]
 
 
 def installation(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the documented keys of an installing module's result, or its failure.
+    """Return the documented keys of the result of an installing module.
 
-    Texts are printable and shortened.
+    If the module failed, its failure is returned instead. Texts are made printable and shortened.
     """
     failed = failure(result)
     if failed is not None:
@@ -355,7 +366,7 @@ def installation(result: Mapping[str, Any]) -> dict[str, Any]:
 def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the documented keys of a result of openfleet.gpu.layout.
 
-    Texts are printable and shortened.
+    Texts are made printable and shortened.
     """
     read = {key: bounded(result[key], _LAYOUT_ENTRIES) for key in _LAYOUT_KEYS if key in result}
     read.update(_warnings(result))
@@ -367,7 +378,7 @@ def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
     plan_data = result.get("plan_data")
     if plan_data is not None and not isinstance(plan_data, Mapping):
         del read["plan_data"]
-        # One task saves the plans of all hosts, so only this host must fail.
+        # A single task saves the plans of all hosts. Report the failure here, so that only this host fails.
         failed = failed or _no_plan(plan_data)
     return {**read, "changed": result.get("changed") is True, **failed}
 
@@ -380,7 +391,7 @@ def _no_plan(value: Any) -> dict[str, Any]:
 def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the warnings of a result as texts.
 
-    Since ansible-core 2.19 each is an object with its text in an event.
+    Since ansible-core 2.19, a warning is an object. The text is in an attribute of the object's event.
     """
     given = result.get("warnings")
     if not isinstance(given, list):
@@ -402,15 +413,18 @@ def _message(result: Mapping[str, Any]) -> str:
 
 
 def _last_output(result: Mapping[str, Any]) -> str:
-    """Return the last line that a host printed instead of a module's result, for example an error of sudo, or "" """
+    """Return the last line that a host printed instead of a result, or "".
+
+    It may be an error message of sudo.
+    """
     lines = [line.strip() for key in _OUTPUTS for line in str(result.get(key) or "")[:_MOST_OUTPUT].splitlines()]
-    # OpenSSH prints this at the end of each command on a terminal.
+    # Skip a line that OpenSSH prints at the end of each command on a terminal.
     printed = [line for line in lines if line and not re.match(r"Shared connection to \S+ closed", line)]
     return printed[-1] if printed else ""
 
 
 def _lines(value: Any) -> str:
-    """Return a text with each of its lines printable and shortened."""
+    """Return the value as text with printable and shortened lines."""
     if not isinstance(value, str):
         return text(value)
     lines = value[: MOST_TEXT * _MOST_MESSAGE_LINES].split("\n")

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check values that a managed host sends before the controller uses them. Pure.
 
-A compromised host can send anything instead of a module's result. Names must match patterns, and numbers bounds. Texts are made
-printable, and long texts and lists are shortened, so that a host can neither control the controller nor fill its memory.
-docs/security-host-values.md lists how each value is used.
+A compromised host can send any data instead of the result of a module. So names must match patterns, and numbers must be within
+bounds. Texts are made printable. Long texts and lists are shortened. With these checks, a host can neither control the
+controller nor fill the controller's memory. docs/security-host-values.md lists how each value is used.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from typing import Any
 from ..module_utils.errors import FleetError
 from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
-# Re-exported, because texts of hosts and of API servers pass the same check.
+# These names are exported again, because texts from hosts and from API servers are checked in the same way.
 __all__ = ["MOST_TEXT", "text"]
 
-#: Maximum characters of a value in a message.
+#: Maximum number of characters of a value in a message.
 _SHOWN = 80
-#: Maximum entries of a list of holders or processes, and of all such lists of a host.
+#: Maximum number of entries in a list of holders or processes, and in all such lists from a host.
 MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
-#: Limits for counts of bytes, and for small counts such as GPUs and slices.
+#: Maximum values for numbers of bytes, and for small numbers such as those of GPUs and slices.
 _LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
 
-#: Pattern and description of each kind of name.
+#: Regular expression and description for each kind of name.
 _PATTERNS = {
     "architecture": (r"x86_64|aarch64", "x86_64 or aarch64"),
-    # NVML's form, and that of MIG devices before driver 470: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
+    # The format of NVML. It includes the UUIDs of MIG devices before driver 470, which contain slashes:
+    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
     "gpu_uuid": (r"GPU-[0-9A-Za-z][0-9A-Za-z-]{0,63}", "the UUID of a GPU as NVML writes it"),
     "mig_uuid": (r"MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,95}", "the UUID of a MIG device as NVML writes it"),
-    # As sysfs writes it: domain:bus:device.function.
+    # The format of sysfs: domain:bus:device.function.
     "pci_address": (
         r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]",
         "a PCI address such as 0000:3b:00.0",
@@ -45,15 +46,15 @@ _PATTERNS = {
         "a profile of GPU instances such as 1g.10gb",
     ),
     "version": (r"[0-9A-Za-z][0-9A-Za-z.+~:_-]{0,63}", "a version"),
-    # systemd.unit(5).
+    # The names of units are described in systemd.unit(5).
     "unit": (
         r"[A-Za-z0-9:_.\\@-]{1,244}\.(?:service|socket|timer|path|scope|slice)",
         "the full name of a systemd unit",
     ),
     "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "the name or id of a container"),
-    # A UUID, or a hash of a static pod's manifest (kubernetes/kubernetes, pkg/kubelet/config).
+    # A UUID. The UID of a static pod is a hash of its manifest instead (kubernetes/kubernetes, pkg/kubelet/config).
     "pod_uid": (r"[0-9a-f][0-9a-f-]{15,63}", "the UID of a pod"),
-    # MPS daemons, tenants and kinds of holders: docs/gpu_layout.md.
+    # Names of MPS daemons, tenants and kinds of holders (docs/gpu_layout.md).
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a name of letters, digits, _, . and -"),
 }
 _NUMBERS = {
@@ -67,7 +68,7 @@ KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text", "line")
 class HostValueError(FleetError):
     """A host sent an invalid value.
 
-    `where` names the host and the value's place in the result.
+    `where` identifies the host and the place of the value in the result.
     """
 
     def __init__(self, host: str, place: str, value: Any, words: str) -> None:
@@ -79,9 +80,9 @@ class HostValueError(FleetError):
 
 
 def checked(host: str, place: str, kind: str, value: Any) -> Any:
-    """Return the value as a plain object of this kind (one of KINDS).
+    """Return the value as a plain Python object.
 
-    Raises HostValueError for another value.
+    Raises HostValueError if the value is not of the kind `kind` (one of KINDS).
     """
     if kind == "text":
         return text(value)
@@ -89,7 +90,7 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
         return one_line(value)
     if kind in _PATTERNS:
         pattern, words = _PATTERNS[kind]
-        # No pattern allows longer values, and searching megabytes takes time.
+        # Check the length first. No pattern matches longer values, and matching megabytes takes time.
         if isinstance(value, str) and len(value) <= 256 and re.fullmatch(pattern, value, re.ASCII):
             return "".join(value)
     elif kind == "flag":
@@ -98,7 +99,7 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
             return value
     else:
         wanted, least, most, words = _NUMBERS[kind]
-        # NaN is in no range.
+        # NaN is not within any bounds.
         if isinstance(value, wanted) and not isinstance(value, bool) and least <= value <= most:
             return value
     raise HostValueError(host, place, value, words)
@@ -114,21 +115,24 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def without_host(host: str, message: str) -> str:
-    """Return the message without its host's name at the start."""
+    """Return the message without the name of the host at the start."""
     return message[len(host) + 2 :] if message.startswith(host + ": ") else message
 
 
 def shown(value: Any) -> str:
-    """Return the value for an error message: quoted, printable and short."""
+    """Return the value as quoted, printable and short text for an error message."""
     return '"%s"' % text(value, _SHOWN)
 
 
 class Reader:
-    """Read one result of a host by a shape.
+    """Reads a result from a host according to a shape.
 
-    A shape is a kind (with ``?`` at its end it may be null), a mapping of shapes by key, ``[shape]`` for a list that may be
-    shortened, or ``[shape, most]`` for a list with a strict limit. A key that ends in ``!`` is required and not null. Others may
-    be missing or null. Keys without a shape are dropped.
+    A shape is one of these:
+    - a kind. If it ends in ``?``, the value may be null.
+    - a mapping from keys to shapes. If a key ends in ``!``, the value is required and must not be null.
+      Other values may be missing or null. Keys that are not in the mapping are dropped.
+    - ``[shape]`` for a list that may be shortened.
+    - ``[shape, most]`` for a list that must not have more than `most` entries.
     """
 
     def __init__(self, host: str, entries: int = MOST_ENTRIES_OF_HOST) -> None:
@@ -137,7 +141,7 @@ class Reader:
     def read(self, place: str, value: Any, shape: Any) -> Any:
         """Return a plain copy of the value.
 
-        Raises HostValueError with the place in the result.
+        Raises HostValueError if the value does not have the shape.
         """
         if isinstance(shape, str):
             return (
@@ -172,7 +176,10 @@ class Reader:
 
 
 def bounded(value: Any, entries: int = MOST_ENTRIES_OF_HOST) -> Any:
-    """Return a plain copy of any value, with printable, shortened texts and a limited total number of entries."""
+    """Return a plain copy of any value, with a limited number of entries.
+
+    Texts are made printable and shortened. `entries` is the maximum total number of entries.
+    """
     return _Bounded(entries).copy(value, 16)
 
 

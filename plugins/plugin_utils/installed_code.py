@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module with the code that is installed on the host (module_utils/install/installed.py), instead of sending it."""
+"""Run a module with the code that is installed on the host.
+
+The code need not be sent then. See module_utils/install/installed.py.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,30 @@ from ansible.utils.display import Display
 
 from .host_values import text
 
-#: Option of the modules, and the module that runs the installed code.
+#: Option of modules that can use installed code, and name of the module that runs the installed code.
 OPTION, MODULE = "installed_code", "openfleet.gpu.installed_module"
-#: Options that are too large to send twice or to log on the host.
+#: Options whose values are too large to send twice or to log on the host.
 _LARGE = ("pynvml", "sources")
-#: Path of the command below a root that only tests set.
+#: Path of the command, relative to a root directory. Only tests set another root than `/`.
 _COMMAND = "usr/local/bin/gpu-layout"
 
 display = Display()
 
 
 def may_be_asked(task: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether to try the installed code first.
+    """Return whether the installed code should be tried first.
 
-    A background task can run only one module.
+    It is not tried in a background task, because such a task can run only one module.
     """
     wanted = boolean(arguments.get(OPTION, True), strict=False)
     return wanted and not task.async_val and not any(arguments.get(name) for name in _LARGE)
 
 
 def ask(action: ActionBase, question: Mapping[str, Any], root: str, variables: dict[str, Any]) -> dict[str, Any] | None:
-    """Run the module with the host's code and return its result, None if the module has to be sent.
+    """Run the module with the installed code and return the result of the module.
 
-    `question` has the name of the module, its arguments, and the digest of the controller's code.
+    Returns None if the module has to be sent. `question` has the name of the module, the arguments, and the digest of the
+    controller's code.
     """
     given = dict(question, command="%s/%s" % (root.rstrip("/"), _COMMAND))
     result = action._execute_module(module_name=MODULE, module_args=given, task_vars=variables)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module that uses NVML on a host without pynvml, by sending the controller's pynvml for this run."""
+"""Run a module that uses NVML on a host that has no pynvml.
+
+The controller sends its own pynvml for this run.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from .host_action import HostAction
 from .nvml_source import NvmlSourceError, Request
 from .plain import plain
 
-#: Key that a module returns if the host has a driver but no pynvml.
+#: Key in the result of a module if the host has a driver but no pynvml.
 MISSING = "pynvml_missing"
 
 
 class LendingAction(HostAction):
-    """An action whose module uses NVML, also on a host without pynvml."""
+    """Base class of actions whose modules use NVML, even on hosts without pynvml."""
 
     _supports_check_mode = True
 
     def run_lending(self, module: str, args: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Run the module and return its result. `variables` are the task's."""
+        """Run the module and return its result. `variables` are those of the task."""
 
         def execute(given: dict[str, Any]) -> dict[str, Any]:
             return self.execute(module, given, variables)
@@ -39,11 +42,11 @@ class LendingAction(HostAction):
 def run(
     execute: Callable[[dict[str, Any]], dict[str, Any]], args: Mapping[str, Any], hashes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the module's result.
+    """Run a module, send pynvml if it is missing, and return the result of the module.
 
-    `execute` runs it with arguments, `hashes` are those of gpu_layout_nvml_hashes.
+    `execute` runs the module with the given arguments. `hashes` is the value of `gpu_layout_nvml_hashes`.
 
-    Returns a failure if the host has a driver, but neither host nor controller has a trusted pynvml.
+    Returns a failure if the host has a driver, but neither the host nor the controller has a trusted pynvml.
     """
     result = execute(dict(args))
     if not result.pop(MISSING, False):

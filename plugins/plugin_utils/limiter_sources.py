@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect the files of the vGPU limiter to install, by the names in module_utils/install/vgpu_limiter.py."""
+"""Collect the files of the vGPU limiter that are installed on hosts.
+
+Their names are those in module_utils/install/vgpu_limiter.py.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,16 @@ from ..module_utils.install.vgpu_limiter import BUILT
 from .on_demand import ROLES, texts
 
 FILES = ROLES / "vgpu_limiter" / "files"
-#: Files in files/src from which the library is built, without results of a build.
+#: Globs for the files in files/src from which the library is built. Results of a build do not match.
 SOURCES = ("Makefile", "*.c", "*/*.[ch]")
 
 
 def sources(built_files: Mapping[str, str]) -> dict[str, str]:
-    """Return texts by name: the built files or else the sources, and the files that are installed unchanged."""
+    """Return the contents of the files to install, by name.
+
+    These are the prebuilt files, or the sources if there are no prebuilt files. In addition, there are files that are installed
+    unchanged.
+    """
     made_of = dict(built_files)
     if not made_of:
         for pattern in SOURCES:
@@ -29,9 +36,10 @@ def sources(built_files: Mapping[str, str]) -> dict[str, str]:
 
 
 def built(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return prebuilt files in Base64, by name.
+    """Return the prebuilt files in Base64, by name.
 
-    Raises FleetError if one cannot be read, has another SHA-256 than `vgpu_limiter_files`, or is missing.
+    `files` is the value of `vgpu_limiter_files`. Raises FleetError if a file is missing or cannot be read, or if its SHA-256 is
+    not the one in `files`.
     """
     contents: dict[str, str] = {}
     for file in files:

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify files of the package nvidia-ml-py for hosts, by hashes of the collection or the inventory.
+"""Verify the files of the package nvidia-ml-py that are installed on hosts.
 
-The package runs as root on every host, so no index and no file on the controller is trusted by its name alone.
+The package runs as root on every host. So no file from an index or from the controller is trusted because of its name. Its hash
+must be in the collection or in the inventory.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from .python_pins import Pin
 
 NAME = "nvidia-ml-py"
 _FILES = Path(__file__).resolve().parents[2] / "roles" / "gpu_layout" / "files"
-#: Files with the package and the hashes of its wheels, and with the hash of pynvml.py in the format of sha256sum.
+#: A requirements file with the version of the package and the hashes of the wheels, and a file of sha256sum with the hash of
+#: pynvml.py.
 REQUIREMENTS, FILE_HASH = _FILES / "nvml-requirements.txt", _FILES / "pynvml.sha256"
 
 
 class NvmlSourceError(FleetError):
-    """No known hash confirms the file."""
+    """The file does not exist, or its hash is not known."""
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """Hashes of the collection: the wheels of a version, and pynvml.py in them."""
+    """Hashes that the collection contains: of the wheels, and of pynvml.py in them."""
 
     wheels: Pin
     file: str
@@ -38,7 +40,7 @@ class Shipped:
 
 @dataclass(frozen=True)
 class Request:
-    """The role's variables gpu_layout_nvml_*."""
+    """The values of the variables `gpu_layout_nvml_*`."""
 
     source: str
     version: str
@@ -47,9 +49,9 @@ class Request:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Request:
-        """Build a request from the variables by name.
+        """Build a request from a mapping of variables.
 
-        Raises NvmlSourceError for an invalid hash.
+        Raises NvmlSourceError if a hash is invalid.
         """
         given = [str(text) for text in values.get("gpu_layout_nvml_hashes") or ()]
         for text in given:
@@ -76,15 +78,15 @@ class ControllerFile:
 
 
 def shipped() -> Shipped:
-    """Read the hashes of the collection."""
+    """Read the hashes that the collection contains."""
     (wheels,) = python_pins.read(REQUIREMENTS.read_text(encoding="utf-8"))
     return Shipped(wheels, FILE_HASH.read_text(encoding="utf-8").split()[0])
 
 
 def pin(request: Request, known: Shipped) -> Pin:
-    """Return the version and hashes for pip.
+    """Return the version of the package and the hashes for pip.
 
-    Raises NvmlSourceError if no hash is known.
+    Raises NvmlSourceError if no hash of this version is known.
     """
     if request.hashes:
         return Pin(NAME, request.version, request.hashes)
@@ -100,14 +102,14 @@ def pin(request: Request, known: Shipped) -> Pin:
 
 
 def wheel_hashes(request: Request, known: Shipped) -> tuple[str, ...]:
-    """Return the hashes that the file of gpu_layout_nvml_wheel may have."""
+    """Return the allowed hashes for the file `gpu_layout_nvml_wheel`."""
     return (*known.wheels.sha256, *request.hashes)
 
 
 def controller_file(request: Request, known: Shipped) -> ControllerFile:
-    """Find pynvml.py of the Python that runs Ansible.
+    """Find pynvml.py in the Python that runs Ansible, and verify it.
 
-    Raises NvmlSourceError if it is missing or has an unknown hash.
+    Raises NvmlSourceError if the file is missing or has an unknown hash.
     """
     spec = importlib.util.find_spec("pynvml")
     if spec is None or not spec.origin or Path(spec.origin).name != "pynvml.py":
@@ -130,9 +132,9 @@ def controller_file(request: Request, known: Shipped) -> ControllerFile:
 
 
 def wheel_file(request: Request, known: Shipped) -> Path:
-    """Return the path of the inventory's wheel.
+    """Return the path of the wheel that the inventory names, after verifying the file.
 
-    Raises NvmlSourceError if it is missing or has an unknown hash.
+    Raises NvmlSourceError if the file is missing or has an unknown hash.
     """
     path = Path(request.wheel).expanduser().absolute()
     if not request.wheel or not path.is_file():

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Actions of modules that install sources: send the digest first, and the sources only if the host requests them."""
+"""Define the base class of actions whose modules install sources.
+
+The digest of the sources is sent first. The sources are sent only if the host requests them.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,21 @@ from ..module_utils.install.sources import digest, pack
 from . import host_results
 from .host_action import HostAction
 
-#: Folder of this collection's roles, which contain the sources.
+#: Folder with the roles of this collection. The roles contain the sources.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
-    """Return the texts of files in a folder, by prefix and path in the folder."""
+    """Return the contents of the files in a folder that match a glob.
+
+    The keys are the prefix and the path of the file in the folder.
+    """
     files = (file for file in folder.glob(pattern) if file.is_file())
     return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 class OnDemandAction(HostAction):
-    """Run a module with sources, which a subclass provides."""
+    """An action that runs a module with sources. A subclass provides the sources."""
 
     #: Full name of the module.
     MODULE = ""
@@ -32,18 +38,21 @@ class OnDemandAction(HostAction):
     _supports_check_mode = True
 
     def sources(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the sources for these arguments as texts by name.
+        """Return the sources for these arguments, as contents by name.
 
-        Raises FleetError if they are missing or wrong.
+        Raises FleetError if a source is missing or wrong.
         """
         raise NotImplementedError
 
     def digest(self, sources: Mapping[str, str]) -> str:
-        """Return the digest by which the host recognizes the sources."""
+        """Return the digest with which the host checks whether it has these sources."""
         return digest(sources)
 
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result by the host's installed code, None if the module has to be sent (the default)."""
+        """Run the module with the code that is installed on the host.
+
+        Returns the result, or None if the module has to be sent. The default is None.
+        """
         return None
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:

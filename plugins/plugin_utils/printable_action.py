@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module as Ansible does by default, with printable texts in its result."""
+"""Run a module as Ansible does by default, but with printable texts in the result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from .host_action import HostAction
 
-#: Fact with the Python that Ansible discovered on the host, so that it does not search again.
+#: Fact with the path of the Python that Ansible discovered on the host. It is kept so that Ansible need not search again.
 _INTERPRETER = "discovered_interpreter_python"
 
 
 class PrintableAction(HostAction):
-    """Run the module with the action's name, and drop facts of the host."""
+    """An action that runs the module of the same name and drops facts from the host."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -24,7 +24,7 @@ class PrintableAction(HostAction):
         result = super().run(tmp, task_vars)
         wrap_async = bool(self._task.async_val) and not self._connection.has_native_async
         result.update(self._execute_module(task_vars=task_vars, wrap_async=wrap_async))
-        # Other facts would be variables of later tasks.
+        # Drop other facts, because they would become variables of later tasks.
         facts = result.pop("ansible_facts", None)
         if isinstance(facts, dict) and _INTERPRETER in facts:
             result["ansible_facts"] = {_INTERPRETER: facts[_INTERPRETER]}

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write files about hosts, users and command lines that only the owner and the group may read."""
+"""Write files that only their owner and group may read.
+
+They contain data about hosts, users and command lines.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from pathlib import Path
 
 from ..module_utils.durable import replacing
 
-#: Maximum modes. The umask can reduce them.
+#: Maximum permissions of files and folders. The umask can remove some.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and missing parents.
+    """Create the folder and its missing parents.
 
-    Existing folders keep their mode. Raises OSError.
+    The permissions of existing folders are not changed. Raises OSError.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
@@ -24,6 +27,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file atomically, ignoring the mode of the replaced file. Raises OSError."""
+    """Write a file atomically. Raises OSError.
+
+    The permissions of an existing file are not kept.
+    """
     with replacing(path, most=_FILE_MODE) as file:
         file.write(text.encode())

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and write requirements with hashes for pip. https://pip.pypa.io/en/stable/topics/secure-installs/"""
+"""Read and write requirements with hashes for pip.
+
+https://pip.pypa.io/en/stable/topics/secure-installs/
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from typing import Iterable
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?:\s*\\\n\s*--hash=sha256:[0-9a-f]{64})*)", re.MULTILINE)
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
-#: NAME-VERSION-...whl:
+#: File name of a wheel, NAME-VERSION-….whl:
 #: https://packaging.python.org/en/latest/specifications/binary-distribution-format/#file-name-convention
 _WHEEL = re.compile(r"(?P<name>[\w.]+)-(?P<version>[\w.!+]+)-.*\.whl")
 
 
 @dataclass(frozen=True)
 class Pin:
-    """An exact version of a package, and the SHA-256 of each allowed file."""
+    """An exact version of a package, with the SHA-256 of each allowed file."""
 
     name: str
     version: str
@@ -35,12 +38,12 @@ class Pin:
 
 
 def read(text: str) -> list[Pin]:
-    """Return the exact versions in a requirements file."""
+    """Return the pinned packages of a requirements file."""
     return [Pin(name, version, tuple(_HASH.findall(hashes))) for name, version, hashes in _PIN.findall(text)]
 
 
 def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
-    """Return the versions of wheels from pairs (file name, SHA-256)."""
+    """Return pins for the wheels in pairs of (file name, SHA-256)."""
     hashes: dict[tuple[str, str], set[str]] = {}
     for name, digest in files:
         wheel = _WHEEL.fullmatch(name)
@@ -50,6 +53,6 @@ def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
 
 
 def hash_of(text: str) -> str:
-    """Return the digits of ``sha256:DIGITS``, empty if the text has another form."""
+    """Return the digits of ``sha256:DIGITS``, or an empty text for any other format."""
     match = _HASH.fullmatch(text)
     return match.group(1) if match else ""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep several reports: a directory for each, a link to the latest, and a page with the trend.
+"""Keep several reports: one directory each, a link to the latest, and a trend page.
 
 2026-11-22T060000Z/{audit.html,audit.csv,audit.json,summary.json}
 latest -> 2026-11-22T060000Z
@@ -26,16 +26,16 @@ from .write_line import line
 LATEST, INDEX, SUMMARY = "latest", "index.html", "summary.json"
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
-# A directory with any other file is not removed.
+# Files of a report. A directory that contains any other file is not removed.
 _FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
-#: These files, and their unfinished versions after an interrupted run.
+#: The files of a report, and the unfinished versions that an interrupted run leaves behind.
 _OURS = (*_FILES, *(durable.unfinished(Path(name)).name for name in _FILES))
 
 
 def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
-    """Write the audit and keep the last `count` reports, including this one.
+    """Write the audit, and remove all but the latest `count` reports.
 
-    Returns the files that were written. Raises ReportError.
+    The new report counts as one of them. Returns the files that were written. Raises ReportError.
     """
     if count < 1:
         raise ValueError(count)
@@ -56,9 +56,9 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
 
 
 def _place(directory: Path, made_at_seconds: float) -> Path:
-    """Return a new directory, named by the time in UTC.
+    """Return the path for a new report. Its name is the time of the audit in UTC.
 
-    Adds seconds if the name exists.
+    If that name is taken, the time is increased by seconds until the name is free.
     """
     made = datetime.datetime.fromtimestamp(made_at_seconds, datetime.timezone.utc)
     while (place := directory / made.strftime("%Y-%m-%dT%H%M%SZ")).exists():
@@ -77,14 +77,14 @@ def _summary(audit: Audit) -> str:
 
 
 def _places(directory: Path) -> list[Path]:
-    """Return the directories of reports, the oldest first."""
+    """Return the directories of all reports, the oldest first."""
     return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink())
 
 
 def _entries(directory: Path) -> list[Entry]:
     """Read the summaries of all reports.
 
-    Skips those without one, which interrupted runs leave behind.
+    A report without a summary is skipped. Interrupted runs leave such reports behind.
     """
     entries = []
     for place in _places(directory):
@@ -97,7 +97,7 @@ def _entries(directory: Path) -> list[Entry]:
 
 
 def _link(path: Path, target: str) -> None:
-    """Replace the link in one step, so that it always exists."""
+    """Replace the link atomically, so that it always exists."""
     if path.exists() and not path.is_symlink():
         raise ReportError(str(path), "it blocks the link to the latest report", "Move it away.")
     durable.link(path, target)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query the server: a few queries at a time, split by hosts if a query is too large."""
+"""Query the server: a few queries at once, split by hosts if one is too large."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from .prometheus import Answer, Course, Prometheus, PrometheusError, RangeAnswer
 _Row = TypeVar("_Row")
 _Answer = TypeVar("_Answer", Answer, RangeAnswer)
 
-#: Concurrent queries. A query takes one core of Prometheus, which runs 20 by default, so most are left to other clients
-#: (--query.max-concurrency, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/).
+#: Number of concurrent queries. Each query uses one core of the Prometheus server. By default, Prometheus runs at most 20
+#: queries at once (`--query.max-concurrency`, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/). A small
+#: number here leaves most of them to other clients.
 AT_ONCE = 4
 
-#: GPUs per query, for queries by GPU.
+#: Maximum number of GPUs in one query, for queries that name GPUs.
 GPUS_A_QUERY = 40
 
-#: An expression with %(where)s in its selectors, and its evaluation time in seconds since the epoch.
+#: (PromQL expression with `%(where)s` in its selectors, evaluation time in seconds since the epoch).
 Question = tuple[str, float]
 
 
 class Asking:
-    """Queries about one fleet.
+    """Client for queries about one fleet.
 
-    `selector` has label matchers, for example ``cluster="a"``. `hosts` is used to split queries that are too large. Warnings of
-    the server are added to `notes`.
+    `selector` has label matchers, for example ``cluster="a"``. If a query is too large, it is split by `hosts`. The server's
+    warnings are added to `notes`.
     """
 
     def __init__(self, server: Prometheus, end_seconds: float, selector: str, notes: list[str]) -> None:
@@ -44,11 +45,14 @@ class Asking:
         return self._in_parts(expression, self.end_seconds, self.hosts, whole=True)
 
     def ask_all(self, expressions: Sequence[str]) -> list[list[Sample]]:
-        """Evaluate several expressions. Returns the answers in their order."""
+        """Evaluate several expressions. Returns the answers in the order of the expressions."""
         return self._at_once(self.ask, expressions)
 
     def ask_of(self, expression: str, uuids: Sequence[str]) -> list[Sample]:
-        """Evaluate an expression for some GPUs, in groups. Raises PrometheusError."""
+        """Evaluate an expression for the given GPUs, one group of GPUs after the other.
+
+        Raises PrometheusError.
+        """
 
         def query(where: str) -> Sequence[Sample]:
             return self._noted(self.server.query(expression.replace("%(where)s", where), self.end_seconds)).samples
@@ -56,7 +60,7 @@ class Asking:
         return self._of_gpus(query, uuids)
 
     def ask_courses(self, expression: str, span_seconds: int, step_seconds: int, uuids: Sequence[str]) -> list[Course]:
-        """Return the values of some GPUs over the last `span_seconds`, in groups.
+        """Return the values of the given GPUs over the last `span_seconds`.
 
         Raises PrometheusError.
         """
@@ -74,9 +78,9 @@ class Asking:
         return [row for answer in answers for row in answer]
 
     def ask_for_one(self, questions: Sequence[Question]) -> list[Sample | None]:
-        """Return the only sample of each answer.
+        """Return the single sample of each answer.
 
-        Fleet-wide queries cannot be split: too large ones are None, with a note.
+        Fleet-wide queries cannot be split. If one is too large, its sample is None and a note reports it.
         """
         return self._at_once(self._one, questions)
 
@@ -86,7 +90,7 @@ class Asking:
             try:
                 return [one.result() for one in under_way]
             except PrometheusError:
-                # The other queries would also fail, each after its timeout.
+                # Do not start the remaining queries. Each would probably fail, too, and only after its timeout.
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -124,7 +128,7 @@ class Asking:
 
 
 def in_halves(query: Callable[[str], Sequence[_Row]], selector: str, uuids: Sequence[str]) -> list[_Row]:
-    """Run a query by label matchers for these GPUs, in halves if it is too large.
+    """Run a query for these GPUs, or for each half of them if it is too large.
 
     Raises PrometheusError.
     """

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Give findings stable IDs and compare two audits: new, still, gone, unseen. Pure."""
+"""Give findings stable IDs and compare an audit with the previous one. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Former:
 
 
 def finding_id(subject: Subject, word: str) -> str:
-    """Return ten hexadecimal digits made from the subject and the verdict.
+    """Return an ID of ten hexadecimal digits for a subject and its verdict.
 
-    Figures are left out, so the ID is stable.
+    Measured values do not change the ID, so it stays the same from audit to audit.
     """
     parts = (subject.kind, subject.host, subject.gpu_uuid, subject.mig_instance, subject.name, word)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
@@ -34,9 +34,9 @@ def finding_id(subject: Subject, word: str) -> str:
 def findings(
     judged: Sequence[tuple[Holding, Verdict]], former: Mapping[str, Former], now_seconds: float
 ) -> tuple[Finding, ...]:
-    """Return all findings by urgency, then cost.
+    """Return all findings, sorted by urgency and cost.
 
-    `former` maps IDs to findings of the previous audit, if there was one.
+    `former` maps IDs to findings of the previous audit. It is empty without a previous audit.
     """
     made = []
     for holding, verdict in judged:
@@ -50,10 +50,10 @@ def findings(
 def gone(
     present: Sequence[Finding], former: Mapping[str, Former], *, looked: Callable[[Subject], bool]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Return (gone, unseen): findings of the previous audit that this audit does not have.
+    """Return (gone, unseen): previous findings that this audit does not have.
 
-    `looked` says whether this audit could have seen a subject. A finding is gone only if its subject was checked and has
-    data. Otherwise it is unseen and keeps its age.
+    `looked` returns whether this audit could have seen a subject. A finding is gone only if this audit checked its subject and
+    had data about it. Otherwise, the finding is unseen and keeps its age.
     """
     present_ids = {found.id for found in present}
     words = {_key(found.holding.subject): found.verdict.word for found in present}

@@ -1,11 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read statistics of each subject over a window: choose the series, and drop impossible values.
+"""Read the statistics of each subject over a window.
 
-The server computes all quantiles and maxima: over roll-ups of a quarter of an hour for windows of days, of five minutes for
-shorter ones (both are recorded by the rules of the role gpu_monitoring), or else over the series themselves. The network carries
-one row per subject and figure. The server's work grows with the samples read, so no samples are read twice.
+The server computes all quantiles and maxima. A response has one row per subject and statistic.
+
+For windows of several days, the server reads the roll-ups of 15 minutes. For shorter windows, it reads the roll-ups of five
+minutes. The rules of the role gpu_monitoring record both. If a roll-up does not exist, the raw series is read.
+
+The load on the server grows with the number of samples that it reads, so no query reads samples that another one already read.
+Impossible values are dropped.
 """
 
 from __future__ import annotations
@@ -29,24 +33,25 @@ from .series import (
     key_of,
 )
 
-#: Boundaries in seconds before the end of the window, to find how long a subject has been held.
+#: Boundaries of the intervals in which holders are counted, in seconds before the end of the window.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
-#: Note for servers without the roll-ups of a series.
+#: Note that is added if the server does not have the roll-ups of a series.
 RULES_MISSING = (
     "Some recording rules are missing. Figures are correct; queries are slower. "
     "Load the current rules of the role gpu_monitoring."
 )
 
-#: From the labels of a sample to its subject.
+#: Function that returns the key of a subject from the labels of a sample.
 KeyOf = Callable[[Mapping[str, str]], Key]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Source of the figures of a series: the series to query, seconds per sample, and samples per subject.
+    """The series or roll-up from which statistics are read.
 
-    `peaks` is the series for p99 and max.
+    `source` is its name, `step_seconds` the time between two samples, and `counts` the number of samples per subject.
+    `peaks` is the name of the series for the p99 and the maximum.
     """
 
     source: str
@@ -55,16 +60,16 @@ class Found:
     peaks: str
 
     def of(self, figure: str) -> str:
-        """Return the series for a figure."""
+        """Return the name of the series for a statistic."""
         return self.peaks if figure in ("p99", "max") else self.source
 
 
 class Figures:
-    """The figures of a window of `seconds`, up to the evaluation time of `asking`.
+    """Reader of the statistics of a window.
 
-    Anomalies are added to `notes`.
-
-    Queries group by the labels `by`, and `key` turns them into a subject. `dropped` counts impossible values by series.
+    The window has `seconds` and ends at the evaluation time of `asking`. Anomalies are added to `notes`.
+    Queries group samples by the labels `by`, and the function `key` converts these labels to the key of a subject.
+    `dropped` counts impossible values by series.
     """
 
     def __init__(self, asking: Asking, seconds: float, notes: list[str]) -> None:
@@ -77,7 +82,10 @@ class Figures:
         self._spans = list(zip(cuts, cuts[1:]))
 
     def source(self, series: Series, by: str = BY, key: KeyOf = key_of) -> Found | None:
-        """Return the longest roll-up that suits the window and exists, or the series itself. None if the server has neither."""
+        """Return the longest existing roll-up that suits the window, or the raw series.
+
+        None if the server has neither.
+        """
         if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
             counts = self._over("count", series.long, by, key, [(0, self.span)])[0]
             return Found(series.long, LONG_SECONDS, counts, series.peaks)
@@ -91,7 +99,7 @@ class Figures:
         return Found(series.name, step, counts, series.name)
 
     def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
-        """Return the statistics of each subject that has all figures of the series."""
+        """Return the statistics of each subject. Subjects with a missing one are left out."""
         if found is None:
             return {}
         figures = {}
@@ -105,14 +113,17 @@ class Figures:
         return self._judged(series, found, figures)
 
     def recorded_seconds(self, series: str) -> dict[Key, float]:
-        """Return for how many seconds of the window a five-minute roll-up exists, by subject."""
+        """Return how many seconds of the window a five-minute roll-up covers.
+
+        The result is by subject.
+        """
         counts = self._over("count", series, BY, key_of, [(0, self.span)])[0]
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
         """Return for how many seconds each subject has been held.
 
-        0 if less than an hour or uncertain.
+        Only subjects that are held now are included. The time is 0 if it is less than an hour, or if samples are missing.
         """
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}
@@ -120,9 +131,9 @@ class Figures:
         return found
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
-        """Return whether the longer roll-up covers the window like the shorter one.
+        """Return whether the long roll-up covers as much of the window as the short one.
 
-        Rules are added by releases.
+        It covers less if its recording rule was added by an update within the window.
         """
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(
@@ -134,7 +145,10 @@ class Figures:
         return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
 
     def _distance(self, series: Series) -> float | None:
-        """Return the shortest interval of samples of a series without roll-up, so that gaps stay visible."""
+        """Return the shortest sample interval of a series that has no roll-up.
+
+        A longer interval would hide gaps.
+        """
         dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
         if not dense:
             return None
@@ -149,9 +163,9 @@ class Figures:
         key: KeyOf,
         pieces: Sequence[tuple[int, int]],
     ) -> list[dict[Key, float]]:
-        """Return a figure for each piece of the window.
+        """Return a statistic by subject, for each piece of the window.
 
-        `max by` merges series of the same subject.
+        If several series belong to a subject, the highest value counts.
         """
         inner = [
             OVER_TIME[figure]
@@ -162,7 +176,10 @@ class Figures:
         return [{key(sample.labels): sample.value for sample in answer} for answer in answers]
 
     def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
-        """Build statistics of subjects with a complete and possible set of figures."""
+        """Build the statistics of each subject that has all of them.
+
+        Impossible values count as missing.
+        """
         stats = {}
         for key, count in found.counts.items():
             known = {name: values[key] for name, values in figures.items() if key in values}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The history of a fleet, read from the server."""
+"""Define the history of a fleet, as read from Prometheus."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Mapping
 
 from .model import Day, Measured, Stat, Window
 
-#: (host, GPU's UUID, MIG instance, name of the tenant or workload)
+#: Key of a subject: (host, GPU UUID, GPU instance ID, name of the tenant or workload).
 Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Record(Measured):
-    """The server's data about one subject."""
+    """The metrics of one subject."""
 
     stats: Mapping[str, Stat] = field(default_factory=dict)
     memory_limit_bytes: float | None = None
@@ -25,7 +25,10 @@ class Record(Measured):
 
 @dataclass(frozen=True)
 class History:
-    """All records by key, and notes about anomalies as sentences."""
+    """The records of all subjects, by key.
+
+    `notes` has sentences about anomalies in the metrics.
+    """
 
     window: Window
     records: Mapping[Key, Record]

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Combine metrics and the state of hosts into one Holding for each GPU, MIG instance and tenant. Pure.
+"""Combine metrics and host state into one Holding per GPU, instance and tenant.
 
-Either may be missing. Hosts know the current holders, metrics the use over time. Each holding lists what is unknown.
+Pure. Hosts report the current holders. Metrics show the use over time. Either source may be missing. Each holding lists the
+facts that are unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are processes. Others only reserve the GPU.
 _RUNNING = ("process", "mps")
-#: A process that has the GPU's device node open, without a context in NVML.
+#: Kind of a process that has the device node of the GPU open, but no context on the GPU according to NVML.
 _BARE_HANDLE = "device_handle"
 
 
@@ -26,7 +27,7 @@ _BARE_HANDLE = "device_handle"
 class Price:
     """Price of one GPU per hour.
 
-    `model` is a glob on NVML's name without "NVIDIA ". The first match applies.
+    `model` is a glob that is matched against the NVML name without "NVIDIA ". The first matching price applies.
     """
 
     model: str
@@ -35,12 +36,15 @@ class Price:
 
 @dataclass(frozen=True)
 class HostState:
-    """State of a host: the result of the module gpu_info, and its gpu_layout from the inventory, if any."""
+    """State of a host: the result of the module `gpu_info`, and the `gpu_layout`.
+
+    `layout` is empty if the inventory has no layout for the host.
+    """
 
     gpus: Sequence[Mapping[str, Any]]
     tenants: Sequence[Mapping[str, Any]] = ()
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    #: Pods that hold its GPUs and that the API server knows, by UID.
+    #: Pods that hold GPUs of the host, by UID. Pods that the API server does not know are left out.
     pods: Mapping[str, Pod] = field(default_factory=dict)
     #: GPUs that failed.
     lost: Sequence[Mapping[str, Any]] = ()
@@ -49,7 +53,10 @@ class HostState:
 def hosts_of(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]] | None = None
 ) -> dict[str, HostState]:
-    """Return the state of each host from the results of gpu_info, with its pods by UID."""
+    """Return the state of each host from the results of gpu_info.
+
+    `pods` has the pods of each host, by host and UID.
+    """
     return {
         host: HostState(
             state.get("gpus") or (),
@@ -64,15 +71,16 @@ def hosts_of(
 def holdings(
     history: History | None, hosts: Mapping[str, HostState], prices: Sequence[Price] = ()
 ) -> tuple[Holding, ...]:
-    """Return one Holding for each GPU without instances, MIG instance and tenant, ordered by host, GPU, instance, name.
+    """Return one Holding for each tenant, MIG instance, and GPU without instances.
 
     `history` is None without a server. `hosts` contains only hosts that answered.
+    The holdings are sorted by host, GPU, instance and name.
     """
     records: Mapping[Key, Record] = history.records if history else {}
     found: dict[Key, Holding] = {key: _of_record(record) for key, record in records.items()}
     for host, state in hosts.items():
         current = _add_host(found, host, state)
-        # History contains removed instances. The host's state shows which ones were removed.
+        # The history also contains instances that were removed since. Keep only those that the host still reports.
         for key in [key for key in found if key[0] == host and key not in current]:
             if key[2] or any(present[:2] == key[:2] for present in current):
                 del found[key]
@@ -99,7 +107,7 @@ def _of_record(record: Record) -> Holding:
         measured["memory_total_bytes"] = record.memory_limit_bytes
     return Holding(
         **measured,
-        # A server that has the series for one kind of holder has it for all.
+        # If the server has the series for one kind of holder, it has the series for all kinds.
         holders=None
         if held is None
         else tuple(Holder(kind, "%d" % count) for kind, count in sorted(held.items()) if count > 0),
@@ -108,9 +116,9 @@ def _of_record(record: Record) -> Holding:
 
 
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
-    """Add errors, throttling and loss of the GPU to an instance.
+    """Copy errors, throttling and loss from the GPU to one of its instances.
 
-    They are reported per GPU.
+    Metrics report them only for the whole GPU.
     """
     if whole is None:
         return instance
@@ -129,7 +137,7 @@ def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key
     """
     current: set[Key] = set()
     for gpu in state.lost:
-        # Without a UUID its history cannot be identified. The report lists the GPU in a note.
+        # Without a UUID, the history of the GPU cannot be identified. A note of the report lists such a GPU.
         if gpu.get("uuid"):
             index = "" if gpu.get("index") is None else str(gpu["index"])
             whole = Subject("gpu", host, gpu["uuid"], gpu_index=index, model=gpu.get("name") or "", vendor="nvidia")
@@ -202,11 +210,14 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
 
 
 def _aged(holding: Holding, now: float) -> Holding:
-    """Add the age of the newest process. Bare handles do nothing and do not count."""
+    """Add the age of the newest holder process.
+
+    Bare handles do no work, so they do not count.
+    """
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
-    # The host's clock may be ahead.
+    # The age is at least 0, because the clock of the host may be ahead.
     return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 
@@ -220,7 +231,7 @@ def _add_tenant(found: dict[Key, Holding], whole: Subject, tenant: Mapping[str, 
 
 
 def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str, HostState]) -> Holding:
-    """Add sentences about unknown facts."""
+    """Add a sentence to `missing` for each unknown fact."""
     missing = list(holding.missing)
     if history is None:
         missing.append("no history: use over time is unknown")
@@ -241,9 +252,9 @@ def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str,
 
 
 def _weight(subject: Subject) -> float:
-    """Return the memory in the name of an instance's profile: 40 for 3g.40gb.
+    """Return the memory in GB from the profile name of an instance: 40 for `3g.40gb`.
 
-    0 if unknown.
+    Returns 0 if the name is not a profile.
     """
     try:
         return float(parse_profile_name(subject.mig_profile).memory_gb)
@@ -254,9 +265,9 @@ def _weight(subject: Subject) -> float:
 def _shares(
     found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
 ) -> dict[tuple[str, str], float]:
-    """Return the total weight of each GPU with instances, for sharing its price.
+    """Return the total weight of each GPU's instances, for splitting the price.
 
-    Unused memory belongs to no instance.
+    Memory outside of instances does not count.
     """
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
@@ -276,12 +287,12 @@ def _priced(
     known: Mapping[tuple[str, str], float],
     shares: Mapping[tuple[str, str], float],
 ) -> Holding:
-    """Add the price, from the table or else from metrics.
+    """Add the price from the price table, or from metrics if the table has no match.
 
-    Metrics have the price of the whole GPU.
+    An instance gets its share, because metrics only have the price of the whole GPU.
     """
     subject = holding.subject
-    # The price counts with the tenant's GPU.
+    # The price counts for the GPU, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)
@@ -294,24 +305,22 @@ def _priced(
 
 
 def price_of(model: str, prices: Sequence[Price]) -> float | None:
-    """Return the price of the first entry that matches a model, or None."""
+    """Return the price from the first entry that matches a model, or None."""
     short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
     return next((price.price for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
 
 
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the holders without bare handles, or all if there are only bare handles.
+    """Return the holders that are not bare handles, or all if there are no others.
 
-    See docs/holders.md, "Bare handles".
-
-    Any user with access to a GPU's node can keep it open. Such a handle has no memory there and runs nothing, so it shows nothing
-    about the use by others.
+    Every user with access to the device node of a GPU can keep the node open. A bare handle has no memory on the GPU and runs
+    no kernels, so it says nothing about the use by other holders. See docs/holders.md, "Bare handles".
     """
     return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 
 
 def is_held(holding: Holding) -> bool | None:
-    """Return whether it is held, or None if unknown."""
+    """Return whether the subject is held, or None if unknown."""
     if holding.processes_now:
         return True
     if holding.holders is None:
@@ -320,7 +329,7 @@ def is_held(holding: Holding) -> bool | None:
 
 
 def runs_processes(holding: Holding) -> bool | None:
-    """Return whether a holder's process runs on it now, or None if unknown."""
+    """Return whether a process currently runs on the subject, or None if unknown."""
     if holding.processes_now is not None:
         return holding.processes_now > 0
     if holding.holders is None:

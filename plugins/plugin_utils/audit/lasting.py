@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Calculate for how long a condition has held, from pieces of a window."""
+"""Calculate how long a condition has been true, from parts of the window."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Callable, Mapping, Sequence
 
 from .history import Key
 
-#: Minimum share of samples that must be present in the interval, and in every shorter one.
+#: Minimum share of samples that must exist in the whole interval, and in each shorter interval that ends now.
 _LEAST_RATIO, _LEAST_RATIO_BETWEEN = 0.9, 0.5
-#: Maximum time without samples at the end. signals.py uses the same limit for the current state.
+#: Maximum gap between the last sample and the end of the window. signals.py uses the same limit for the current state.
 _FRESH_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the window, in seconds before its end, with a figure and the number of samples of each subject."""
+    """A part of the window, with a statistic and sample count for each subject.
+
+    `newest` and `oldest` are the bounds of the part, in seconds before the end of the window.
+    """
 
     newest: int
     oldest: int
@@ -28,12 +31,13 @@ class Piece:
 
 
 def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
-    """Return for how many seconds up to now the condition certainly held, by subject.
+    """Return how many seconds the condition has certainly been true, by subject.
 
-    `pieces` are ordered from the newest.
+    The time ends now. `pieces` are sorted, the newest first.
 
-    An interval counts only if nearly all of its samples exist, because a gap proves nothing. A gap at the end counts most
-    strictly, since something may have just started. A long gap must not disappear within a longer interval.
+    An interval counts only if nearly all of its samples exist, because a gap proves nothing. The limit is strictest for the
+    newest piece: if samples are missing at the end, the condition may just have changed. Each shorter interval has a limit,
+    too, so that a long gap cannot hide in a longer interval.
     """
     found: dict[Key, int] = {}
     for key in {key for piece in pieces for key in piece.figures}:

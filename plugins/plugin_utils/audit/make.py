@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make an audit: query the server, combine metrics with host state, judge, and compare with the previous audit."""
+"""Make an audit, from the queries to the comparison with the previous audit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from .verdict import Thresholds, judge
 class Order:
     """The inputs of an audit.
 
-    `access` is None without a server. `hosts` has the answers of `hosts_asked`. The window ends at `end_seconds`, or now if None.
-    `refused` has the reasons for rejected answers, whose hosts count as not answered. `notes` are about hosts that answered.
-    `exempt` has hosts, GPU UUIDs and tenants to leave out. `holidays` are time spans that do not count as quiet.
+    `access` is None without a server. `hosts` has the state of each host that answered. `hosts_asked` names all queried hosts.
+    The window ends at `end_seconds`, or now if `end_seconds` is None.
+    `refused` has the reasons for rejected answers. If a host's answer is rejected, the host counts as one that did not answer.
+    `notes` has sentences about hosts that answered.
+    `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
+    `holidays` are time spans that do not count as quiet.
     """
 
     window_seconds: float
@@ -48,7 +51,7 @@ class Order:
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
-#: Maximum number of reasons in the report for hosts without an answer.
+#: Maximum number of reasons that the report lists for hosts without an answer.
 _MOST_REASONS = 20
 
 
@@ -57,9 +60,9 @@ class AuditError(FleetError):
 
 
 def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Audit:
-    """Return the audit, which lists sources that did not answer.
+    """Return the audit.
 
-    Raises AuditError if no source answered.
+    The audit lists the sources that did not answer. Raises AuditError if no source answered.
     """
     history, missing = _history(order, now_seconds, say)
     silent = sorted(set(order.hosts_asked) - set(order.hosts))
@@ -117,7 +120,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
 
 
 def _named(subject: Subject) -> set[str]:
-    """Return the names by which an exemption can match a subject."""
+    """Return the names that an exemption can use for a subject."""
     return {subject.host, subject.gpu_uuid, subject.name} - {""}
 
 
@@ -130,7 +133,7 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
         question = Question(quiet, order.selector, now_seconds, order.end_seconds)
         history = read(server, order.window_seconds, question, say)
     except PrometheusError as error:
-        # The audit continues with the hosts alone.
+        # Continue with the state of the hosts alone.
         return None, ["%s Use over time is unknown, and no GPU is reported idle." % error]
     say("%s, %s" % (counted(server.queries, "query", "queries"), counted(server.bytes_received, "byte")))
     if not history.records:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values of an audit. All are frozen. An unknown figure is None, never 0."""
+"""Dataclasses of an audit. All are frozen. An unknown figure is None, never 0."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Mapping
 
 from ...module_utils.holders.model import KUBELET
 
-#: Version of the JSON report. A reader of version n reads every report of version n and ignores keys that were added later.
+#: Version of the JSON report. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
 
 #: Kinds of subjects.
 KINDS = ("gpu", "mig_instance", "tenant", "workload")
 
-#: Verdicts that are findings, the most urgent first. A report lists them first and counts them as findings.
+#: Verdicts that count as findings, the most urgent first. Reports list them before the other verdicts.
 ASKING = (
     "unhealthy",
     "broken_metrics",
@@ -31,7 +31,7 @@ ASKING = (
 CALM = ("no_data", "free", "right")
 #: All verdicts, in the order of reports.
 WORDS = (*ASKING, *CALM)
-#: What each verdict means, for the legends of the reports. docs/audit.md has the thresholds.
+#: Explanations of the verdicts, for the legends of the reports. docs/audit.md lists the thresholds.
 MEANINGS = {
     "unhealthy": "The driver lost the GPU, an XID error shows a hardware or memory fault, or heat or power supply slow it down.",
     "broken_metrics": "The metrics contradict each other. Repair the exporter first.",
@@ -49,7 +49,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Window:
-    """The time range of the audit: seconds since the epoch, by the server's clock."""
+    """The time range of the audit, in Unix time by the Prometheus server's clock."""
 
     start_seconds: float
     end_seconds: float
@@ -63,9 +63,8 @@ class Window:
 class Stat:
     """Statistics of a figure over the window, in the unit of the figure.
 
-    None for statistics that were not queried.
-
-    `seconds` is the time of the window that has samples, `coverage_ratio` its share of the window.
+    A statistic is None if it was not queried. `seconds` is the total time that is covered by samples. `coverage_ratio` is that
+    time divided by the length of the window.
     """
 
     seconds: float
@@ -81,9 +80,8 @@ class Stat:
 class Subject:
     """A GPU, a MIG instance, a tenant's quota, or a workload on one of these.
 
-    `name` names the tenant or workload.
-
-    `mig_instance` is the ID of the GPU instance in NVML and DCGM.
+    `name` is the name of the tenant or workload. It is empty for GPUs and MIG instances.
+    `mig_instance` is the GPU instance ID that NVML and DCGM report.
     """
 
     kind: str
@@ -98,14 +96,14 @@ class Subject:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Host, GPU and instance."""
+        """Host name, GPU UUID and GPU instance ID."""
         return (self.host, self.gpu_uuid, self.mig_instance)
 
     @property
     def rack_order(self) -> tuple[str, int, str, int, str]:
-        """Sort key: host, GPU, instance.
+        """Sort key: host, GPU index, GPU instance ID.
 
-        Labels that are numbers sort as numbers, others last.
+        Numeric labels are compared as numbers. A GPU without a numeric index sorts after the others of its host.
         """
         index, instance = (
             int(text) if text.isascii() and text.isdecimal() else default
@@ -123,9 +121,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of the Kubernetes API.
+    """A pod from the Kubernetes API.
 
-    `owner` is the workload that created it, for example Deployment/web, or empty.
+    `owner` is the workload that created the pod, for example `Deployment/web`. It is empty if the pod has no owner.
     """
 
     namespace: str
@@ -138,22 +136,21 @@ class Pod:
 
     @property
     def labels_text(self) -> str:
-        """The labels in the format of kubectl: key=value, separated by commas."""
+        """Return the labels as kubectl prints them: `key=value`, separated by commas."""
         return ",".join("%s=%s" % label for label in sorted(self.labels.items()))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder of a subject.
+    """A process, container, unit or job that holds a subject.
 
-    `kind` is one of docs/holders.md, `who` the host's name for it.
-
-    Metrics have only the number of holders of a kind: `who` is that number then.
-    `since_seconds` is the start of its process, in Unix time by the host's clock.
-    `listens` says whether its unit, container or process has a listening TCP socket, `clients` is the number of connected
+    `kind` is one of the kinds in docs/holders.md. `who` is the holder's name on the host. Metrics only count the holders of
+    each kind. If a holder is known from metrics only, `who` is that count.
+    `since_seconds` is the start time of the holder's process: a Unix time by the host's clock.
+    `listens` is true if the unit, container or process has a listening TCP socket. `clients` is the number of connected
     clients. Both are None if the host did not check sockets.
-    `pid` is None if there is no process or only metrics know the holder.
-    `pod` is None outside Kubernetes, or if the API server was not asked or does not know the pod.
+    `pid` is None if the holder has no process, or is known from metrics only.
+    `pod` is None outside Kubernetes, or if the Kubernetes API was not queried or does not know the pod.
     """
 
     kind: str
@@ -174,11 +171,13 @@ class Holder:
 
 @dataclass(frozen=True)
 class Quiet:
-    """The current quiet time of a subject: `seconds` without a sign of work, up to the end of the window.
+    """The time that a subject has been quiet, up to the end of the window.
 
-    `whole_window` is true if the server has no sign of work at all. `longest_seconds` is the longest earlier quiet time of its
-    holder. `held_seconds` is the time since the subject was last free. `signals` names the measured signs of work.
-    `kernel_hours_ratio` is the share of the hours of the grace in which any kernel ran, even if too briefly for a sign of work.
+    `seconds` is the time without a sign of work.
+    `whole_window` is true if Prometheus has no sign of work at all. `longest_seconds` is the longest earlier quiet time of the
+    current holder. `held_seconds` is the time since the subject was last free. `signals` lists the measured signs of work.
+    `kernel_hours_ratio` is the share of hours in the grace period in which any kernel ran. A kernel that is too short for a
+    sign of work counts, too.
     """
 
     seconds: float
@@ -193,7 +192,8 @@ class Quiet:
 class Measured:
     """The measurements of one subject.
 
-    `xid` maps XID numbers in the window to their classes, `throttled` maps reasons to their share of the time.
+    `xid` maps the XID numbers that occurred in the window to their classes. `throttled` maps throttle reasons to the share of
+    time in which they applied.
     """
 
     subject: Subject
@@ -201,17 +201,17 @@ class Measured:
     memory_total_bytes: float | None = None
     processes_now: float | None = None
     quiet: Quiet | None = None
-    #: `quiet` without the CPU time of its processes. None if that is the same or unknown.
+    #: Like `quiet`, but ignores the CPU time of processes. None if the result is the same or unknown.
     device_quiet: Quiet | None = None
-    #: Time in the window in which other metrics showed work and the busy ratio did not.
+    #: Time in the window in which other metrics showed work, but the busy ratio did not.
     unreported_work_seconds: float = 0.0
-    #: Time in the window in which the busy ratio showed kernels all the time and no other metric showed work.
+    #: Time in the window in which the busy ratio showed constant load, but no other metric showed work.
     unexplained_busy_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    #: Time between its last sample and the end of the window.
+    #: Time between the subject's last sample and the end of the window.
     silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
@@ -222,7 +222,7 @@ class Holding(Measured):
     """Metrics and host state of one subject.
 
     Memory is in bytes. Busy (a kernel ran), compute (SMs in use), bandwidth and tensor are ratios from 0 to 1.
-    `holders` is None if unknown, and empty if there are none. `missing` lists unknown facts as sentences.
+    `holders` is None if unknown, and empty if nothing holds the subject. `missing` lists unknown facts as sentences.
     """
 
     holders: tuple[Holder, ...] | None = None
@@ -232,9 +232,9 @@ class Holding(Measured):
     bandwidth: Stat | None = None
     tensor: Stat | None = None
     processes: Stat | None = None
-    #: Age of the newest process of a holder at the end of the window. None without an answer of the host.
+    #: Age of the newest holder process at the end of the window. None if the host did not answer.
     newest_holder_seconds: float | None = None
-    #: Other GPUs that a process of its holders uses. GPUs on which it is idle are left out.
+    #: Other GPUs on which a process of the holders is working. GPUs on which that process is idle are left out.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -243,9 +243,9 @@ class Holding(Measured):
 class Verdict:
     """The verdict on a subject, with its reason.
 
-    `use` is none, useful, busy (kernels run, but tensor cores and memory bandwidth do little) or unknown.
-    `waste_per_month` is the wasted part of the price, in the currency of the price table. None without a price.
-    `idle_after_seconds` is the quiet time after which this holder is idle. None if it is not quiet.
+    `use` is "none", "useful", "busy" or "unknown". "busy" means that kernels run, but hardly use tensor cores and bandwidth.
+    `waste_per_month` is the wasted part of the price, in the currency of the price table. It is None if the price is unknown.
+    `idle_after_seconds` is the quiet time after which the holder counts as idle. It is None if the subject is not quiet.
     """
 
     word: str
@@ -259,21 +259,24 @@ class Verdict:
 class Finding:
     """A holding with its verdict.
 
-    `id` is the same in all audits as long as the verdict stays the same.
+    `id` identifies the subject and the verdict. It is the same in every audit that finds the same verdict.
     """
 
     id: str
     verdict: Verdict
     holding: Holding
-    #: Compared with the previous audit: new, still, gone (no longer found), or unseen (metrics or the host's answer are missing,
-    #: so it could not be checked).
+    #: Result of the comparison with the previous audit: "new", "still", "gone" (no longer found) or "unseen" (could not be
+    #: checked, because metrics or the host's answer are missing).
     state: str = "new"
     first_found_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Day:
-    """Averages of the fleet over one day: number of GPUs, ratios of time held and busy, memory in use. None if unknown."""
+    """Fleet-wide averages of one day.
+
+    Number of GPUs, held and busy shares of time, and share of memory in use. An unknown average is None.
+    """
 
     start_seconds: float
     gpus: float | None = None
@@ -284,9 +287,9 @@ class Day:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of an audit.
+    """The data sources of an audit.
 
-    `missing` lists unavailable data and its consequences as sentences.
+    `missing` has sentences about unavailable data and its consequences.
     """
 
     prometheus: str = ""
@@ -297,7 +300,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class Audit:
-    """A finished audit. `settings` are its thresholds and prices as plain data."""
+    """A finished audit.
+
+    `settings` has the thresholds and prices as dictionaries and lists.
+    """
 
     made_at_seconds: float
     window: Window
@@ -311,14 +317,14 @@ class Audit:
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:
-        """Return the number of subjects with a verdict."""
+        """Return the number of subjects that have this verdict."""
         return sum(1 for found in self.findings if found.verdict.word == word)
 
     @property
     def waste_per_month(self) -> float | None:
-        """Sum over whole GPUs and instances, so that nothing counts twice.
+        """Return the total waste per month, or None if no price is known.
 
-        None without prices.
+        Only GPUs and MIG instances are added, so that no price counts twice.
         """
         known = [
             found.verdict.waste_per_month

@@ -32,7 +32,10 @@ def seconds(text: str) -> float:
 
 
 def access(given: Mapping[str, Any]) -> Access | None:
-    """Return how to reach the server, or None without a url. Raises OptionError."""
+    """Return the settings for access to the server, or None if `url` is not set.
+
+    Raises OptionError.
+    """
     known_keys("prometheus", given, {field.name for field in dataclasses.fields(Access)})
     if not given.get("url"):
         return None
@@ -65,7 +68,10 @@ def prices(rows: Sequence[Mapping[str, Any]]) -> list[Price]:
 
 
 def thresholds(given: Mapping[str, Any]) -> Thresholds:
-    """Return the thresholds with the inventory's changes. Raises OptionError."""
+    """Return the default thresholds with the inventory's changes applied.
+
+    Raises OptionError.
+    """
     known_keys("thresholds", given, {field.name for field in dataclasses.fields(Thresholds)})
     values = {}
     for name, value in given.items():
@@ -98,9 +104,9 @@ def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> 
 
 
 def _one_line(where: str, value: Any) -> str:
-    """Return one line of text.
+    """Return the value as one line of text, without a line break at the end.
 
-    Removes a line break at the end. Messages do not repeat the value, which may be a secret.
+    Raises OptionError. The message does not contain the value, because the value may be a secret.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OptionError(where, "it is not text", "Write one line of text.")
@@ -111,7 +117,7 @@ def _one_line(where: str, value: Any) -> str:
 
 
 def _ascii(where: str, text: str) -> str:
-    """Return the text if it can be an HTTP header. Raises OptionError."""
+    """Return the text if it is allowed in an HTTP header. Raises OptionError."""
     if not text.isascii():
         raise OptionError(
             where, "it contains a character that HTTP headers cannot have", "Check whether it was copied completely."

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the Kubernetes API which pods hold GPUs: namespace, name, owner and labels.
+"""Query the Kubernetes API for the pods that hold GPUs.
 
-Hosts report the UIDs of pods on their GPUs (docs/holders.md). The API is asked only for pods of the node in the inventory, so a
-host cannot claim pods of other nodes. The controller asks the API: a kubeconfig is never copied to a host.
+Hosts report the UIDs of the pods on their GPUs (docs/holders.md). The API returns the namespace, name, owner and labels of a
+pod. Each query is limited to the node that the inventory lists for the host, so a host cannot claim pods of other nodes.
+The controller sends the queries. A kubeconfig is never copied to a host.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ..host_values import text
 from ..plain import plain
 from .model import Pod
 
-#: Variables of a host about its cluster, without the prefix gpu_kubernetes_.
+#: Host variables that describe the cluster, without the prefix `gpu_kubernetes_`.
 KEYS = ("backend", "node", "kubeconfig", "context", "delegate_to")
-#: Names of the controller.
+#: Values of `delegate_to` that mean the controller.
 _HERE = ("localhost", "127.0.0.1", "::1")
-#: Concurrent requests.
+#: Maximum number of concurrent requests.
 _AT_A_TIME = 8
 #: Label that the Deployment controller adds to pods: https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
 _TEMPLATE_HASH = "pod-template-hash"
-#: Maximum number of labels that are kept. The API has no limit.
+#: Maximum number of labels that are kept for a pod. The API has no limit.
 _MOST_LABELS = 64
-#: The API's maximum lengths of a name, of a label's key with prefix, and of its value.
+#: Maximum lengths in the API: of a name, of a label key with its prefix, and of a label value.
 _NAME, _KEY, _VALUE = 253, 317, 63
 
 
@@ -40,9 +41,9 @@ class PlaceError(FleetError):
 
 @dataclass(frozen=True)
 class Place:
-    """A host's node and its cluster.
+    """The node name of a host, and the access to its cluster.
 
-    Without kubeconfig and context, the defaults of kubectl apply.
+    If `kubeconfig` or `context` is empty, the default of kubectl applies.
     """
 
     node: str
@@ -52,8 +53,9 @@ class Place:
 
 
 def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
-    """Return the node of each host in a cluster, from a mapping of variables by host for each of KEYS.
+    """Return the Place of each host that is in a cluster.
 
+    `given` maps each of KEYS to the values of this variable by host.
     Hosts without a backend are not in a cluster. Raises PlaceError.
     """
     given = plain(given)
@@ -76,9 +78,9 @@ def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
 def look_up(
     states: Mapping[str, Mapping[str, Any]], where: Mapping[str, Place]
 ) -> tuple[dict[str, dict[str, Pod]], list[str]]:
-    """Look up the pods that hold GPUs, from results of gpu_info.
+    """Query the API for the pods that hold GPUs according to the results of gpu_info.
 
-    One call per host with pods on its GPUs.
+    Each host with pods on its GPUs takes one request.
 
     Returns (pods by host and UID, sentences about unknown pods).
     """
@@ -110,17 +112,17 @@ def look_up(
 def named(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the results of gpu_info with names and owners of pods in the texts of holders.
+    """Return the results of gpu_info, with the pod name and owner in each holder's text.
 
-    `pods` is a result of `look_up`. Pods that the API does not know keep the host's name for them.
+    `pods` is a result of `look_up`. If the API does not know a pod, the name that the host reported is kept.
     """
     return {host: _named(state, pods[host]) if pods.get(host) else state for host, state in states.items()}
 
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
-    """Return a pod from an item of the API.
+    """Convert an item of an API response to a Pod.
 
-    A ReplicaSet that belongs to a Deployment is replaced by the Deployment.
+    If the owner is a ReplicaSet of a Deployment, `owner` is the Deployment.
     """
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
@@ -166,9 +168,9 @@ def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
 
 
 def _uids(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the pod UIDs of the holders of a host's GPUs.
+    """Yield the pod UIDs of all holders of a host's GPUs.
 
-    Numbers are IDs of Slurm jobs, and are skipped.
+    Numeric job IDs are skipped, because they are IDs of Slurm jobs.
     """
     for gpu in state.get("gpus") or ():
         for row in (gpu, *((gpu.get("mig") or {}).get("instances") or ())):

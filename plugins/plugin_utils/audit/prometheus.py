@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Client of the HTTP API of a Prometheus-compatible server.
 
-The only one in the collection.
+The collection has no other Prometheus client.
 
-An audit uses instant queries only, so the network traffic grows with the number of series and not of samples.
-Right-sizing also queries ranges, with a limited number of series and points.
+An audit mostly uses instant queries. Their network traffic grows with the number of series, not with the number of samples.
+Range queries have a limited number of series and points.
 API: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
@@ -30,23 +30,24 @@ from ...module_utils.foreign_text import one_line
 from ...module_utils.http_opener import HTTPException, Request, basic, opener
 from ..host_values import MOST_TEXT, text
 
-#: Maximum size of an answer. 10,000 GPUs with seven instances each take some 40 MiB.
+#: Maximum size of a response in bytes. The response for 10,000 GPUs with seven instances each has about 40 MiB.
 _MOST_BYTES = 1 << 30
 _BLOCK = 1 << 16
-#: Maximum time from the start to the end of an answer, in seconds.
+#: Maximum time for receiving a response, in seconds.
 _ANSWER_SECONDS = 600
 
-#: Maximum length of an error message of the server, and maximum number of its warnings.
+#: Limits for text from the server: length of an error message, and number of warnings.
 _SHOWN, _MOST_WARNINGS = 300, 20
 
-#: Maximum points per series and answer. A server refuses more than 11,000 (its web/api/v1).
+#: Maximum number of points per series in a response. Prometheus refuses more than 11,000 (web/api/v1 in its source).
 MOST_POINTS = 5000
 
 
 class PrometheusError(FleetError):
-    """The server did not answer a query. `where` is its address, without credentials.
+    """The server did not answer a query.
 
-    `too_much` is set if the server refused the query because of its size, so a smaller query may work.
+    `where` is the server's address without credentials. `too_much` is true if the query was too large, so that a smaller query
+    may succeed.
     """
 
     def __init__(self, where: str, problem: str, cure: str = "", *, too_much: bool = False) -> None:
@@ -56,9 +57,9 @@ class PrometheusError(FleetError):
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach the server.
+    """Address and credentials of the server.
 
-    `user` and `password` are HTTP basic authentication, `token` a bearer token.
+    `user` and `password` are used for HTTP basic authentication. `token` is a bearer token.
     """
 
     url: str
@@ -74,7 +75,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Sample:
-    """One series of an answer and its value, which may be NaN or infinite."""
+    """One series of a response, with its value.
+
+    The value may be NaN or infinite.
+    """
 
     labels: Mapping[str, str]
     value: float
@@ -84,7 +88,7 @@ class Sample:
 class Answer:
     """Result of an instant query.
 
-    `warnings` are the server's, for example about a store that did not answer.
+    `warnings` are messages of the server, for example about a store that did not answer.
     """
 
     samples: tuple[Sample, ...]
@@ -93,7 +97,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Course:
-    """One series of a range query: values by time in seconds.
+    """One series of a range query: values by Unix time in seconds.
 
     Times without a sample are left out.
     """
@@ -111,7 +115,10 @@ class RangeAnswer:
 
 
 class Prometheus:
-    """A server. `bytes_received` and `queries` count the traffic so far."""
+    """A server.
+
+    `bytes_received` and `queries` count the traffic so far.
+    """
 
     def __init__(self, access: Access) -> None:
         parts = urllib.parse.urlsplit(access.url)
@@ -131,7 +138,7 @@ class Prometheus:
         self.name = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         self.queries = 0
         self.bytes_received = 0
-        # Queries run concurrently.
+        # Protects the counters, because queries run concurrently.
         self._counting = threading.Lock()
         self._opener = opener(self._tls() if parts.scheme == "https" else None)
 
@@ -176,7 +183,7 @@ class Prometheus:
     ) -> RangeAnswer:
         """Run a range query at start, start + step, … up to end.
 
-        Raises PrometheusError, and ValueError for more than MOST_POINTS points or an invalid step.
+        Raises PrometheusError. Raises ValueError if the step is invalid or if there are more than MOST_POINTS points.
         """
         if not step_seconds > 0 or not 0 <= (end_seconds - start_seconds) / step_seconds < MOST_POINTS:
             raise ValueError("from %r to %r in steps of %r" % (start_seconds, end_seconds, step_seconds))
@@ -218,12 +225,12 @@ class Prometheus:
             headers["Authorization"] = "Bearer " + self.access.token
         elif self.access.user:
             headers["Authorization"] = basic(self.access.user, self.access.password)
-        # POST, because a query about many hosts exceeds the maximum length of a URL.
+        # Use POST, because a query about many hosts exceeds the maximum length of a URL.
         request = Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
         with self._counting:
             self.queries += 1
         try:
-            # The server's timeout is shorter, so that its error message arrives.
+            # Wait longer than the server's own timeout, so that its error message arrives.
             with self._opener.open(request, timeout=self.access.timeout_seconds + 2) as response:
                 body = self._read(response)
         except urllib.error.HTTPError as error:
@@ -244,7 +251,7 @@ class Prometheus:
                 "its answer was interrupted: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
             ) from None
         except ValueError:
-            # The text of the error repeats a header, which may be a secret.
+            # Do not show the error, because its text repeats a header and the header may be a secret.
             raise self._error(
                 "the request is invalid: the token or a header is not allowed in HTTP",
                 "Check prometheus.token and headers.",
@@ -263,7 +270,8 @@ class Prometheus:
         size = 0
         packed = response.headers.get("Content-Encoding") == "gzip"
         deadline = time.monotonic() + _ANSWER_SECONDS
-        # Each read is one read of the socket. A server that sends single bytes does not trigger the timeout of the socket.
+        # A server that sends single bytes never triggers the socket timeout, so check the deadline after each read of the
+        # socket.
         for block in iter(lambda: response.read1(_BLOCK), b""):
             if time.monotonic() > deadline:
                 raise self._error(
@@ -296,8 +304,8 @@ class Prometheus:
             return self._error("it redirects (HTTP %d)" % code, "Use the URL that it redirects to.")
         if code == 404:
             return self._error("no API at this URL (HTTP 404)", _NOT_ONE)
-        # 422: the query failed, for example because of too many samples. 503: it took too long. 413 and 429: limits of Thanos and
-        # Mimir.
+        # 422: the query failed, for example because of too many samples. 503: the query took too long. 413 and 429: the query
+        # exceeded a limit of Thanos or Mimir.
         if code in (413, 422, 429, 503):
             return self._error(
                 "the query failed (HTTP %d): %s" % (code, text),
@@ -307,21 +315,21 @@ class Prometheus:
         return self._error("it answered HTTP %d: %s" % (code, text), "See its log.")
 
     def _malformed(self, error: Exception) -> PrometheusError:
-        # The text of the error contains data from the server.
+        # The text of the error contains data from the server, so make it printable.
         return self._error("its answer does not have the format of the API: %s" % one_line(error, _SHOWN), _NOT_ONE)
 
     def _error(self, problem: str, cure: str, *, too_much: bool = False) -> PrometheusError:
         return PrometheusError(self.name, problem, cure, too_much=too_much)
 
 
-#: Raised while reading an answer in another format.
+#: Errors that are raised if a response does not have the format of the API.
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 _REACH = "Check the URL, that the server runs, and that this machine can reach it."
 _NOT_ONE = "Check that prometheus.url is a Prometheus-compatible API (the part before /api/v1)."
 
 
 def _text_of(error: urllib.error.HTTPError) -> str:
-    """Return the server's error message in one line."""
+    """Return the error message of the server in one line."""
     try:
         body = error.read(_BLOCK)
         if error.headers.get("Content-Encoding") == "gzip":
@@ -340,11 +348,11 @@ def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels as printable text.
+    """Return the labels with printable names and values.
 
-    Exporters choose them, and reports and messages show them.
+    Exporters choose the labels, and reports and messages show them. So they may contain any character.
     """
-    # Fast path for nearly all of the millions of labels of a large fleet.
+    # Fast path: a large fleet has millions of labels, and nearly all are printable.
     if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):
         return dict(given)
     return {text(name): text(value) for name, value in given.items()}

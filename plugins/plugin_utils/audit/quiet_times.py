@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the current quiet times of GPUs and the earlier quiet times of their holders.
+"""Find the current and the earlier quiet times of GPUs and their holders.
 
-One instant query finds the GPUs that were quiet for the whole grace. Only their history is read, by the hour and as events, so a
-GPU at rest costs almost nothing.
+One instant query finds the GPUs that were quiet for the whole grace period. The history is read for these GPUs only, in steps
+of one hour. It contains only the hours in which something changed, so the history of a quiet GPU is small.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from .history import Key
 from .model import Quiet
 from .series import ACTIVITY, BY, DEVICE_ACTIVITY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
 
-#: Length of the history of a holder. A monthly job runs twice in it.
+#: Length of the history that is read. It is long enough to contain two runs of a monthly job.
 LOOK_BACK_SECONDS = 56 * 86400
 
-#: Labels that identify a GPU or instance on any host.
+#: Labels that identify a GPU or instance regardless of its host.
 _BY_GPU = "gpu_uuid, mig_instance"
 
 _HOUR = 3600
-#: Minimum samples of a known hour: a third of the five-minute roll-ups.
+#: Minimum number of samples in an hour. An hour with fewer samples is a gap. Five-minute roll-ups have 12 samples per hour.
 _LEAST_SAMPLES = 4
 
-#: Kinds of events, used as the value of the label `event`.
+#: Kinds of events. They are values of the label `event`.
 _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
 
 
 @dataclass(frozen=True)
 class QuietQuestion:
-    """Which quiet times to find: those of at least `grace_seconds`.
+    """Settings of a search for quiet times.
 
-    `holidays` are spans that do not count as quiet.
+    `grace_seconds` is the minimum quiet time. `holidays` are spans that do not count as quiet.
     """
 
     grace_seconds: float = Policy.grace_seconds
@@ -50,9 +50,9 @@ BY_DEFAULT = QuietQuestion()
 
 
 def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> dict[Key, Quiet]:
-    """Return the quiet time of each GPU and instance that was quiet for the whole grace.
+    """Return the quiet times that are at least as long as the grace period.
 
-    Without the series ACTIVITY, the share of time in which kernels ran is used, which misses short work. A note says so.
+    If the server does not have the series ACTIVITY, the busy ratio is used instead. It misses short work, and a note says so.
     Raises PrometheusError.
     """
     for series in (ACTIVITY, SERIES["busy"].roll_up, SERIES["busy"].name):
@@ -69,9 +69,11 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
 
 
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
-    """Return the quiet times without regard to CPU time, of GPUs and instances with CPU time as the only sign of work.
+    """Return the quiet times of GPUs and instances that only show CPU time.
 
-    `known` are those that are quiet by all signs. Empty if the server does not have the series. Raises PrometheusError.
+    CPU time is their only sign of work, and it is ignored for these quiet times. `known` are the GPUs and instances that show
+    no sign of work at all. They are left out. Returns an empty dictionary if the server does not have the series
+    DEVICE_ACTIVITY. Raises PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
         return {}
@@ -84,8 +86,11 @@ def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collectio
 def _quiet_by(
     asking: Asking, question: QuietQuestion, series: str, least: float, without: Collection[Key] = ()
 ) -> dict[Key, Quiet]:
-    """Return the quiet times by one series, except for the keys in `without`."""
-    # A GPU without current samples may have started to work.
+    """Return the quiet times according to one series.
+
+    `least` is the minimum value of the series that is a sign of work. Keys in `without` are left out.
+    """
+    # Skip GPUs without current samples, because they may have started to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
@@ -111,9 +116,9 @@ def _quiet_by(
 
 
 def _known(series: str, ago: str, by: str = BY) -> str:
-    """Return PromQL for hours with samples.
+    """Return PromQL that selects hours with enough samples.
 
-    An average with a NaN is NaN, and so not above 0.
+    It excludes hours that contain NaN: their average is NaN, and a comparison with NaN is false.
     """
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
         by, series, ago, _LEAST_SAMPLES, series, ago,
@@ -121,16 +126,15 @@ def _known(series: str, ago: str, by: str = BY) -> str:
 
 
 def _anywhere(key: Key) -> Key:
-    """Return the key of the same GPU or instance on any host."""
+    """Return the key of the same GPU or instance without its host."""
     return ("", *key[1:])
 
 
 def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
     """Return the events of these GPUs.
 
-    A GPU with one host now has the events of all hosts, since labels change and GPUs move.
-
-    A GPU that several hosts report now has separate events for each host.
+    If one host reports a GPU now, the events from all hosts are merged, because host labels change and GPUs move between hosts.
+    If several hosts report a GPU now, the events of each host are kept separate.
     """
     several = "count by (gpu_uuid) (count by (host, gpu_uuid) (last_over_time(%s{%%(where)s}[15m]))) > 1" % series
     shared = {sample.labels.get("gpu_uuid", "") for sample in asking.ask_of(several, uuids)}
@@ -143,7 +147,10 @@ def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) 
 def _events(
     asking: Asking, series: str, least: float, uuids: Sequence[str], by: str
 ) -> dict[Key, dict[str, list[float]]]:
-    """Return the hours in which something starts or ends, by GPU or instance and event: the end of the hour, in seconds."""
+    """Return the hours with an event, by GPU or instance and kind of event.
+
+    An hour is represented by its end, in seconds since the epoch.
+    """
     watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (by, HELD)
     free = "(%s == 0)" % watched
     now, before = "", " offset 1h"
@@ -164,9 +171,9 @@ def _events(
 
 
 def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
-    """Return the names of the currently measured signals by GPU or instance.
+    """Return the names of the signals that are measured now, by GPU or instance.
 
-    NaN is not a measurement.
+    NaN does not count as a measurement.
     """
     expression = "count by (%s, signal) (%s)" % (
         BY,
@@ -183,9 +190,10 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
 
 
 def _measured(signal: Signal) -> str:
-    """Return PromQL for a measured signal.
+    """Return PromQL for the GPUs and instances for which a signal is measured.
 
-    Power needs a limit or a lowest hour to compare with.
+    Power can be judged only in relation to the power limit or to the lowest power of the last week. So one of these must be
+    measured as well.
     """
     text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
     if signal is not POWER:
@@ -197,7 +205,10 @@ def _measured(signal: Signal) -> str:
 
 
 def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
-    """Return the share of the hours of this span in which any kernel ran, by GPU or instance. Zeros are left out."""
+    """Return the share of hours in which any kernel ran, by GPU or instance.
+
+    The hours are those of the last `span_seconds`. GPUs and instances without any kernel are left out.
+    """
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, span_seconds,
     )  # fmt: skip
@@ -206,10 +217,10 @@ def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> 
 
 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
-    """Return the signals of a GPU or instance in the order of SIGNALS.
+    """Return the measured signals of a GPU or instance in the order of SIGNALS.
 
-    Power and traffic are measured for the whole GPU. With a neighbour they show nothing about an instance, so they count only for
-    the only instance of a GPU.
+    Power and traffic are measured for the whole GPU. If a GPU has several instances, these signals do not show which instance
+    works. So they count for an instance only if it is the only one of its GPU.
     """
     known = signals.get(key, set())
     neighbours = [
@@ -236,7 +247,7 @@ def _quiet(
         began = appears[0] - _HOUR
     ends = [at - _HOUR for at in vanishes]
     gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
-    # Held since it was last free, or since the first sample. A gap is not a change of holders.
+    # The GPU is held since it was last free, or since the first sample. A gap does not count as a change of the holder.
     changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
     held_since = max([began, *(at - _HOUR for at in changes)])
     whole = _rhythm(began, works, gaps, excluded)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write an audit as CSV, one row per finding. An empty cell is an unknown value."""
+"""Write an audit as CSV, one row per finding. Unknown values are empty cells."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .model import Audit, Finding, Stat
 
 _GIB = float(1 << 30)
 _FIGURES = ("p50", "p95", "p99", "max")
-#: Spreadsheets run cells that start with these as formulas, also after spaces and control characters. Users choose command lines
-#: of holders, which are in cells. https://owasp.org/www-community/attacks/CSV_Injection
+#: Spreadsheets treat cells that start with these characters as formulas, even after spaces and control characters. Some cells
+#: contain command lines, which users choose. https://owasp.org/www-community/attacks/CSV_Injection
 _STARTS_FORMULA = ("=", "+", "-", "@")
 
 COLUMNS = (
@@ -30,10 +30,10 @@ COLUMNS = (
 
 
 def to_text(audit: Audit) -> str:
-    """Return comma-separated values with a header (RFC 4180).
+    """Return the audit as comma-separated values with a header (RFC 4180).
 
-    Every cell is quoted, because some spreadsheets split at semicolons too. The last rows are findings of the previous audit
-    that are unseen or gone. They have no figures except their former waste.
+    Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are findings of the previous audit
+    that are unseen or gone. Their only number is the waste in the previous audit.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write an audit as one self-contained HTML page: no scripts, and no fonts or images from elsewhere.
+"""Write an audit as one self-contained HTML page.
 
-Hosts' pages are sections of the page. A link shows them (CSS :target), so the page also works as an attachment of a mail.
+It has no scripts and loads no fonts or images. The page of each host is a section that a link shows (CSS `:target`). So the
+file also works as an attachment of a mail.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .write_line import line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
-#: Rows of the table of findings. The CSV has all.
+#: Maximum number of rows in the table of findings. The CSV file has all findings.
 _TOP = 100
 
-#: Units of the chart, which is stretched to the available space.
+#: Size of the chart in SVG units. Browsers stretch it to the available space.
 _CHART = {"width": 640, "height": 150}
-#: Margin for the width of a line at 100 % and at 0.
+#: Margin at the top and bottom of the chart, so that lines at 100 % and 0 % are drawn in full width.
 _EDGE = 3
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Return the Jinja environment of all reports, which escapes every value.
+    """Return the Jinja environment of all reports. It escapes every value.
 
-    `folders` have further templates.
+    `folders` contain additional templates.
     """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
@@ -49,9 +50,9 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def to_text(audit: Audit) -> str:
-    """Return the page.
+    """Return the HTML page.
 
-    Subjects without findings are in the map and on the hosts' pages.
+    Subjects without findings are shown only in the map and in the sections of the hosts.
     """
     asking = [found for found in audit.findings if found.verdict.word in ASKING]
     hosts = _hosts(audit.findings)
@@ -79,9 +80,9 @@ def _dearest(found: Finding) -> tuple[float, int]:
 
 
 def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return the hosts with their GPUs.
+    """Return the hosts with their GPUs, for the template.
 
-    Cells of a GPU are its instances, or itself. Tenants are rows of their GPU.
+    The cells of a GPU are its instances. A GPU without instances is a cell itself. Tenants are rows of the table of their GPU.
     """
     hosts = []
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
@@ -106,7 +107,7 @@ def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Remove the domain that all names share. A single name stays as it is."""
+    """Remove the domain that all names share. A single name is not changed."""
     parts = [name.split(".") for name in names]
     same = 0
     while len(parts) > 1 and all(len(one) > same + 1 and one[-same - 1] == parts[0][-same - 1] for one in parts):
@@ -119,9 +120,9 @@ def _gpu(found: Finding) -> tuple[str, str]:
 
 
 def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
-    """Return median, 95th percentile and maximum in percent of a bar's length.
+    """Return median, 95th percentile and maximum as percentages of the bar's length.
 
-    None if unknown.
+    None if they are unknown.
     """
     if stat is None or not total or stat.max is None:
         return None
@@ -130,9 +131,9 @@ def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
 
 
 def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
-    """Return the lines of the chart of days.
+    """Return the lines of the chart of daily averages.
 
-    Unknown days leave gaps. None for fewer than two days.
+    Days with unknown values are gaps. Returns None if there are fewer than two days.
     """
     if len(days) < 2:
         return None

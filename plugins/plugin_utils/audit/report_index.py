@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the page that lists all kept reports and their trend. Pure."""
+"""Write the index page: a list of all kept reports, and their trend. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .write_line import money
 _CHART = {"width": 640, "height": 150}
 _EDGE = 3
 
-#: Verdicts in the chart of findings, with their labels.
+#: Verdicts that the chart of findings shows, with their labels.
 _LINES = (
     ("held_without_process", "held without process"),
     ("idle", "idle"),
@@ -28,9 +28,9 @@ _LINES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A kept report: name of its directory, time, line and counts.
+    """A kept report: directory name, time, one-line summary and counts.
 
-    `new` and `gone` count findings.
+    `words` counts subjects by verdict. `new` and `gone` count findings.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> Entry:
-        """Read a report's summary.json.
+        """Create an entry from the content of a report's summary.json.
 
         Raises KeyError, TypeError or ValueError if the data is not a summary.
         """
@@ -55,7 +55,7 @@ class Entry:
             float(data["made_at_seconds"]),
             str(data["line"]),
             {word: int(sums["words"].get(word, 0)) for word in WORDS},
-            # Reports of older releases count all subjects that are new.
+            # Older releases wrote only `new`, which also counts subjects without findings.
             int(sums.get("new_findings", sums["new"])),
             int(sums["gone"]),
             None if waste is None else float(waste),
@@ -64,7 +64,7 @@ class Entry:
 
 
 def to_text(entries: Sequence[Entry]) -> str:
-    """Return the page, with the latest report first."""
+    """Return the HTML page. The latest report is first."""
     ordered = sorted(entries, key=lambda entry: entry.made_at_seconds)
     counts = [(name, title, [float(entry.words[name]) for entry in ordered]) for name, title in _LINES]
     wasted = [("waste", "wasted per month", [entry.waste_per_month for entry in ordered])]
@@ -91,9 +91,9 @@ def to_text(entries: Sequence[Entry]) -> str:
 def _chart(
     title: str, times: Sequence[float], lines: Sequence[tuple[str, str, Sequence[float | None]]], show: Any
 ) -> dict[str, Any] | None:
-    """Return the lines over time, from 0 to the maximum.
+    """Return the lines of a chart over time.
 
-    None for fewer than two reports, or without values.
+    The vertical axis goes from 0 to the maximum. Returns None if there are fewer than two reports or no values above 0.
     """
     most = max((value for _name, _title, values in lines for value in values if value is not None), default=0.0)
     if len(times) < 2 or times[-1] <= times[0] or most <= 0:
@@ -101,7 +101,7 @@ def _chart(
     room = _CHART["height"] - 2 * _EDGE
     drawn = []
     for name, label, values in lines:
-        # A report without prices leaves a gap.
+        # A report without prices is a gap in the line.
         parts: list[list[str]] = [[]]
         for at, value in zip(times, values):
             if value is None:

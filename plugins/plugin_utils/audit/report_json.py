@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write an audit as JSON (docs/audit.schema.json), and read the previous one."""
+"""Write an audit as JSON (docs/audit.schema.json), and read the previous audit."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def summary(audit: Audit) -> dict[str, Any]:
 def to_text(audit: Audit) -> str:
     """Return the audit as JSON.
 
-    Values that are not finite were dropped when they were read.
+    All numbers are finite, because other values were dropped when the metrics were read.
     """
     return json.dumps(to_data(audit), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_former(path: Path) -> dict[str, Former]:
-    """Read the findings of a previous report, by their IDs.
+    """Read the findings of a previous report by ID.
 
-    Raises ReportError if the file is not an audit, or has an unknown version.
+    Raises ReportError if the file is not an audit report or has an unknown schema version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def read_former(path: Path) -> dict[str, Former]:
                 "the report has version %r, and this release reads version %d" % (version, SCHEMA_VERSION),
                 "Leave out previous once. The next audit can be compared again.",
             )
-        # Findings that the previous audit could not check keep their age.
+        # Include findings that the previous audit could not check, so that they keep their age.
         return {row["id"]: _former(row) for row in (*data.get("unseen", ()), *data["findings"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = error or type(error).__name__
@@ -89,5 +89,5 @@ def _former(row: Mapping[str, Any]) -> Former:
 
 
 def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known keys. Later releases of the same version may have added others."""
+    """Return the values of known keys. Later releases may have added other keys."""
     return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply the idle rule (plugin_utils/idle) to a holding without signs of work.
+"""Apply the idle rule (plugin_utils/idle) to a holding that shows no signs of work.
 
 Pure.
 """
@@ -14,15 +14,16 @@ from ..idle.rule import HOUR_SECONDS, Policy, threshold_seconds
 from ..idle.signals import CLIENTS, missing_groups
 from .model import Holding
 
-#: Tolerance of quiet times, which are known to the hour.
+#: Tolerance for comparing quiet times. Their resolution is one hour.
 _HOUR_OFF = 1.5 * HOUR_SECONDS
 
 
 @dataclass(frozen=True)
 class Resting:
-    """A quiet holding: `seconds` of quiet time, `idle_after_seconds` (the limit of idle), and `why` as text.
+    """Result of the idle rule for a quiet holding.
 
-    `too_early` explains why a holder that has not worked since it started has no verdict yet. Empty otherwise.
+    `seconds` is the quiet time. The holder counts as idle from `idle_after_seconds` of quiet time. `why` is the explanation.
+    `too_early` is the explanation if a holder has not worked since it started, but is too new for a verdict. Otherwise empty.
     """
 
     seconds: float
@@ -33,11 +34,13 @@ class Resting:
 
 
 def resting(holding: Holding, policy: Policy) -> Resting | None:
-    """Return the quiet state, or None if it was not quiet for the grace or that is unknown.
+    """Return the result of the idle rule, or None if the quiet time is unknown or below the grace period.
 
-    A holder is blamed only for the time since it started. Its history is no longer than the age of its newest process,
-    because a GPU can change hands without a pause. If the server knows since when the GPU is held, newer processes do not
-    shorten the blame: otherwise a service that restarts every night would never be idle. If not, there is no history.
+    A holder is only responsible for the quiet time since it took the GPU. If the server knows when that was, newer processes do
+    not shorten the quiet time. Otherwise, a service that restarts every night would never be idle. If the server does not know,
+    the quiet time starts with the newest process, and the holder counts as one without history.
+
+    The history is never longer than the age of the newest process, because a GPU can get another holder without a pause.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:
@@ -76,6 +79,6 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in hours, or in days from two days on."""
+    """Return a duration as text: in days from two days on, in hours below."""
     hours = seconds / HOUR_SECONDS
     return "%.1f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours

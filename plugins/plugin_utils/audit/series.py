@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The `gpu:*` series of audits, with their figures and roll-ups. docs/monitoring.md describes all series."""
+"""Define the `gpu:*` series that audits read, with their statistics and roll-ups.
+
+docs/monitoring.md describes all series.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,30 @@ from .history import Key
 #: Labels that identify a subject: host, GPU, MIG instance.
 BY = "host, gpu_uuid, mig_instance"
 
-#: Intervals of the recording rules of roll-ups and of longer roll-ups.
+#: Intervals of the recording rules: of the normal roll-ups and of the long roll-ups.
 ROLL_UP_SECONDS = 300
 LONG_SECONDS = 900
 
-#: From this length on, windows are read from longer roll-ups, which costs a third.
+#: Minimum length of a window that is read from long roll-ups. They contain a third of the samples.
 LONG_WINDOW_SECONDS = 3 * 86400
 
-#: Limit of ACTIVITY for work, and the same for kernels alone, which count five times in ACTIVITY. Monitoring clients stay below.
+#: Minimum value of ACTIVITY that is a sign of work. Monitoring clients stay below this value.
+#: The minimum busy ratio is lower, because ACTIVITY counts kernels five times.
 QUIET_RATIO = 0.01
 QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
-#: Roll-ups without a series of their own: the highest sample of any sign of work in five minutes; work that `gpu:busy_ratio` does
-#: not report; work that only `gpu:busy_ratio` reports.
+#: The next four series exist as roll-ups only.
+#: Highest sample of any sign of work in five minutes.
 ACTIVITY = "gpu:activity_ratio:max5m"
-#: ACTIVITY without the CPU time of processes.
+#: Like ACTIVITY, but ignores the CPU time of processes.
 DEVICE_ACTIVITY = "gpu:device_activity_ratio:max5m"
+#: Work that `gpu:busy_ratio` does not report.
 UNREPORTED_WORK = "gpu:unreported_work_ratio:avg5m"
-#: Exists only while `gpu:busy_ratio` shows kernels all the time and every other measured signal rests.
+#: Work that only `gpu:busy_ratio` reports. Exists only while `gpu:busy_ratio` shows constant load and no other signal shows
+#: work.
 UNEXPLAINED_BUSY = "gpu:unexplained_busy_ratio:avg5m"
 
-#: Figures in PromQL.
+#: PromQL for each statistic.
 OVER_TIME = {
     "p50": "quantile_over_time(0.5, %s)",
     "p95": "quantile_over_time(0.95, %s)",
@@ -48,9 +54,9 @@ OVER_TIME = {
 
 @dataclass(frozen=True)
 class Series:
-    """A `gpu:*` series with its roll-up, its figures, and its range of possible values.
+    """A `gpu:*` series with its roll-up, its statistics, and its range of possible values.
 
-    `long` is its longer roll-up, if any, and `peaks` the roll-up for p99 and max of long windows.
+    `long` is the long roll-up, or empty. `peaks` is the roll-up for the p99 and the maximum of long windows.
     """
 
     name: str
@@ -62,7 +68,7 @@ class Series:
     peaks: str = ""
 
 
-_RATIO = 1.05  # slightly above 1, because counters and clocks are read at different moments
+_RATIO = 1.05  # above 1, because counters and clocks are read at slightly different times
 _ALL = ("p50", "p95", "p99", "max", "mean")
 
 
@@ -79,20 +85,20 @@ SERIES = {
     "tensor": _series("gpu:tensor_active_ratio", "avg", ("p95", "mean"), _RATIO),
     "processes": _series("gpu:processes", "max", ("max",), 1e6),
 }
-#: Replaces compute if SM activity is not measured.
+#: Used instead of `compute` if SM activity is not measured.
 BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
 TENANT = _series("gpu:tenant_memory_used_bytes", "max", _ALL, 1e15, long=False)
 
-#: Share of five minutes in which a GPU was held, or throttled for a reason. Only as roll-ups, because series of holders
-#: and reasons come and go, and GPUs that are not throttled have none.
+#: Share of five minutes in which a GPU was held, or was throttled for a reason. Raw series would not do: they exist only while
+#: a holder or a throttle reason exists.
 HELD = "gpu:held:avg5m"
 THROTTLED = "gpu:throttled:avg5m"
 
-#: Fleet-wide queries, one number per day (SPAN). Values that hardly change are sampled four times (STEP) a day.
+#: Fleet-wide queries. Each returns one number for a day (SPAN). Values that hardly change are sampled four times a day (STEP).
 FLEET = {
     "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:STEP])",
     "held_ratio": "avg(avg_over_time(gpu:held:avg5m{%(where)s}[SPAN]) >= 0 <= 1)",
-    # Impossible values are dropped, so they do not distort the average.
+    # Drop impossible values, because they would distort the average.
     "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
     "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
     " / sum(max by (host, gpu_uuid, mig_instance) (max_over_time(gpu:memory_total_bytes{%(where)s}[SPAN:STEP])))",
@@ -100,10 +106,10 @@ FLEET = {
 
 
 def key_of(labels: Mapping[str, str]) -> Key:
-    """Return the subject of a sample of a GPU or instance."""
+    """Return the key of the GPU or instance that the labels of a sample identify."""
     return (labels.get("host", ""), labels.get("gpu_uuid", ""), labels.get("mig_instance", ""), "")
 
 
 def tenant_key_of(labels: Mapping[str, str]) -> Key:
-    """Return the subject of a sample of a tenant."""
+    """Return the key of the tenant that the labels of a sample identify."""
     return (*key_of(labels)[:3], labels.get("tenant", ""))

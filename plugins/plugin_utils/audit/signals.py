@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read `gpu:*` series into a typed history.
 
-Unknown values are None. Impossible values are dropped, with a note.
+The history has four parts: the subjects, their statistics over the window (figures.py), their current state, and the daily
+averages of the fleet. Unknown values are None. Impossible values are dropped, and a note reports them.
 
-Reads the subjects, their figures over the window (figures.py), their current state, and the fleet's days. Raw series are sampled
-in steps, because the server's work grows with the samples read.
+Raw series are sampled in steps, because the load on the server grows with the number of samples that it reads.
 """
 
 from __future__ import annotations
@@ -37,22 +37,21 @@ from .series import (
     tenant_key_of,
 )
 
-#: Maximum clock difference without a note.
+#: A larger clock difference is reported in a note.
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0
-#: Maximum price per hour. Sums of larger values could overflow to infinity, which JSON does not have.
+#: Maximum price per hour. JSON cannot represent infinity, and sums of larger values could overflow to it.
 _MOST_PRICE = 1e9
 
 
 @dataclass(frozen=True)
 class Question:
-    """Settings of a query, besides the length of the window.
+    """Settings for reading a history, except the length of the window.
 
-    The window ends now, or at `end_seconds` since the epoch.
-
-    `quiet` selects the quiet times. `selector` has label matchers, for example ``cluster="a"``. `our_seconds` is this machine's
-    clock, which is compared with the server's if the window ends now.
+    The window ends at `end_seconds` since the epoch, or now if `end_seconds` is None.
+    `quiet` selects the quiet times. `selector` has label matchers, for example ``cluster="a"``.
+    `our_seconds` is the current time of this machine. It is compared with the server's time if the window ends now.
     """
 
     quiet: QuietQuestion = BY_DEFAULT
@@ -67,9 +66,9 @@ def read(
     question: Question = Question(),  # frozen
     say: Callable[[str], None] = lambda line: None,
 ) -> History:
-    """Read a window of `window_seconds` from the server.
+    """Read the history of the last `window_seconds` from the server.
 
-    Figures that it does not have are None. Raises PrometheusError.
+    Figures that the server does not have are None. Raises PrometheusError.
     """
     return _Reading(server, window_seconds, question, say).run()
 
@@ -81,7 +80,7 @@ class _Reading:
         self.say = say
         self.quiet = question.quiet
         self.notes: list[str] = []
-        # The server's clock, since its samples have its time.
+        # Use the server's clock, because timestamps of samples follow that clock.
         end = server.now() if question.end_seconds is None else question.end_seconds
         ours = question.our_seconds
         if question.end_seconds is None and ours is not None and abs(ours - end) > _SKEW_SECONDS:
@@ -116,12 +115,12 @@ class _Reading:
     def _subjects(self) -> None:
         """Read all GPUs and instances of the window, with their latest labels.
 
-        A subject that existed for less than six hours, and not within the last day, may be missed.
+        A subject may be missed if it existed for less than six hours and disappeared more than a day ago.
         """
         now, *before = self.asking.ask_all(
             [
                 "last_over_time(gpu:info{%(where)s}[15m])",
-                # The last step at which it existed. timestamp() would take twenty times as long.
+                # The last step at which the subject existed. timestamp() would take twenty times as long.
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
             ]
@@ -199,13 +198,13 @@ class _Reading:
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
     def _throttled(self, rolled_up: bool) -> None:
-        """Read the share of the measured time in which a GPU was throttled, by reason."""
+        """Read the throttled share of the measured time of each GPU, by reason."""
         by = BY + ", reason"
         if not rolled_up:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
             return
-        # For a GPU with instances, the instances have figures.
+        # A GPU with instances has no figures. Use the measured time of its instances.
         seen: dict[tuple[str, str], float] = {}
         for key, record in self.records.items():
             seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])
@@ -217,7 +216,7 @@ class _Reading:
         )
 
     def _tenants(self) -> None:
-        """Read tenants with a quota."""
+        """Read the tenants that have a quota, with their limits and use."""
         by = BY + ", tenant"
         span = "[%ds]" % self.span
         limits = self.asking.ask(
@@ -247,10 +246,10 @@ class _Reading:
     # --- State ------------------------------------------------------------------------------------------------------
 
     def _state(self) -> None:
-        """Read the state at the end of the window: the last value of a quarter of an hour."""
+        """Read the state at the end of the window: the last values within 15 minutes."""
         self._take("memory_total_bytes", "gpu:memory_total_bytes", 1e15)
         if any(record.memory_total_bytes is None for record in self.records.values()):
-            # For subjects without current samples, the last known value.
+            # Use the highest earlier value for subjects without current samples.
             for sample in self.asking.ask(
                 "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (BY, self.span)
             ):
@@ -266,7 +265,7 @@ class _Reading:
         ):
             self._change(key_of(sample.labels), sharing=sample.labels.get("sharing", ""))
         self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % BY)
-        # Classes are from the rules of the alerts, so audits and alerts agree.
+        # The alerting rules define the classes, so that audits and alerts agree.
         xids: dict[Key, dict[str, str]] = {}
         for sample in self.asking.ask(
             "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}[%ds])) > 0"
@@ -301,9 +300,9 @@ class _Reading:
     # --- The fleet --------------------------------------------------------------------------------------------------
 
     def _days(self) -> tuple[Day, ...]:
-        """Return the days of the fleet, the oldest first.
+        """Return the daily averages of the fleet, the oldest day first.
 
-        Each day ends at the time of day at which the window ends.
+        A day is a period of 24 hours. The last one ends at the end of the window.
         """
         ends = []
         for back in range(math.ceil(self.window.seconds / _DAY)):
@@ -313,7 +312,7 @@ class _Reading:
                 ends.append((end, length))
 
         def of(length: float, text: str) -> str:
-            # Steps are aligned to multiples of their length. A shortened day might contain no longer step.
+            # Prometheus aligns steps to multiples of their length. A fixed step might not fall into a shortened day at all.
             return text.replace("SPAN", "%ds" % round(length)).replace("STEP", "%ds" % (length // 4))
 
         answers = self.asking.ask_for_one([(of(length, text), end) for end, length in ends for text in FLEET.values()])

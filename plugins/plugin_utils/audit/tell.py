@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send messages about audits and idle holders by mail or to a web hook.
 
-A message fits one screen.
+A message is short enough for one screen.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ from .write_line import line
 
 _TIMEOUT_SECONDS = 30
 _SHOWN = 20
-#: Characters of chat markup: mentions (<!channel>, @everyone), links with a text (<url|text>, [text](url)), and images.
+#: Replacements for characters of chat markup: mentions (`<!channel>`, `@everyone`), links (`<url|text>`, `[text](url)`) and
+#: images.
 _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
-#: Placeholder in an address for the account that a message is about.
+#: Placeholder in a mail address. It is replaced by the user whom the message concerns.
 USER = "{user}"
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
 class NotifyError(FleetError):
-    """A notification was not sent. The report is written."""
+    """A notification was not sent. The report has been written."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A receiver: either `url` (a web hook), or `to` (a mail address) with `sender` and the mail `server` (host:port)."""
+    """A receiver of messages: a web hook or a mail address.
+
+    `url` is the web hook. `to` is the mail address, `sender` the address of the sender, and `server` the mail server
+    (host:port).
+    """
 
     url: str = ""
     to: str = ""
@@ -48,9 +53,9 @@ class Notice:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], personal: bool = False) -> Notice:
-        """Read a receiver of the inventory.
+        """Read a receiver from the inventory.
 
-        With `personal`, ``{user}`` in `to` stands for the user concerned.
+        If `personal` is true, `to` may contain ``{user}``.
 
         Raises NotifyError.
         """
@@ -63,7 +68,7 @@ class Notice:
             raise NotifyError(
                 "notify", "url or to is required, and not both", "Write {url: https://…} or {to: gpu@example.org}."
             )
-        # The message does not repeat the URL, which is often a secret.
+        # The URL is often a secret, so the error message does not contain it.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
             raise NotifyError("notify.url", "the URL of the web hook is invalid", "Write https://…, without spaces.")
         if USER in notice.to and not personal:
@@ -73,13 +78,13 @@ class Notice:
 
     @property
     def is_personal(self) -> bool:
-        """Return whether each user gets a message about their own workloads."""
+        """Return whether each user gets a separate message about their own workloads."""
         return USER in self.to
 
     def to_user(self, user: str) -> Notice:
         """Return the receiver for one user.
 
-        Raises NotifyError if the name cannot be an account.
+        Raises NotifyError if `user` is not a valid account name.
         """
         if not _ACCOUNT.fullmatch(user):
             raise NotifyError(
@@ -90,7 +95,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Message:
-    """A message. Web hooks get `data` in addition to the text."""
+    """A message. Web hooks receive `data` in addition to the subject and text."""
 
     subject: str
     text: str
@@ -98,9 +103,9 @@ class Message:
 
 
 def tell(notice: Notice, audit: Audit) -> str:
-    """Send an audit to a receiver.
+    """Send the summary of an audit to a receiver.
 
-    Returns its address without secrets. Raises NotifyError.
+    Returns the receiver's address without secrets. Raises NotifyError.
     """
     return send(notice, Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit)}))
 
@@ -121,7 +126,7 @@ def send(notice: Notice, message: Message) -> str:
             raise _refused(notice.url, error.code) from None
     except FAILURES as error:
         where = _shown(notice.url) if notice.url else notice.server
-        # The error for an invalid address repeats the address.
+        # The text of these errors may contain the address, so show only their type.
         why = type(error).__name__ if isinstance(error, (HTTPException, ValueError)) else error
         raise NotifyError(where, "the notification was not sent: %s" % why, "The report is written.") from None
 
@@ -134,7 +139,7 @@ def _refused(url: str, status: int) -> NotifyError:
 
 
 def _shown(url: str) -> str:
-    """Return the URL of a web hook without its path, which is often a secret."""
+    """Return the URL of a web hook without its path. The path is often a secret."""
     parts = urllib.parse.urlsplit(url)
     return "%s://%s/…" % (parts.scheme, parts.hostname)
 
@@ -147,9 +152,10 @@ def _post(url: str, message: Message) -> None:
 
 
 def without_markup(text: str) -> str:
-    """Return the text with look-alikes in place of characters of chat markup.
+    """Replace characters of chat markup by characters that look similar.
 
-    Users choose names and command lines. Chats differ in how they escape, and the chat behind a web hook is unknown.
+    Users choose names and command lines, so these may contain markup. Escaping is not possible, because each chat service
+    escapes differently and the service behind a web hook is unknown.
     """
     return text.translate(_MARKUP)
 

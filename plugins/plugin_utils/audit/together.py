@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find processes that hold several GPUs.
+"""Find processes that hold several GPUs. Pure.
 
-A process that works on one of them is working. Pure.
+If such a process works on one of its GPUs, it is not idle on the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..idle.rule import Policy
 from .model import Holding
 from .resting import resting
 
-#: A process by host, PID and start, since PIDs are reused.
+#: Key of a process: (host, PID, start time). The start time is necessary because PIDs are reused.
 _Process = tuple[str, int, "float | None"]
 
 
 def together(found: Sequence[Holding], policy: Policy) -> tuple[Holding, ...]:
-    """Return the holdings with the other GPUs on which one of their processes is not idle."""
+    """Set `works_on` of each holding: other GPUs on which its processes are not idle."""
     used: dict[_Process, list[Holding]] = defaultdict(list)
     for holding in found:
         rest = resting(holding, policy)
@@ -38,9 +38,9 @@ def _other_gpus(holding: Holding, used: dict[_Process, list[Holding]]) -> tuple[
 
 
 def _processes(holding: Holding) -> Iterator[_Process]:
-    """Yield the processes with a context on the GPU.
+    """Yield the processes that have a context on the GPU.
 
-    Those that only have its device node open do nothing there.
+    Processes that only have the device node of the GPU open are skipped, because they cannot run kernels.
     """
     for holder in holding.holders or ():
         if holder.kind == "process" and holder.pid is not None:

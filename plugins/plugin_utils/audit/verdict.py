@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge a holding: one verdict with its reason. Pure.
+"""Judge a holding: return one verdict with its reason. Pure.
 
-Missing data never counts as zero. A verdict that blames a holder needs samples for the whole time that it covers.
+Missing data never counts as zero. A verdict against a holder covers a time, and samples must exist for all of that time.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from .model import Holding, Stat, Verdict
 from .resting import Resting, duration, resting
 from .series import QUIET_BUSY_RATIO
 
-#: After this time without samples, a subject is gone or not scraped, and has no verdict. The time of the last sample is
-#: known to half an hour within a day, and to six hours before.
+#: A subject without samples for this time gets the verdict no_data, because it was removed or is no longer scraped.
+#: The time of the last sample is accurate to half an hour for the last day, and to six hours for earlier days.
 _SILENT_SECONDS = 3 * 3600.0
 
 _HOURS_PER_MONTH = 730.5
 
-#: Minimum memory use of a GPU with a loaded model. A context alone takes less.
+#: Minimum share of memory in use on a GPU with a loaded model. A context without a model needs less.
 _LOADED_RATIO = 0.1
-#: A service with kernels in more than this share of the hours answers clients, even if each run is too short for a sign of work.
+#: If kernels run in more than this share of the hours, a service answers clients, even if no run is long enough for a sign of
+#: work.
 _MOST_HOURS_RATIO = 0.5
-#: Programs that listen only for their own notebook server.
+#: Parts of command lines of notebook kernels. They listen only for their own notebook server.
 _NOTEBOOKS = ("ipykernel", "jupyter")
 
-#: Classes of XIDs that need an operator or a reset. docs/alerts.md lists their numbers.
+#: Classes of XID errors that need an operator or a GPU reset. docs/alerts.md lists the XID numbers.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
-#: Minimum time of contradicting metrics. Restarts cause shorter contradictions.
+#: Minimum time for which metrics must contradict each other. Restarts cause shorter contradictions.
 _CONTRADICTION_SECONDS = 3600.0
 
-#: Reasons of throttling that are faults. A power cap is configured by the operator and means that the GPU works.
+#: Throttle reasons that indicate a fault. A power cap is not one: operators configure it, and a GPU reaches it only under load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
 
 
@@ -44,11 +45,13 @@ _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
 class Thresholds:
     """The thresholds of verdicts. Ratios are from 0 to 1, times in hours.
 
-    `least_history_hours`: less history is no_data, because a day and a night have to be in it.
-    `idle_hours`: minimum quiet time of an idle holder. `rhythm_factor`: it must also exceed this multiple of its longest earlier
-    quiet time. `new_holder_hours`: minimum for holders with less than two weeks of history.
-    `small_memory_ratio`, `small_compute_ratio`: maximum use of an oversized GPU. `memory_margin_ratio` is added to the peak.
-    `throttled_ratio`: share of throttled time that makes a GPU unhealthy.
+    `least_history_hours`: minimum history for a verdict. It must contain a day and a night.
+    `idle_hours`: minimum quiet time of an idle holder.
+    `rhythm_factor`: the quiet time must also be at least this multiple of the holder's longest earlier quiet time.
+    `new_holder_hours`: minimum quiet time of a holder with less than two weeks of history.
+    `small_memory_ratio`, `small_compute_ratio`: maximum use of an oversized GPU.
+    `memory_margin_ratio`: margin that is added to the peak of memory use.
+    `throttled_ratio`: minimum share of throttled time of an unhealthy GPU.
     """
 
     least_history_hours: float = 24.0
@@ -76,7 +79,7 @@ class Thresholds:
 
 
 def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
-    """Return the most urgent verdict.
+    """Return the most urgent verdict that applies.
 
     `seconds` is the length of the window, or None without history.
     """
@@ -126,7 +129,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
 
 
 def _contradiction(holding: Holding) -> str:
-    """Return how its metrics contradict each other, or an empty text."""
+    """Return how the metrics contradict each other, or an empty text."""
     unreported, unexplained = holding.unreported_work_seconds, holding.unexplained_busy_seconds
     if unreported >= _CONTRADICTION_SECONDS:
         reason = "Its metrics contradicted each other for %s: no kernel ran, but SMs, tensor cores or power show work."
@@ -138,9 +141,9 @@ def _contradiction(holding: Holding) -> str:
 
 
 def _never_used(holding: Holding, limits: Thresholds) -> bool:
-    """Return whether it had no process in the whole window.
+    """Return whether no process ran on the subject in the whole window.
 
-    For GPUs without activity metrics, as MIG instances before Hopper.
+    This replaces the idle rule for subjects without activity metrics, for example MIG instances before Hopper.
     """
     processes = holding.processes
     if processes is None or holding.busy is not None or holding.compute is not None:
@@ -150,7 +153,7 @@ def _never_used(holding: Holding, limits: Thresholds) -> bool:
 
 
 def _judge_idle(holding: Holding, rest: Resting) -> tuple[str, str, float]:
-    """Return held_without_process, standby or idle, with the reason."""
+    """Return the verdict held_without_process, standby or idle, with the reason."""
     if runs_processes(holding) is False and is_held(holding) and holding.held_seconds is not None:
         return "held_without_process", "%s No process runs on it. %s" % (_held_by(holding), rest.why), 1.0
     waits = _works_elsewhere(holding) or _waits_for_clients(holding)
@@ -170,15 +173,16 @@ def _held_by(holding: Holding) -> str:
 
 
 def _works_elsewhere(holding: Holding) -> str:
-    """Return which other GPUs its processes work on, or an empty text."""
+    """Return the other GPUs on which the processes work, as text, or an empty text."""
     return "Its process works on %s." % ", ".join(holding.works_on) if holding.works_on else ""
 
 
 def _waits_for_clients(holding: Holding) -> str:
-    """Return the signs of a loaded model server, from the host's view, or an empty text.
+    """Return how the holders wait for clients, or an empty text.
 
-    Kernels of notebooks listen too, for their server, and are recognized by their command line. Pretending to be a notebook
-    gains nothing.
+    The host reports the listening sockets and connected clients. Notebook kernels listen as well, but only for their own
+    notebook server. Their command lines identify them. A user who makes a server look like a notebook gains nothing from that,
+    because the verdict only gets worse.
     """
     holders = holding.holders or ()
     clients = sum(holder.clients or 0 for holder in holders)
@@ -197,9 +201,10 @@ def _is_loaded(holding: Holding) -> bool:
 
 
 def _polls_for_clients(holding: Holding, limits: Thresholds) -> str:
-    """Return the signs of a loaded server that polls for requests, or an empty text.
+    """Return how a model server polls for requests, or an empty text.
 
-    CPU time alone may be preparation of data, so the holder must also listen.
+    Such a server uses CPU time while the GPU is idle. Preparation of data does so as well, so the holder must also wait for
+    clients.
     """
     if holding.device_quiet is None or not is_held(holding) or not _is_loaded(holding):
         return ""
@@ -224,7 +229,7 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
         return "no_data", "Its activity is unknown, and memory alone does not show its need.", 0.0
     top = compute.p99
     if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
-        # A GPU with fully used compute is not oversized, however little memory it uses.
+        # A GPU that needs its compute is not oversized, even if it uses little memory.
         if top is not None and top <= limits.small_compute_ratio:
             reason = (
                 "At most %.0f %% of the memory was used, and at most %.0f %% of the compute for 99 %% of the time."
@@ -252,7 +257,7 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
     full = memory.max / total
     if full >= limits.full_memory_ratio:
         return "saturated", "Memory use peaked at %.0f %% of the quota." % (100 * full), 0.0
-    # Only memory of tenants is measured, so their rhythm is unknown.
+    # Only the memory use of tenants is measured, so their earlier quiet times are unknown.
     after = threshold_seconds(limits.idle_policy, longest_seconds=0.0, history_seconds=0.0)
     if memory.max == 0 and memory.seconds < after:
         early = "The quota was not used for %s. Too early for a verdict: idle after %s."
@@ -265,7 +270,7 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
 
 
 def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> str:
-    """Return why there is not enough data about its use, or an empty text."""
+    """Return why there is not enough data about the use, or an empty text."""
     known = [stat for stat in (holding.memory, holding.compute or holding.busy) if stat is not None]
     if not known:
         return "No history."
@@ -284,9 +289,9 @@ def _gaps(known: list[Stat], limits: Thresholds) -> bool:
 
 
 def use_of(holding: Holding, limits: Thresholds = Thresholds()) -> str:
-    """Return none, useful, busy or unknown.
+    """Return how the compute is used: "none", "useful", "busy" or "unknown".
 
-    Tensor cores and memory bandwidth distinguish useful from busy.
+    The use is "useful" if the tensor cores or the memory bandwidth reach their thresholds, and "busy" otherwise.
     """
     if holding.busy is not None and holding.busy.max is not None and holding.busy.max < QUIET_BUSY_RATIO:
         return "none"

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the files of an audit, each whole or not at all."""
+"""Write the files of an audit. Each file is written atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON, CSV, HTML = "audit.json", "audit.csv", "audit.html"
 
 
 def all_of(audit: Audit, directory: Path) -> list[Path]:
-    """Write JSON, CSV and HTML. Returns their paths. Raises ReportError."""
+    """Write the JSON, CSV and HTML files. Returns their paths. Raises ReportError."""
     texts = {
         JSON: report_json.to_text(audit),
         CSV: report_csv.to_text(audit),

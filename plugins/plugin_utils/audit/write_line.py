@@ -12,7 +12,7 @@ from .model import ASKING, CALM, Audit
 
 
 def line(audit: Audit) -> str:
-    """Return the summary for logs and subjects of mails.
+    """Return a one-line summary for logs and subjects of mails.
 
     Only verdicts in ASKING count as findings.
     """
@@ -33,5 +33,5 @@ def _words(audit: Audit, words: Sequence[str]) -> str:
 
 
 def money(amount: float, currency: str) -> str:
-    """Return an amount without decimals, with its currency."""
+    """Return an amount with its currency, rounded to a whole number."""
     return ("%s %s" % (format(round(amount), ","), currency)).strip()

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a flat APT repository (sources.list(5)): its signed Release and the packages of its index. Fetches nothing."""
+"""Read the files of a flat APT repository (sources.list(5)).
+
+These are the signed Release file and the index of packages. Nothing is fetched here.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ try:
 except ImportError as error:
     PROBLEM = str(error)
 
-#: dpkg's architectures (`dpkg --print-architecture`) by those of `uname -m`.
+#: Mapping from architectures of `uname -m` to architectures of dpkg (`dpkg --print-architecture`).
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-#: Supported forms of the index, preferred ones first.
+#: Supported file names of the index, the preferred one first.
 FORMS = ("Packages.xz", "Packages.gz", "Packages")
 
 
@@ -38,9 +41,9 @@ def need_library() -> None:
 
 
 def index_files(release: str, where: str) -> dict[str, tuple[str, int]]:
-    """Return {name: (SHA-256, size)} of the forms of the index in a signed Release.
+    """Return the index files that a signed Release lists: {name: (SHA-256, size)}.
 
-    Raises BundleError if it lists none or is no longer valid.
+    Raises BundleError if the Release lists no supported index file, or is no longer valid.
     """
     fields = Release(release)
     listed = {
@@ -68,16 +71,16 @@ def valid_until(release: str) -> str:
 
 
 class AptIndex(Index):
-    """Index of the packages of one architecture from the text of a Packages file."""
+    """The packages of one architecture, from the text of a Packages file."""
 
-    #: On APT hosts the roles pin all driver packages to one version.
+    #: On APT hosts, the roles pin all driver packages to one version.
     pins = True
 
     def __init__(self, text: str, machine: str) -> None:
         super().__init__()
         wanted = ("all", ARCHITECTURES.get(machine, machine))
         for entry in Packages.iter_paragraphs(io.StringIO(text), use_apt_pkg=False):
-            # A package without a SHA-256 cannot be verified, so it is ignored.
+            # Ignore packages without a SHA-256, because they cannot be verified.
             if entry.get("Architecture") not in wanted or not entry.get("SHA256"):
                 continue
             candidate = Candidate(
@@ -95,7 +98,10 @@ class AptIndex(Index):
         return _relations(str(candidate.raw))
 
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Compare as dpkg does. A missing revision is a distinct version."""
+        """Compare two versions as dpkg does.
+
+        Versions with and without a revision are different.
+        """
         first, second = Version(one), Version(other)
         return (first > second) - (first < second)
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fetch files, resume interrupted downloads, and move a file into place only after its SHA-256 is verified."""
+"""Fetch files, and resume interrupted downloads.
+
+A file is moved to its final path only after its SHA-256 has been verified.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ from .model import BundleError, Item
 _TIMEOUT_SECONDS = 30
 _TRIES = 4
 _BLOCK = 1 << 18
-# Interval of progress lines of one download.
+# Seconds between two progress lines of a download.
 _PROGRESS_SECONDS = 10
-# Maximum size of an index or key read into memory. Indexes of the CUDA repositories have a hundredth of it.
+# Maximum size in bytes of an index or key. It is read into memory. The indexes of the CUDA repositories are a hundred times
+# smaller.
 _SMALL_BYTES = 1 << 28
-# Maximum characters of a server's error message.
+# Maximum number of characters of an error message from a server.
 _MOST_WORDS = 300
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 
@@ -45,7 +49,7 @@ def has(path: Path, sha256: str) -> bool:
 
 
 def write(path: Path, content: bytes) -> bool:
-    """Write a file atomically, and return whether it changed."""
+    """Write a file atomically. Returns whether its content changed."""
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,16 +59,20 @@ def write(path: Path, content: bytes) -> bool:
 
 
 class Fetcher:
-    """Fetches into the folder `partial` first. `say` receives progress lines."""
+    """Fetches files.
+
+    Downloads are written to the folder `partial` first. `say` is called with lines about the progress.
+    """
 
     def __init__(self, partial: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.partial = partial
         self.say = say
 
     def small(self, url: str, cure: str, optional: bool = False) -> bytes | None:
-        """Fetch an index or a key. Return None if it is optional and does not exist.
+        """Return the content of a small file, for example of an index or a key.
 
-        Raises BundleError with the fix `cure` if it cannot be fetched.
+        Returns None if the file is optional and does not exist. Raises BundleError if it cannot be fetched. `cure` is the fix
+        in the message of that error.
         """
         for attempt in range(_TRIES):
             time.sleep(attempt)
@@ -84,9 +92,9 @@ class Fetcher:
         raise BundleError(url, "the download failed: %s" % problem, cure)
 
     def file(self, item: Item, target: Path) -> None:
-        """Fetch or copy a file of the bundle.
+        """Fetch or copy a file of the bundle to `target`.
 
-        Raises BundleError if that fails or its SHA-256 is wrong.
+        Raises BundleError if this fails, or if the SHA-256 of the file is wrong.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,7 @@ class Fetcher:
             self._download(item, part)
         actual = digest(part)
         if actual != item.sha256 and not item.local and self._was_resumed:
-            # The part from an earlier run may be wrong.
+            # The part that an earlier run downloaded may be wrong, so download the whole file.
             part.unlink()
             self._download(item, part)
             actual = digest(part)
@@ -168,9 +176,9 @@ def readable(count: int) -> str:
 
 
 def _length(answer: Any) -> int | None:
-    """Return the Content-Length of an answer, None without one.
+    """Return the Content-Length of a response, or None if it has none.
 
-    Raises HTTPException if it is not a number.
+    Raises HTTPException if the header is not a number.
     """
     given = (answer.headers.get("Content-Length") or "").strip()
     if given and not (given.isascii() and given.isdecimal() and len(given) < 20):
@@ -183,7 +191,10 @@ def _no_file(error: Exception) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether a retry may help: not if the server refused, nor if a file:// address does not exist."""
+    """Return whether a retry may help.
+
+    It does not help if the server refused the request, or if the file of a `file://` address does not exist.
+    """
     code = getattr(error, "code", None)
     if isinstance(code, int):
         return code >= 500 or code in (408, 429)
@@ -191,7 +202,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    # The reason is text from the server, so it is cleaned.
+    # The reason is text from the server, so make it printable.
     words = text(str(getattr(error, "reason", "") or error), _MOST_WORDS) or type(error).__name__
     code = getattr(error, "code", None)
     proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")

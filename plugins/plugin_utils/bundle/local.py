@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect what is not in package repositories: files that the inventory names, Python wheels, the collection itself."""
+"""Collect files that are not in package repositories.
+
+These are the files that the inventory names, Python wheels and the collection itself.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _LAST_LINES = 4
 def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
     """Return a file that the inventory names by its path.
 
-    Raises BundleError if it is missing, or has none of the allowed checksums.
+    Raises BundleError if the file does not exist, or if its checksum is not one of the allowed ones.
     """
     here = Path(path).expanduser()
     if not path or not here.is_file():
@@ -41,9 +44,9 @@ def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item
 
 
 def fetched(url: str, content: bytes, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-    """Return a file that the inventory names by its address.
+    """Return a file that the inventory names by its URL.
 
-    Raises BundleError if it has none of the allowed checksums.
+    Raises BundleError if its checksum is not one of the allowed ones.
     """
     sha256 = hashlib.sha256(content).hexdigest()
     _check(without_password(url), sha256, allowed, what)
@@ -65,15 +68,15 @@ def _check(path: str, sha256: str, allowed: Sequence[str], what: str) -> None:
 
 
 def python_platform() -> str:
-    """Return the Python and the platform for which pip fetches wheels by default."""
+    """Return the Python version and platform for which pip fetches wheels by default."""
     return "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
 
 
 @dataclass(frozen=True)
 class Question:
-    """A request to pip: lines of a requirements file, with or without hashes.
+    """A request to pip.
 
-    `name` is for messages.
+    `requirements` is the content of a requirements file, with or without hashes. `name` identifies the request in messages.
     """
 
     name: str
@@ -86,7 +89,7 @@ class Question:
         return "--hash=" in self.requirements
 
     def asked(self) -> list[str]:
-        """Return a short form for the manifest."""
+        """Return a short form of the request for the manifest."""
         lines = [line.strip().rstrip(" \\") for line in self.requirements.splitlines()]
         lines = [line for line in lines if not line.startswith("--hash=")]
         digest = hashlib.sha256(self.requirements.encode()).hexdigest()
@@ -96,10 +99,9 @@ class Question:
 def wheels(question: Question, folder: Path, what: str) -> list[Item]:
     """Fetch wheels and their dependencies into an empty folder with pip.
 
+    Source packages are not fetched, because they would have to be built at the air-gapped site. If the request has hashes, pip
+    verifies them. If not, pip trusts its package index.
     Raises BundleError if pip fails.
-
-    Only wheels, so that nothing has to be built on the air-gapped side. pip verifies the hashes. Without hashes it trusts its
-    index.
     """
     folder.mkdir(parents=True)
     requirements = folder.with_name(folder.name + ".txt")
@@ -131,8 +133,8 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
 def collection(root: Path, folder: Path, bundle: Path) -> Item:
     """Build the archive of the collection for ansible-galaxy in an empty folder.
 
-    The archive in the bundle is kept if it has the same files, because two archives of the same files differ in their bytes.
-    Raises BundleError if it cannot be built.
+    Two archives of the same files have different bytes. So if the archive in the bundle contains the same files, that archive
+    is kept. Raises BundleError if the archive cannot be built.
     """
     folder.mkdir(parents=True)
     if (root / "galaxy.yml").exists():
@@ -160,7 +162,10 @@ def collection(root: Path, folder: Path, bundle: Path) -> Item:
 
 
 def _packed(root: Path, folder: Path) -> Path:
-    """Pack an installed collection again, with the files that its manifest lists."""
+    """Create an archive of an installed collection.
+
+    It contains the files that the manifest of the collection lists.
+    """
     info = json.loads((root / "MANIFEST.json").read_bytes())["collection_info"]
     made = folder / ("%s-%s-%s.tar.gz" % (info["namespace"], info["name"], info["version"]))
     with tarfile.open(made, "w:gz") as archive:
@@ -184,7 +189,10 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644)
 
 
 def _manifest(path: Path) -> Any:
-    """Return the manifest of an archive, which covers all its files by checksums, or None if it is unreadable."""
+    """Return the manifest of an archive, or None if it is not readable.
+
+    The manifest covers all files of the archive with checksums.
+    """
     try:
         with tarfile.open(path) as archive:
             member = archive.extractfile("MANIFEST.json")
@@ -194,7 +202,7 @@ def _manifest(path: Path) -> Any:
 
 
 def _run(command: Sequence[str], problem: str, cure: str) -> None:
-    # Keep the locale of this process, because ansible-galaxy refuses one without UTF-8.
+    # Keep the locale of this process, because ansible-galaxy refuses to run in a locale without UTF-8.
     done = run_to_end(command, env={name: os.environ.get(name, "") for name in ("LANG", "LC_ALL")})
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
@@ -203,7 +211,10 @@ def _run(command: Sequence[str], problem: str, cure: str) -> None:
 
 
 def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundle: Path) -> list[Item] | None:
-    """Return the files of an earlier run for the same question, or None if any is missing."""
+    """Return the files that an earlier run fetched for the same request.
+
+    Returns None if there was no such request or if a file is missing.
+    """
     record = manifest.get("python", {}).get(name, {})
     if record.get("asked") != list(asked):
         return None

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a bundle: read all indexes, then fetch, then write its texts.
+"""Make a bundle: read all indexes, fetch the files, and write the texts.
 
-Can be run again at any time.
+It can be run again at any time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from . import fetch, local, mirror, papers
 from .model import BundleError, Item, Wants
 from .wants import collect
 
-#: Folders that belong to the bundle: unneeded files in them are old.
+#: Folders that contain only files of the bundle. A file in them that is not needed is left over from an earlier run.
 FOLDERS = ("repositories", "files", "python", "collection")
 _PARTIAL, _LOCK = ".partial", ".lock"
-# Space to leave free on the disk.
+# Disk space in bytes that must stay free.
 _SPARE_BYTES = 64 << 20
 
 
@@ -33,13 +33,13 @@ _SPARE_BYTES = 64 << 20
 class Order:
     """A request for a bundle.
 
-    `hosts` are the roles' variables by host, including defaults.
+    `hosts` has the variables of the roles for each host, including defaults.
     """
 
     directory: Path
     hosts: Mapping[str, Mapping[str, Any]]
     catalogue: Mapping[str, Any]
-    #: Folder and version of the collection.
+    #: Root folder and version of the collection.
     root: Path
     version: str
     parts: Sequence[str] = ()
@@ -66,7 +66,7 @@ class Outcome:
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
     """Make or update a bundle.
 
-    Raises BundleError, and then the previous bundle stays complete.
+    Raises BundleError. In this case, the previous bundle stays complete.
     """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
@@ -95,7 +95,7 @@ class _Making:
         self.outcome = Outcome()
         self.python: dict[str, Any] = {}
         self.nvml = ""
-        #: Whether the Python packages of the bundle are known. A dry run does not ask pip.
+        #: False if the Python packages of the bundle are unknown, because a dry run does not run pip.
         self.python_known = True
         try:
             self.before = json.loads((self.bundle / papers.MANIFEST).read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ class _Making:
         for source, asks in self.wants.repositories.items():
             self.say("reading the index of %s" % source.url)
             mirrors.append(mirror.read(source, asks, self.bundle, self.fetcher))
-        # Indexes come last, and signed ones last of all, so that an index never lists a missing package.
+        # Add the indexes after the packages, and the signed files last, so that an index never lists a missing package.
         self._add(item for repository in mirrors for item in repository.packages.values())
         self._add(item for repository in mirrors for item in repository.index)
         self._add(self._named(*named, hosts) for named, hosts in sorted(self.wants.files.items()))
@@ -121,9 +121,9 @@ class _Making:
         return self.outcome
 
     def _named(self, path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-        """Return a file that the inventory names by path or address.
+        """Return a file that the inventory names by path or URL.
 
-        Raises BundleError if it is missing or wrong.
+        Raises BundleError if the file is missing or has a wrong checksum.
         """
         if "://" not in path:
             return local.named(path, allowed, what, hosts)
@@ -163,13 +163,14 @@ class _Making:
             self._wheels(name, question, "")
 
     def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
-        """Fetch wheels with pip, unless the manifest has the same question with all its files.
+        """Fetch wheels with pip, unless an earlier run fetched all of them.
 
-        `requirements` is the path of a requirements file with hashes to write for them, or empty.
+        An earlier run is used if the manifest records the same request. If `requirements` is not empty, it is the path in the
+        bundle of a requirements file to write, with the hashes of the wheels.
         """
         asked = [*question.asked(), "for %s" % local.python_platform()]
         if question.options:
-            # pip's options may contain addresses with passwords, so the manifest has their hash.
+            # The options of pip may contain URLs with passwords, so the manifest only contains their hash.
             asked.append("options %s" % hashlib.sha256(repr(list(question.options)).encode()).hexdigest()[:16])
         items = local.recorded(self.before, name, asked, self.bundle)
         if items is None and self.order.check:
@@ -181,7 +182,7 @@ class _Making:
             self.say("fetching %s with pip" % question.name)
             items = local.wheels(question, self.scratch / name.replace(" ", "-"), "Python package")
             if requirements:
-                # The air-gapped side verifies each file by these hashes.
+                # The air-gapped site verifies each file with these hashes.
                 pins = python_pins.of_files((item.path.rpartition("/")[2], item.sha256) for item in items)
                 content = "".join(map(str, pins)).encode()
                 items.append(mirror.text_file(requirements, "requirements of the controller", content))
@@ -193,7 +194,7 @@ class _Making:
         }
 
     def _nvml_wheel(self) -> None:
-        """Set the wheel from which hosts install pynvml, if all need the same one."""
+        """Set the wheel from which hosts install pynvml, if all need the same wheel."""
         names = [item.path for item in self.items.values() if item.what == "nvidia-ml-py"]
         names += [
             path for name in self.python if name.startswith("nvidia-ml-py ") for path in self.python[name]["files"]

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read one repository: its key, its signed index, and the packages to mirror.
 
-Writes nothing to the bundle.
+Nothing is written to the bundle here.
 
-The index is kept as the vendor signed it, also with packages that are not mirrored, so that hosts can verify the signature.
+The index is not changed, so that hosts can verify the vendor's signature. So it also lists packages that are not mirrored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .resolve import Index, resolve
 
 @dataclass
 class Mirror:
-    """The content to mirror of one repository.
+    """The files of one repository that are mirrored.
 
-    `index` is in the order of writing, signed files last.
+    `index` has the files of the index in the order in which they are written. Signed files are last.
     """
 
     source: Source
@@ -38,14 +38,15 @@ class Mirror:
     packages: dict[str, Item] = field(default_factory=dict)
     versions: dict[str, set[str]] = field(default_factory=dict)
     index: list[Item] = field(default_factory=list)
-    #: Hosts by (requirement that the repository does not meet, platform).
+    #: Requirements that the repository does not meet: mapping from (requirement, platform) to the hosts.
     elsewhere: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
 
 def read(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fetch.Fetcher) -> Mirror:
-    """Read a repository and choose its packages.
+    """Read a repository and choose the packages to mirror.
 
-    Raises BundleError if it cannot be fetched, is not signed by a trusted key, or lacks a requested version.
+    Raises BundleError if the repository cannot be fetched, is not signed with a trusted key, or does not have a requested
+    version.
     """
     mirror = Mirror(source)
     hosts = {host for names in asks.values() for host in names}
@@ -82,9 +83,9 @@ def _package(source: Source, candidate: Candidate) -> Item:
 
 
 def _inside(source: Source, path: str) -> str:
-    """Return the path in the bundle of a file of the repository.
+    """Return the path in the bundle for a file of the repository.
 
-    Raises BundleError if it is outside of it.
+    Raises BundleError if the file is outside of the repository.
     """
     path = posixpath.normpath(path)
     if path.startswith(("..", "/")):
@@ -93,7 +94,7 @@ def _inside(source: Source, path: str) -> str:
 
 
 def text_file(path: str, what: str, content: bytes) -> Item:
-    """Return a file of the bundle with this content."""
+    """Return a text file of the bundle with this content."""
     return _file(path, what, content, "", set())
 
 
@@ -142,7 +143,7 @@ def _packages(
 ) -> bytes:
     """Fetch the index and return its text.
 
-    All signed forms are mirrored, because apt chooses one of them.
+    All forms of the index that the Release lists are mirrored, because apt chooses one of them.
     """
     source = mirror.source
     forms: dict[str, bytes] = {}
@@ -205,7 +206,7 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
         for record in rpm.records(folder / "repomd.xml", url):
             content = _record(mirror, record, bundle, fetcher, hosts)
             if record.what == "primary":
-                # Its name shows its compression.
+                # Keep the file name, because it shows the compression.
                 primary = folder / posixpath.basename(record.path)
                 primary.write_bytes(content)
         mirror.index.append(_file(here + ".asc", "signature", signed_by, url + ".asc", hosts))
@@ -214,9 +215,9 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
 
 
 def _record(mirror: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
-    """Fetch and verify one file of the index.
+    """Fetch and verify one file of the index, and return its content.
 
-    Returns nothing for a missing file that dnf does not need.
+    Returns an empty result if the file does not exist and dnf does not need it.
     """
     source, (what, path, kind, checksum) = mirror.source, record
     url = "%s/%s" % (source.url, path)

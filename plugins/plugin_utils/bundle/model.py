@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of a bundle: what hosts need, the repositories, and the files."""
+"""Dataclasses of a bundle: needs of hosts, repositories, packages and files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..python_pins import Pin
 
 
 class BundleError(FleetError):
-    """The bundle cannot be made. The previous bundle stays as it is."""
+    """The bundle cannot be made. The previous bundle is not changed."""
 
 
 @dataclass(frozen=True)
 class Platform:
-    """Properties of a host that the inventory has to state.
+    """Properties of a host, as set in the inventory.
 
-    The architecture is that of `uname -m`.
+    `architecture` is the output of `uname -m`.
     """
 
     distribution: str
@@ -38,7 +38,7 @@ class Platform:
 class Source:
     """A repository to mirror.
 
-    `role` is the prefix of its variables. `folder` and `key_path` are paths in the bundle.
+    `role` is the prefix of the variables that configure it. `folder` and `key_path` are paths in the bundle.
     """
 
     role: str
@@ -54,24 +54,24 @@ class Source:
 
 @dataclass(frozen=True)
 class Ask:
-    """A set of packages that a role requests from one repository."""
+    """A request of a role for a set of packages from one repository."""
 
     role: str
     version: str
-    #: Packages with exactly this version. The first one determines the available versions.
+    #: Packages that must have this version. The first one determines the available versions.
     locked: tuple[str, ...]
-    #: Packages with any version.
+    #: Packages that may have any version.
     free: tuple[str, ...] = ()
-    #: Patterns of names that the role pins to the version.
+    #: Patterns for names of packages that the role pins to the version.
     pinned: tuple[str, ...] = ()
     platform: str = ""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A dependency or a provided name.
+    """A dependency of a package, or a name that a package provides.
 
-    `operator` is one of <<, <=, =, >=, >>, or empty for any version.
+    `operator` is `<<`, `<=`, `=`, `>=` or `>>`. It is empty for any version.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Relation:
 class Candidate:
     """A package of a repository.
 
-    `path` is relative to the repository. `raw` is private to its index.
+    `path` is relative to the repository. `raw` is used only by the index that created the package.
     """
 
     name: str
@@ -100,11 +100,11 @@ class Candidate:
 
 @dataclass
 class Item:
-    """A file of the bundle, from an address, a local file or given content.
+    """A file of the bundle, from a URL, a local file or given content.
 
-    `hosts` are the hosts that need it.
+    `hosts` are the hosts that need the file.
 
-    `source` replaces the address or the local file as its origin in the manifest.
+    The manifest lists `source` as the origin of the file. If `source` is empty, it lists the URL or the local file.
     """
 
     path: str
@@ -123,22 +123,22 @@ class Item:
 
 
 def without_password(url: str) -> str:
-    """Return the address without user name and password, for messages and manifests."""
+    """Return a URL without user name and password, for messages and manifests."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in url else url
 
 
 @dataclass
 class Wants:
-    """Everything that the hosts need.
+    """All files and packages that the hosts need.
 
-    `named` has hosts by (package of the distribution, platform).
+    `named` maps (package of the distribution, platform) to the hosts that need the package.
     """
 
     repositories: dict[Source, dict[Ask, set[str]]] = field(default_factory=dict)
-    #: Hosts by (path on the controller, allowed SHA-256s, description) of files that the inventory names.
+    #: Files that the inventory names: mapping from (path on the controller, allowed SHA-256s, description) to the hosts.
     files: dict[tuple[str, tuple[str, ...], str], set[str]] = field(default_factory=dict)
-    #: Hosts by version of nvidia-ml-py with the hashes of its wheels.
+    #: Mapping from a version of nvidia-ml-py, with the hashes of its wheels, to the hosts.
     nvml: dict[Pin, set[str]] = field(default_factory=dict)
     named: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the texts of a bundle: manifest, checksums, variables for the air-gapped side, and README. Pure."""
+"""Write the texts of a bundle. Pure.
+
+These are the manifest, the checksums, the variables for the air-gapped site, and the README.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def manifest(
 ) -> str:
     """Return the manifest.
 
-    It has no date and no machine's name, so that equal bundles have equal manifests.
+    It contains no date and no host name of this machine, so that equal bundles have equal manifests.
     """
     elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
     for mirror in mirrors:
@@ -72,9 +75,9 @@ def sums(items: Iterable[Item]) -> str:
 
 
 def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: str) -> str:
-    """Return the variables to set on the air-gapped side.
+    """Return the variables to set at the air-gapped site.
 
-    Fingerprints are not included: a bundle must not decide which keys verify it.
+    Fingerprints of keys are not included, because a bundle must not decide which keys are trusted to verify it.
     """
     roles = {source.role for source in wants.repositories}
     lines = [
@@ -125,7 +128,7 @@ def _named(items: Iterable[Item], what: str) -> list[Item]:
 
 
 def _line(name: str, value: Any) -> str:
-    # JSON is YAML.
+    # JSON is valid YAML.
     return "%s: %s" % (name, json.dumps(value, ensure_ascii=False))
 
 

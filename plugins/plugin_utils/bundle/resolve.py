@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose packages of a repository: the requested ones and their dependencies in it. Pure.
+"""Choose the packages to mirror from a repository. Pure.
 
-Dependencies that the repository does not provide come from the distribution. If both may provide one, it is mirrored too, and
-the host's package manager chooses.
+These are the requested packages and their dependencies in the repository. Other dependencies must come from the distribution. A
+dependency is also mirrored if both the repository and the distribution may provide it. The host's package manager then chooses
+one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from .model import Ask, BundleError, Candidate, Relation
 
 
 class Index(ABC):
-    """The packages of a repository. apt.py and rpm.py implement it."""
+    """The packages of a repository. apt.py and rpm.py implement this class."""
 
-    #: Whether hosts pin the driver's packages to its version.
+    #: True if hosts pin the packages of the driver to the version of the driver.
     pins: bool
 
     def __init__(self) -> None:
@@ -36,28 +37,32 @@ class Index(ABC):
             self._providers[provided.name].append(candidate)
 
     def named(self, name: str) -> Sequence[Candidate]:
-        """Return the packages of a name."""
+        """Return the packages with this name."""
         return self._named.get(name, [])
 
     def providers(self, name: str) -> Sequence[Candidate]:
-        """Return the packages that provide a name."""
+        """Return the packages that provide this name."""
         return self._providers.get(name, [])
 
     @abstractmethod
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Return the requirements of a package: groups of alternatives, any of which is enough."""
+        """Yield the requirements of a package.
+
+        Each requirement is a group of alternatives. A package that satisfies one alternative is enough.
+        """
 
     @abstractmethod
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Return a number below, equal to or above 0.
+        """Compare two versions. Returns a number below, equal to or above 0.
 
-        Unless `exact`, a part that one version lacks is ignored.
+        If `exact` is false, a part of a version is ignored if the other version does not have it.
         """
 
 
 def choose(ask: Ask, index: Index) -> str:
-    """Return the version to mirror: the package's for the toolkit, the upstream number for the driver.
+    """Return the version to mirror.
 
+    For the container toolkit, this is the version of the package. For the driver, it is the upstream version.
     Raises BundleError if no version matches.
     """
     offered = [candidate.version for candidate in index.named(ask.locked[0])]
@@ -81,7 +86,7 @@ def choose(ask: Ask, index: Index) -> str:
 
 
 def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
-    """Return the packages to mirror, and the requirements that the repository does not meet.
+    """Return (packages to mirror, requirements that the repository does not meet).
 
     Raises BundleError if a requested package or version is missing.
     """
@@ -96,7 +101,11 @@ def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
 
 
 class _Search:
-    """The packages taken, the queue of those with unread requirements, and requirements that are not met."""
+    """A search for packages and their dependencies.
+
+    `taken` has the chosen packages. `queue` has the chosen packages with requirements that have not been read yet. `elsewhere`
+    has the requirements that the repository does not meet.
+    """
 
     def __init__(self, ask: Ask, index: Index) -> None:
         self.ask, self.index, self.chosen = ask, index, choose(ask, index)
@@ -106,9 +115,9 @@ class _Search:
         self.queue: list[Candidate] = []
 
     def take_locked(self, name: str) -> None:
-        """Take a package of the chosen version.
+        """Take a package in the chosen version.
 
-        Raises BundleError if the repository has none.
+        Raises BundleError if the repository does not have the package in this version.
         """
         chosen = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
         if not chosen:
@@ -122,14 +131,17 @@ class _Search:
         self._take(chosen)
 
     def take_free(self, name: str) -> None:
-        """Take a package of any version, or note that the distribution must provide it."""
+        """Take a package in any version.
+
+        If the repository does not have it, record that the distribution must provide it.
+        """
         chosen = self._best(self.index.named(name))
         self._take(chosen)
         if not chosen:
             self.elsewhere[name] = None
 
     def follow(self) -> None:
-        """Take the dependencies of the packages, recursively."""
+        """Take the dependencies of the taken packages, recursively."""
         while self.queue:
             for group in self.index.requires(self.queue.pop()):
                 if not self._is_satisfied(group) and not any(map(self._take, map(self._providers, group))):
@@ -141,7 +153,10 @@ class _Search:
         )
 
     def _providers(self, relation: Relation) -> list[Candidate]:
-        """Return the packages that satisfy a relation, by their name or else by a name that they provide."""
+        """Return the packages that satisfy a relation.
+
+        If no package with that name satisfies it, packages that provide the name are returned.
+        """
         for candidates in (self.index.named, self.index.providers):
             best = self._best(
                 package for package in candidates(relation.name) if _satisfies(package, relation, self.index)
@@ -151,7 +166,7 @@ class _Search:
         return []
 
     def _take(self, candidates: Sequence[Candidate]) -> bool:
-        """Take the candidates, and return whether there were any."""
+        """Take the candidates. Returns false if there are none."""
         for candidate in candidates:
             if (candidate.name, candidate.version) not in self.taken:
                 self.taken[candidate.name, candidate.version] = candidate
@@ -164,10 +179,11 @@ class _Search:
         return candidate.version == self.chosen
 
     def _best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return the packages that a host could choose.
+        """Return the packages that a host could choose from these candidates.
 
-        With pins this is the driver's version of a driver package, else the newest. Without pins it is both, because another
-        dependency may decide.
+        If hosts pin versions, they choose a driver package in the version of the driver, and any other package in the newest
+        version. If hosts do not pin versions, they could choose either version, because that depends on other dependencies. So
+        both are returned.
         """
         ranked = sorted(candidates, key=self.newest, reverse=True)
         pinned = [

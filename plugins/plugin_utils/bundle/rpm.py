@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read an RPM repository: its signed repomd.xml and the packages of its index.
+"""Read the files of an RPM repository.
 
-Fetches nothing.
+These are the signed repomd.xml and the index of packages. Nothing is fetched here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .resolve import Index
 REPOMD = "repodata/repomd.xml"
 #: Files of the index that dnf requires.
 NEEDED = ("primary", "filelists")
-#: Suffix of copies for yum of RHEL 7.
+#: Suffix in the types of index files that are database copies for the yum of RHEL 7.
 _DATABASE = "_db"
 _OPERATORS = {"EQ": "=", "LT": "<<", "LE": "<=", "GT": ">>", "GE": ">="}
 #: Operators of boolean dependencies (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
@@ -31,8 +31,8 @@ _SEGMENT = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
 
 def library() -> Any:
-    """Import createrepo_c. Raises BundleError if it is not installed."""
-    # Its copy of librpm prints errors on machines without RPM's settings, so it gets empty ones.
+    """Import and return createrepo_c. Raises BundleError if it is not installed."""
+    # createrepo_c contains a copy of librpm, which prints errors on machines without RPM's settings. Give it empty settings.
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as folder:
         for name in ("rpmrc", "macros"):
             Path(folder, name).touch()
@@ -53,7 +53,7 @@ def library() -> Any:
 
 
 class Record(NamedTuple):
-    """A file of the index: its type, its path, the kind of its checksum, its checksum."""
+    """A file of the index: type, path, kind of checksum, and checksum."""
 
     what: str
     path: str
@@ -84,9 +84,9 @@ def records(path: Path, where: str) -> list[Record]:
 
 
 class RpmIndex(Index):
-    """Index of the packages of one architecture from primary.xml, compressed or not."""
+    """The packages of one architecture, from a primary.xml that may be compressed."""
 
-    #: On RPM hosts the roles request exact versions and pin nothing, so dnf takes the newest of other packages.
+    #: On RPM hosts, the roles request exact versions but pin nothing. So dnf installs other packages in their newest version.
     pins = False
 
     def __init__(self, primary: Path, machine: str, where: str) -> None:
@@ -114,9 +114,9 @@ class RpmIndex(Index):
         self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Return the requirements.
+        """Yield the requirements of a package.
 
-        Conditional ones are included, because only a host can evaluate the condition.
+        Conditional requirements are included, because only a host can evaluate their conditions.
         """
         assert isinstance(candidate.raw, tuple)
         for relation in candidate.raw:
@@ -145,7 +145,7 @@ def _evr(epoch: str | None, version: str, release: str | None) -> str:
 
 
 def conditional(text: str) -> list[Relation]:
-    """Return the dependencies that a boolean dependency combines."""
+    """Return the single dependencies in a boolean dependency."""
     relations = []
     for part in _BOOLEAN.split(text):
         part = part.strip()
@@ -164,9 +164,9 @@ def conditional(text: str) -> list[Relation]:
 
 
 def compare(one: str, other: str, exact: bool = True) -> int:
-    """Compare two of [epoch:]version[-release].
+    """Compare two versions of the form `[epoch:]version[-release]`.
 
-    Unless `exact`, a missing release matches any.
+    If `exact` is false, a version without a release equals a version with any release.
     """
     (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
     order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)
@@ -182,9 +182,10 @@ def _split(text: str) -> tuple[int, str, str]:
 
 
 def _compare(one: str, other: str) -> int:
-    """Compare segments of digits and letters one by one, ignoring separators.
+    """Compare two versions segment by segment. A segment is all digits or all letters.
 
-    ~ sorts before everything including the end, ^ directly after the end, and digits after letters.
+    Separators are ignored. `~` sorts before everything else, even before the end of the text. `^` sorts directly after the end.
+    Digits sort after letters.
     """
     for mine, theirs in zip_longest(_SEGMENT.findall(one), _SEGMENT.findall(other), fillvalue=""):
         if mine == theirs:

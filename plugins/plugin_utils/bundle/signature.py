@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify signatures like the hosts' package managers: with gpgv and one key with a trusted fingerprint.
+"""Verify signatures in the same way as the package managers of hosts.
 
-gpgv uses no web of trust and only the given keyring (gpgv(1)).
+They use gpgv with one key that has a trusted fingerprint. gpgv uses only the given keyring and no web of trust (gpgv(1)).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ...module_utils import command
 from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprints
 from .model import BundleError, Source
 
-#: First status line of a signature (doc/DETAILS of GnuPG). VALIDSIG follows if it is valid.
+#: Keywords of the first status line for a signature (doc/DETAILS of GnuPG). A valid signature has a second line with VALIDSIG.
 _VERDICTS = ("GOODSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "BADSIG", "ERRSIG")
 
 
 def check_key(content: bytes, source: Source, where: str) -> bytes:
-    """Return the key in gpgv's format.
+    """Return the key in the format of gpgv.
 
-    Raises BundleError unless all its fingerprints are trusted.
+    Raises BundleError if a fingerprint of the key is not trusted.
     """
     try:
         actual = fingerprints(content)
@@ -44,15 +44,15 @@ def check_key(content: bytes, source: Source, where: str) -> bytes:
 def clearsigned(content: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
     """Return the signed text of a clear-signed file.
 
-    Raises BundleError if the signature is not valid and trusted.
+    Raises BundleError if the signature is invalid or not trusted.
     """
     return _verify({"signed": content}, key, trusted, where)
 
 
 def detached(content: bytes, signature: bytes, key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    """Return the content.
+    """Verify the detached signature of a file, and return the file's content.
 
-    Raises BundleError if its detached signature is not valid and trusted.
+    Raises BundleError if the signature is invalid or not trusted.
     """
     _verify({"signature": signature, "content": content}, key, trusted, where)
     return content
@@ -67,7 +67,7 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
         (folder / "key.gpg").write_bytes(key)
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        # apt refuses SHA-1 too. gpgv prints the signed text, which is not all of a clear-signed file.
+        # Refuse SHA-1, as apt does. Let gpgv write the signed text, because a clear-signed file can contain other text as well.
         options = ["--homedir", name, "--keyring", str(folder / "key.gpg"), "--status-fd", "1", "--weak-digest", "SHA1"]
         output = ["--output", str(folder / "text")] if len(files) == 1 else []
         done = command.run_to_end([program, *options, *output, *(str(folder / file) for file in files)])
@@ -80,9 +80,9 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
 
 
 def judge(status: str, trusted: Sequence[str]) -> str:
-    """Return the problem of a signature by gpgv's status lines, empty if it is valid and trusted.
+    """Return the problem with a signature, or an empty text if it is valid and trusted.
 
-    Signatures of unknown keys are ignored.
+    `status` has the status lines of gpgv. Signatures by unknown keys are ignored.
     """
     verdict, good, verdicts = "", False, []
     for line in status.splitlines():

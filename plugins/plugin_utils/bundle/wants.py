@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Determine what the hosts of an inventory need, by the roles' own rules.
+"""Determine the files and packages that the hosts of an inventory need.
 
-Writes and fetches nothing, and reads only the hashes that the collection ships.
+The rules are those of the roles. Nothing is written or fetched here. The only files that are read are the hashes that the
+collection ships.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...module_utils.toolkit import rules as toolkit_rules
 from .. import nvml_source
 from .model import Ask, BundleError, Platform, Source, Wants
 
-#: Variables that are read of each host, with the roles' defaults.
+#: Variables that are read for each host. If the inventory does not set one, the default of the role applies.
 VARIABLES = (
     "nvidia_driver_version",
     "nvidia_driver_state",
@@ -52,18 +53,18 @@ VARIABLES = (
     "gpu_kubernetes_plugin_chart",
     "gpu_kubernetes_plugin_sha256",
 )
-#: Variables of the bundle itself. docs/air-gapped.md.
+#: Variables that only the bundle uses (docs/air-gapped.md).
 OWN_VARIABLES = ("gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
 
 PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
-#: Variables that name files for Kubernetes, by the description of the file.
+#: Variables that name files for Kubernetes, by the description of each file.
 KUBERNETES = {
     "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
     "chart of the device plugin": "gpu_kubernetes_plugin_chart",
 }
-#: Placeholder for the release of a host's kernel, which only the host knows.
+#: Placeholder for the kernel release of a host. Only the host knows the actual release.
 KERNEL = "KERNEL"
-#: Sample device ids of a GPU before Turing, and of a newer one (module_utils/driver/rules.py).
+#: Example PCI device ids: of a GPU older than Turing, and of a newer GPU (module_utils/driver/rules.py).
 _OLD, _NEW = "1db6", "2330"
 _PLATFORM_KEYS = ("distribution", "architecture", "nvswitch", "nvlink_bridges", "before_turing")
 _EXAMPLE = "[{distribution: debian-12, architecture: x86_64, nvswitch: false}]"
@@ -75,9 +76,9 @@ def collect(
     parts: Iterable[str] = PARTS,
     shipped: nvml_source.Shipped | None = None,
 ) -> Wants:
-    """Return what the hosts need.
+    """Return the files and packages that the hosts need.
 
-    `hosts` are the roles' variables by host, including defaults.
+    `hosts` has the variables of the roles for each host, including defaults.
 
     Raises BundleError if variables are missing or contradict each other.
     """
@@ -103,7 +104,10 @@ def collect(
 
 
 def _versions(values: Mapping[str, Any], role: str) -> list[str]:
-    """Return the version of the role and the additional ones, none if the role is not used."""
+    """Return the version that the role installs, and the additional versions.
+
+    Returns an empty list if the role is not used.
+    """
     version = str(values[role + "_version"])
     additional = [str(text) for text in values.get("gpu_bundle_%s_versions" % role) or []]
     return list(dict.fromkeys([version, *additional])) if version else []
@@ -178,7 +182,7 @@ def _driver(
 
 
 def driver_ask(values: Mapping[str, Any], version: str, platform: Platform, entry: Mapping[str, Any]) -> Ask:
-    """Return the packages that the role would install on a new host of this platform.
+    """Return the packages that the role would install on a new host of the platform.
 
     Raises PlanError if the driver does not support the platform.
     """
@@ -316,12 +320,18 @@ def _kubernetes(wants: Wants, host: str, values: Mapping[str, Any]) -> None:
 
 
 def _sums(sha256: Any) -> tuple[str, ...]:
-    """Return the allowed checksums of a file, none if the inventory sets none."""
+    """Return the allowed checksums of a file.
+
+    The result is empty if the inventory does not set a checksum.
+    """
     return (str(sha256).lower(),) if sha256 else ()
 
 
 def _check_folders(wants: Wants) -> None:
-    """Raise BundleError if two repositories would have the same folder or key in the bundle."""
+    """Raise BundleError if two repositories would use the same path in the bundle.
+
+    The paths are the folder of the repository and the path of its key.
+    """
     for attribute in ("folder", "key_path"):
         seen: dict[str, Source] = {}
         for source in wants.repositories:

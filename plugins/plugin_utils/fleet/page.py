@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the report of a run of site.yml as an HTML page, with a bar of instances for each GPU.
+"""Write the report of a run of site.yml as an HTML page.
 
-Values from hosts are inserted as text and numbers only, so they cannot add scripts or markup to the page.
+Each GPU has a bar that shows its instances. Values from hosts are inserted only as text and numbers, so they cannot add scripts
+or markup to the page.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any, Mapping
 from ..audit.report_html import environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Line breaks in names of profiles: after "g.", before a sign, and before the "." of a suffix.
+#: Positions in profile names at which a line may break: after "g.", before "+" or "-", and before the "." of a suffix.
 _BREAK = re.compile(r"(g\.|(?=[+-])|(?<=[a-z])(?=\.))")
-#: Compute slices select the colour.
+#: Number of compute slices in a profile name. It selects the colour.
 _SLICES = re.compile(r"([1-7])g\.")
 
 
 def to_text(report: Mapping[str, Any], planned: bool = False, made_at: str = "") -> str:
-    """Return the page for a result of the filter fleet_report.
+    """Return the HTML page for a result of the filter fleet_report.
 
     `made_at` is the date that the page shows.
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Acceptance rules for new and repaired hosts: derive verdicts from readings, with a remedy for each failure. Pure."""
+"""Apply the acceptance rules for new and repaired hosts to readings. Pure.
+
+Each rule returns a verdict. A failure has a remedy.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,23 @@ from typing import Any, Iterator, Mapping
 from ...module_utils.hardware.model_readings import Field, Readings
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-#: Throttle reasons of hardware and cooling: nvmlClocksEventReason* in nvml.h.
+#: Throttle reasons that indicate a hardware or cooling problem: bits of nvmlClocksEventReason* in nvml.h.
 _SLOWDOWNS = {
     0x8: "hardware slowdown",
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "hardware power brake",
 }
-#: Status words of dcgmi in lower case. Any other word is a failure.
+#: Status words of dcgmi in lower case: passed, and not run. Any other word is a failure.
 _DCGM_PASS, _DCGM_SKIP = ("pass", "warn"), ("skip", "not run", "notrun")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for acceptance. `gpus` is the required number of GPUs, or None for any."""
+    """Limits for acceptance.
+
+    `gpus` is the required number of GPUs, or None if any number is accepted.
+    """
 
     gpus: int | None = None
     ecc_errors: int = 0
@@ -36,7 +42,7 @@ class Limits:
 class Verdict:
     """Verdict of one rule.
 
-    `gpu` is an index, or None for the host; `cure` is the remedy for a failure.
+    `gpu` is the index of the GPU, or None if the rule is about the host. `cure` is the remedy for a failure.
     """
 
     rule: str
@@ -54,7 +60,7 @@ class Verdict:
 
 
 def verdicts(reading: Mapping[str, Any], limits: Limits) -> list[Verdict]:
-    """Return the verdicts of all rules, first for the host, then per GPU."""
+    """Return the verdicts of all rules: those for the host, followed by those per GPU."""
     gpus = reading["nvml"]["gpus"]
     result = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
     for gpu in sorted(gpus, key=lambda gpu: gpu["index"]):
@@ -82,7 +88,11 @@ def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict
 
 
 def _unknown(rule: str, index: int, field: Field) -> Verdict:
-    """Return the verdict for an unreadable value: not run if the GPU lacks the feature, fail after an error."""
+    """Return the verdict for a value that could not be read.
+
+    The rule is not run if the GPU or the driver does not support the value. The same applies if the value was not read, for
+    example because a permission is missing. After any other error, the rule fails.
+    """
     if (
         field.known
         or "NoPermission" in field.reason
@@ -151,7 +161,7 @@ def _rows(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
 def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     states = readings.all("nvmlDeviceGetNvLinkState")
     if not any(state for _of, state in states):
-        # _missing_links compares with the other GPUs of the host.
+        # _missing_links reports this if other GPUs of the host have links.
         return
     down = [of for of, state in states if not state]
     cure = "Reseat the module or the bridge, restart the fabric manager, and check nvidia-smi nvlink -s -i %d." % index
@@ -166,7 +176,7 @@ def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
 
 
 def _missing_links(gpus: Any) -> Iterator[Verdict]:
-    """Find GPUs without active links on hosts where other GPUs have some."""
+    """Yield a failure for each GPU without active links if other GPUs have some."""
     read = {gpu["index"]: Readings(gpu["calls"]).all("nvmlDeviceGetNvLinkState") for gpu in gpus if not gpu["problem"]}
     linked = [index for index, states in read.items() if any(state for _of, state in states)]
     for index, states in read.items():
@@ -193,7 +203,7 @@ def _pcie(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     if now.value is None or best.value is None:
         yield _unknown("PCIe generation", index, now if now.value is None else best)
     elif now.value < best.value:
-        # Without load, an idle GPU lowers the speed of its link.
+        # An idle GPU lowers the speed of its link, so the value proves nothing without load.
         yield Verdict(
             "PCIe generation",
             index,

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the readings of a host: NVML itself, and against nvidia-smi, kernel files and model files. Pure."""
+"""Check the readings from a host. Pure.
+
+The answers of NVML must not contradict each other, nvidia-smi, the files of the kernel, or the model files.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,29 @@ from . import model_file
 from .host_checks import kernel_checks, smi_checks
 from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
 
-#: NVML errors that count as answers.
+#: NVML errors that count as valid answers.
 _ANSWERS = {
     "NotSupported": "not supported",
     "NotFound": "nothing found",
 }
-#: NVML errors that mean that the call could not be made.
+#: NVML errors that mean that the value could not be queried.
 _NOT_ASKED = {
     "NoPermission": "needs root",
     "FunctionNotFound": "the driver has no such function",
     "LibraryNotFound": "the library lacks it",
     "ArgumentVersionMismatch": "this driver has another version of the structure",
 }
-#: Errors that end the list of links.
+#: Errors that mark the end of the list of links.
 _PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
-#: Errors of a host's only GPU (H200, driver 580.159.04).
+#: Errors that are normal if the host has only one GPU (H200, driver 580.159.04).
 _ALONE = {("nvmlDeviceGetTopologyNearestGpus", "InvalidArgument")}
 _HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
-#: Tolerance for temperatures that are read one after the other.
+#: Tolerance for comparing temperatures, because they are read one after the other.
 _DEGREES = 3
 
 
 def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> list[Check]:
-    """Return all checks, first of the host, then per GPU."""
+    """Return all checks: those for the host, followed by those per GPU."""
     nvml = reading["nvml"]
     by_index = {gpu["index"]: gpu for gpu in nvml["gpus"]}
     result = [*_answers(None, nvml["calls"]), *_of_the_facts(nvml["facts"])]
@@ -69,7 +72,10 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
 
 
 def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Mapping[str, Any]) -> Readings:
-    """Return the readings of a GPU, with values from nvidia-smi and the driver's module."""
+    """Return the readings of a GPU.
+
+    Values from nvidia-smi and the parameters of the driver's kernel module are added.
+    """
     calls = with_parameters(gpu["calls"], files)
     uuid = Readings(calls).value("nvmlDeviceGetUUID")
     for other in nvidia_smi.get("gpus") or ():
@@ -81,9 +87,10 @@ def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Ma
 
 
 def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]], alone: bool = False) -> Iterator[Check]:
-    """Return one check per function: whether NVML answered with a value or "not supported".
+    """Yield one check per function of NVML.
 
-    `alone`: the host has no other GPU.
+    The check holds if NVML answered with a value or with an error that counts as an answer. `alone` is true if the host has no
+    other GPU.
     """
     answers = _PAST_THE_END | _ALONE if alone else _PAST_THE_END
     by_call = defaultdict(list)
@@ -134,7 +141,7 @@ def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
-    """Check that redundant functions agree."""
+    """Check that functions of NVML that return the same information agree."""
     area = "NVML agrees"
     index = readings.value("nvmlDeviceGetIndex")
     for name in _HANDLES:
@@ -178,7 +185,7 @@ def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _both(area: str, gpu: int, what: str, first: Any, second: Any) -> Iterator[Check]:
-    """Compare two readings of the same value."""
+    """Compare two readings that must have the same value."""
     if not first.known or not second.known:
         yield not_run(area, gpu, what, first.reason if not first.known else second.reason)
     elif first.value is None and second.value is None:
@@ -232,7 +239,7 @@ def _links(gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _generation(gpu: int, readings: Readings) -> Check:
-    """Check the PCIe generation, which is lower while a GPU is idle."""
+    """Check the PCIe generation. It may be lower while the GPU is idle."""
     now, most = (
         readings.field("nvmlDeviceGetCurrPcieLinkGeneration"),
         readings.field("nvmlDeviceGetMaxPcieLinkGeneration"),

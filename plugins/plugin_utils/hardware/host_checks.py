@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare nvidia-smi and the kernel's files with NVML. Pure."""
+"""Compare NVML with nvidia-smi and with files of the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ...module_utils.hardware.model_readings import Readings
 from .outcome import DIFFERS, HELD, Check, compared, not_run
 
 _SMI = "nvidia-smi"
-#: Names in /proc/devices of the major numbers of the driver and of its capabilities.
+#: Names in /proc/devices under which the major numbers are listed: of the driver, and of its capabilities.
 _MAJORS, _CAP_MAJORS = ("nvidia", "nvidia-frontend"), ("nvidia-caps",)
-#: Rule for the capability minors of a GPU: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities
+#: Parameters of the rule for the capability minors of a GPU:
+#: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities
 _GPU_STEP, _GI_STEP, _FIRST = 135, 9, 3
 
 
 def smi_checks(facts: Mapping[str, Any], smi: Mapping[str, Any]) -> Iterator[Check]:
-    """Compare the facts of gpu_info with nvidia-smi."""
+    """Compare the result of gpu_info with nvidia-smi."""
     if smi["problem"]:
         yield not_run(_SMI, None, "gpu_info against nvidia-smi", smi["problem"])
         return
@@ -110,13 +111,13 @@ def _gpu_files(index: int, readings: Readings, nvml: Mapping[str, Any], files: M
             ("VBIOS", readings.value("nvmlDeviceGetVbiosVersion"), "Video BIOS"),
             ("device minor", None if minor is None else str(minor), "Device Minor"),
         ):
-            # Unprivileged users see question marks.
+            # Users without privileges see question marks instead of the value.
             found = information.get(key)
             if found is None or "??" in found:
                 yield not_run("kernel", index, "%s in /proc" % what, "the file does not show it")
             else:
                 check = compared("kernel", index, "%s in /proc" % what, expected, found)
-                # NVML reports the VBIOS in upper case, the open kernel module in lower case.
+                # NVML reports the VBIOS version in upper case, and the open kernel module in lower case.
                 same = what == "VBIOS" and found.upper() == str(expected).upper()
                 yield replace(check, outcome=HELD) if same else check
     if minor is not None:
@@ -141,7 +142,10 @@ def _device(name: str, gpu: int | None, minor: int, files: Mapping[str, Any], si
 
 
 def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the minors of the instances' capabilities against the documented rule, and their nodes."""
+    """Check the capability minors of a GPU's instances, and the device nodes.
+
+    The minors must follow the documented rule.
+    """
     if not fact["mig"]["instances"]:
         yield not_run("capabilities", index, "minors of instances", "the GPU has no instances")
         return
@@ -158,7 +162,7 @@ def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mappin
         missing = [number for number in expected if number not in present]
         what = "nodes of GPU instance %d" % instance["id"]
         if missing:
-            # nvidia-modprobe creates them on first use.
+            # nvidia-modprobe creates missing nodes when they are first used.
             yield not_run(
                 "capabilities",
                 index,
@@ -191,7 +195,10 @@ def _ids(both: int) -> list[str]:
 
 
 def _address(text: str | None) -> str | None:
-    """Return a PCI address in sysfs format: NVML's domain has eight digits."""
+    """Convert a PCI address of NVML to the format of sysfs, or return None.
+
+    The domain has eight digits in NVML and four in sysfs.
+    """
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text or "")
     return "%s:%s:%s.%s" % tuple(part.lower() for part in match.groups()) if match else text
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Accept readings from an untrusted host: limit their size, check their form and evaluate them."""
+"""Accept readings from an untrusted host.
+
+Their size is limited and their format is checked before they are evaluated.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ from ..private import make_folder, write
 from . import model_file, page, report
 from .acceptance import Limits
 
-#: Maximum number of entries in readings. A host with 32 GPUs has about 100,000.
+#: Maximum number of entries in the readings from a host. A host with 32 GPUs sends about 100,000.
 _MOST_ENTRIES = 400_000
-#: Limits: GPUs per host, their index, MIG devices per GPU, and characters of a report.
+#: Maximum values: GPUs per host, index of a GPU, MIG devices per GPU, and characters in a report.
 _MOST_GPUS, _MOST_INDEX, _MOST_PARTS, _MOST_LETTERS = 64, 1023, 64, 1 << 26
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Report of a host, and its files by name."""
+    """Report of a host. `files` maps the names of the report's files to their content."""
 
     report: dict[str, Any]
     files: dict[str, str]
 
 
 def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None) -> Judged:
-    """Return the report of a host, with `limits` including its acceptance.
+    """Return the report of a host.
 
-    Raises FleetError if the host sent an invalid reading.
+    With `limits`, the report includes the acceptance. Raises FleetError if the host sent an invalid reading.
     """
     files = model_file.model_files()
     try:
@@ -52,15 +55,15 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
 
 
 def _check_form(reading: Any) -> None:
-    """Check the names of GPUs and calls.
+    """Check the numbers and indices of GPUs, and the names of calls.
 
-    Raises TypeError. Other values are checked where they are used.
+    Raises TypeError if they are invalid. The code that uses other values checks them.
     """
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
         raise TypeError("more GPUs than a host has")
     others = reading["nvidia_smi"].get("gpus") or ()
-    # Each serial number is searched for in all texts.
+    # Limit the number of serial numbers, because all texts are searched for each of them.
     if len(others) > _MOST_GPUS or any(len(each.get("mig_devices") or ()) > _MOST_PARTS for each in others):
         raise TypeError("more GPUs than a host has")
     for gpu in gpus:
@@ -74,9 +77,9 @@ def _check_form(reading: Any) -> None:
 
 
 def write_report(host: str, directory: str, files: Mapping[str, str]) -> list[str]:
-    """Write the report's files and return their paths.
+    """Write the files of a report. Returns their paths.
 
-    Raises FleetError for an invalid host name, or OSError.
+    Raises FleetError if the host name is not a valid directory name, and OSError if a file cannot be written.
     """
     if "/" in host or "\0" in host or host.startswith("."):
         raise FleetError(host, "its name is not a valid directory name", "Rename the host in the inventory.")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The outcome of a hardware check."""
+"""Define hardware checks and their outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ OUTCOMES = (HELD, DIFFERS, NOT_RUN)
 class Check:
     """One check.
 
-    `gpu`: index, or None for the host; `where`: file and line to change; `reason`: why it was not run.
+    `gpu`: index of the GPU, or None if the check is about the host. `where`: file and line that should be changed if the values
+    differ. `reason`: why the check was not run.
     """
 
     area: str
@@ -33,7 +34,7 @@ class Check:
 
 
 def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
-    """Return the check that two values are equal."""
+    """Return a check that holds if two values are equal."""
     outcome = HELD if expected == found else DIFFERS
     return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
 

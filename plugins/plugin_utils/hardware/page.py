@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render the report as one HTML page without scripts.
+"""Write the report as one HTML page without scripts.
 
 All values from hosts are escaped.
 """
@@ -26,7 +26,7 @@ _VERDICTS = {PASS: "held", FAIL: "differs", NOT_RUN: "not_run"}
 
 
 def to_text(report: Mapping[str, Any]) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     checks = [dict(check, css=_CLASSES[check["outcome"]]) for check in report["checks"]]
     differing = [check for check in checks if check["outcome"] == DIFFERS]
     areas = []
@@ -45,7 +45,10 @@ def _template() -> Any:
 
 
 def _acceptance(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the verdicts, failures first; None without acceptance."""
+    """Return the verdicts with the failures first.
+
+    Returns None if the report has no acceptance.
+    """
     found = report.get("acceptance")
     if found is None:
         return None

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create the report of a check: readings and outcomes, by default without serial numbers and UUIDs. Pure."""
+"""Create the report of a hardware check: readings and outcomes. Pure.
+
+By default, serial numbers and UUIDs are masked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from .model_file import AREA, ModelFile
 from .outcome import DIFFERS, HELD, OUTCOMES, Check
 
 SCHEMA = 1
-#: Excludes 0 and N/A, which boards without a serial number report and which occur in other words.
+#: Valid serial numbers. Boards without a serial number report 0 or N/A. These must not match, because they also occur in other
+#: words.
 _SERIAL = re.compile(r"[0-9A-Za-z-]{6,32}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 
@@ -34,9 +38,9 @@ def make(
 ) -> dict[str, Any]:
     """Return the report.
 
-    `host` is a display name; `identify` keeps serial numbers and UUIDs.
+    `host` is the name to show. If `identify` is true, serial numbers and UUIDs are not masked.
 
-    With `limits` it includes the acceptance of the host. `more` are additional checks.
+    With `limits`, the report includes the acceptance of the host. `more` has additional checks.
     """
     checks = [*judge(reading, files), *more]
     facts = reading["nvml"]["facts"]
@@ -83,10 +87,10 @@ def line(report: Mapping[str, Any]) -> str:
 
 
 def masked(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a copy in which placeholders replace serial numbers and UUIDs."""
+    """Return a copy of the value with placeholders for serial numbers and UUIDs."""
     if not names:
         return _masked(value, None, names)
-    # One pass, longest names first, so that inserted placeholders are not replaced again.
+    # Replace all names in one pass, so that inserted placeholders are not replaced again. Longer names must match first.
     pattern = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
     return _masked(value, pattern, names)
 
@@ -104,10 +108,10 @@ def _masked(value: Any, pattern: re.Pattern[str] | None, names: Mapping[str, str
 
 
 def identities(reading: Mapping[str, Any]) -> dict[str, str]:
-    """Return the identifiers of GPUs and their placeholders.
+    """Return a mapping from the identifiers of GPUs to placeholders.
 
-    Hosts choose these texts. Those without the form of a UUID or serial number are ignored, because they might occur in other
-    words of the report.
+    Hosts send these identifiers. One that does not have the format of a UUID or serial number is ignored, because it might also
+    occur in other words of the report.
     """
     names = {}
     for gpu in reading["nvml"]["gpus"]:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the answers of a driver with those of the simulated library for the same models. Pure.
+"""Compare a driver with the simulated library for the same GPU models. Pure.
 
-Compares only whether a function returns a value or which error. Values are compared with the model files.
+Only the kind of answer is compared: a value, or the same error. The values are compared with the model files (model_file.py).
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from .model_file import ModelFile, file_of
 from .outcome import DIFFERS, HELD, Check, not_run
 
 AREA = "simulated library"
-#: Maximum number of differences to show per function.
+#: Maximum number of differences that are shown per function.
 _MOST = 4
 
 
 def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[list[str], str]:
-    """Return the model of each GPU by index, or none and the reason why one cannot be simulated."""
+    """Return (models of all GPUs in the order of their index, problem).
+
+    If a GPU cannot be simulated, the list is empty and the problem is the reason.
+    """
     keys = []
     for gpu in sorted(reading["nvml"]["gpus"], key=lambda gpu: gpu["index"]):
         if gpu["problem"]:
@@ -44,7 +47,10 @@ def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[l
 
 
 def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: str) -> list[Check]:
-    """Return the checks against readings of simulated GPUs, or one check that was not run with the reason."""
+    """Return the checks that compare the readings with those of simulated GPUs.
+
+    If there are no readings of simulated GPUs, one check that was not run is returned, with the reason.
+    """
     if other is None:
         return [not_run(AREA, None, "all functions", reason)]
     result = list(_compared(None, reading["nvml"]["calls"], other["nvml"]["calls"], ""))
@@ -59,9 +65,9 @@ def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: 
 def _compared(
     gpu: int | None, calls: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]], links_off: str
 ) -> Iterator[Check]:
-    """Compare call by call.
+    """Yield one check per function.
 
-    `links_off` is why NVLinks, which a simulated GPU has, cannot be read.
+    A simulated GPU always has NVLinks. If the links of the actual GPU cannot be read, `links_off` is the reason.
     """
     simulated_answers = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
     by_call: dict[str, list[tuple[str, str, str]]] = defaultdict(list)

@@ -4,7 +4,7 @@
 """Decide when a held GPU is idle. Pure. docs/audit-idle.md.
 
 rhythm    current and longest earlier quiet time of a holder
-rule      quiet time after which a holder is idle
-signals   signs of work, and which are not measured
+rule      minimum quiet time of an idle holder
+signals   signs of work, and groups of them that are not measured
 holidays  days that do not count as quiet
 """

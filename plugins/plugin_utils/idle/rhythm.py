@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the current and the longest earlier quiet time of a holder.
 
-Pure. Times are in seconds since the epoch, increasing.
+Pure. Times are in seconds since the epoch and increase from call to call.
 
-Gaps between samples prove nothing. They never extend the current quiet time. A gap between two quiet times joins them:
-a host that is off on Saturdays is quiet for the whole weekend.
+A gap without samples proves nothing, so it never makes the current quiet time longer. If an earlier gap lies between two quiet
+times, the three count as one quiet time. For example, a host that is off on Saturdays is quiet for the whole weekend.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Sequence
 #: An interval of time: start and end, in seconds since the epoch.
 Span = tuple[float, float]
 
-#: Minimum share of the current quiet time with samples. It restarts after a longer gap.
+#: Minimum share of the current quiet time for which samples exist. If a gap is too long, the quiet time starts after the gap.
 LEAST_COVERED_RATIO = 0.9
 
 
 class Rhythm:
-    """Quiet times, built by calls of `works` and `gap` in order of time.
+    """Calculates quiet times from calls of `works` and `gap` in the order of time.
 
-    `longest_seconds` is the longest quiet time that ended, or 0. `excluded` has spans that do not count as quiet, for example
-    holidays.
+    `longest_seconds` is the longest quiet time that has ended, or 0. `excluded` has spans that do not count as quiet, for
+    example holidays.
     """
 
     def __init__(self, began_seconds: float, excluded: Sequence[Span] = ()) -> None:
         self.longest_seconds = 0.0
         self._excluded = excluded
-        # Parts of the current quiet time with samples. All but the last are followed by a gap.
+        # Parts of the current quiet time that have samples. A gap follows each of them. The last part starts at `_since`.
         self._ended: list[Span] = []
         self._since = began_seconds
 
     def works(self, start: float, end: float) -> None:
-        """Add work within the span."""
+        """Add a span in which there was work."""
         self._end_part(start)
         first: float | None = None
         for begin, stop in self._ended:
-            # It worked right before or after the gap, so the gap does not count as quiet.
+            # There was work right before or after the gap, so the gap does not count as quiet.
             if stop <= begin:
                 first = None
                 continue
@@ -54,9 +54,9 @@ class Rhythm:
         self._since = max(end, self._since)
 
     def quiet_seconds(self, now: float) -> float:
-        """Return the quiet time up to now in seconds, as far back as there are samples.
+        """Return the current quiet time in seconds, up to `now`.
 
-        0 if it works.
+        It reaches back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if there is work now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

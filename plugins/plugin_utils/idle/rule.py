@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The idle rule of audit, reclaim, right-sizing and the benchmark. Pure.
 
-No fixed time suits services at night, notebooks at lunch and weekly jobs. So a quiet time must exceed a grace and the
-holder's own earlier pauses.
+No fixed limit is right for services at night, notebooks at lunch and weekly jobs. So the quiet time of an idle holder must
+reach a grace period, and also exceed the holder's own earlier pauses by a factor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ DAY_SECONDS = 86400.0
 class Policy:
     """Limits of the idle rule. Times are in seconds.
 
-    `grace_seconds`: minimum quiet time.
-    `rhythm_factor`: minimum multiple of the longest earlier quiet time.
-    `night_seconds`: a holder that ever paused for so long may also take its first weekend off.
-    `weekend_ratio`: minimum multiple of the grace for such a holder: 64 hours, a weekend.
-    `new_seconds`: a holder with less history may not have shown its weekends or its weekly job yet.
-    `new_threshold_seconds`: minimum quiet time of such a holder: a week, and eight hours for a weekly job that starts late.
+    `grace_seconds`: minimum quiet time of any holder.
+    `rhythm_factor`: minimum quiet time as a multiple of the holder's longest earlier quiet time.
+    `night_seconds`: length of an earlier pause from which a holder may also pause for a weekend.
+    `weekend_ratio`: minimum quiet time of such a holder, as a multiple of the grace. The default is 64 hours, a weekend.
+    `new_seconds`: length of a history that is too short to contain weekends and weekly jobs.
+    `new_threshold_seconds`: minimum quiet time of a holder with a shorter history. The default is a week, plus eight hours for
+    a weekly job that starts late.
     `missing_signal_ratio`: share of the grace that is added for each group of signals that is not measured.
     """
 
@@ -46,8 +47,8 @@ def threshold_seconds(
 ) -> float:
     """Return the quiet time in seconds after which a holder is idle.
 
-    `longest_seconds` is its longest earlier quiet time, `history_seconds` the length of its history, and `missing_signals` the
-    number of groups of signals that are not measured.
+    `longest_seconds` is the holder's longest earlier quiet time. `history_seconds` is the length of the holder's history.
+    `missing_signals` is the number of groups of signals that are not measured.
     """
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The signs of work, and groups of them.
+"""Define the signs of work and their groups.
 
-A single sign of work rules out idle. The rules of gpu_monitoring record the highest one (gpu:activity_ratio:max5m). Client
-connections are reported by hosts. If a group of signals is not measured, work may be missed, so the grace is longer.
+A single sign of work means that a GPU is not idle. The recording rules of the role gpu_monitoring record the highest sign
+(`gpu:activity_ratio:max5m`). Hosts report the client connections. If a group of signals is not measured, work may go unnoticed,
+so the grace is longer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Collection
 class Signal:
     """A sign of work.
 
-    `name` is for reports. `series` is empty if hosts report it. One measured signal per `group` is enough.
+    `name` is shown in reports. `series` is the name of the metric, or empty if hosts report the signal. It is enough if one
+    signal of each `group` is measured.
     """
 
     name: str
@@ -48,9 +50,9 @@ GROUPS = tuple(dict.fromkeys(signal.group for signal in SIGNALS))
 
 
 def missing_groups(known: Collection[str]) -> tuple[str, ...]:
-    """Return the groups without a measured signal.
+    """Return the groups in which no signal is measured.
 
-    `known` has names of measured signals.
+    `known` has the names of the measured signals.
     """
     measured = {signal.group for signal in SIGNALS if signal.name in known}
     return tuple(group for group in GROUPS if group not in measured)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build a result from the workloads on each GPU: place instances, keep current places if possible, and count. Pure."""
+"""Build a result from the workloads on each GPU. Pure.
+
+Instances are placed so that current ones are kept if possible. Then the costs of the result are counted.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,25 @@ from .model import Packing, Score, Shape, Standing
 
 
 class Part(NamedTuple):
-    """A workload on one GPU. `stays` means on its current instance or quota."""
+    """A workload on one GPU.
+
+    `stays` is true if the workload keeps its current instance or quota.
+    """
 
     shape: Shape
     workload: str
     stays: bool = False
 
 
-#: New content of each GPU. A GPU that is left out is cleared.
+#: New content of each GPU. A GPU that is missing here is cleared.
 Layouts = Mapping["tuple[str, int]", Sequence[Standing]]
 
 
 def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tuple[Shape, ...], Settled | None]:
-    """Return (pattern, its placement on the GPU with its current content, or None if it does not fit)."""
+    """Return (pattern of the parts, placement of the pattern on the GPU).
+
+    The placement keeps current content if possible. It is None if the pattern does not fit.
+    """
     stay = {part.workload for part in parts if part.stays}
     items: tuple[Item, ...] = tuple(
         (s.shape, s.start, MUST if s.workload in stay else VACANT) for s in case.on.get(key, ())
@@ -49,7 +58,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
     for shape, start, serves in zip(pattern, placed.starts, placed.serves):
         owner = today[serves].workload if serves is not None else None
         name = owner if owner in stay else come[shape].pop()
-        # Quotas belong to a tenant and are recreated for another one. Instances can be reused.
+        # A quota belongs to one tenant and must be recreated for another one. An instance can be reused.
         new = serves is None if shape.kind == "mig" else owner != name
         made.append(Standing(*key, shape, start, name, new))
     made += [Standing(*key, today[n].shape, today[n].start) for n in placed.spare]
@@ -59,7 +68,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
 def answer(
     case: Case, layouts: Layouts, by: str, proven: bool = False, churn: bool = False, bound: int | None = None
 ) -> Packing:
-    """Return the result for these layouts, with its counts."""
+    """Return the result for these layouts, including its costs."""
     keys = [gpu.key for gpu in case.problem.gpus if gpu.key in layouts]
     standing = tuple(part for key in keys for part in layouts[key])
     placed = {part.workload for part in standing if part.workload}
@@ -87,7 +96,7 @@ def answer(
 
 
 def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> int:
-    """Return the share of a GPU that its workloads use, in thousandths."""
+    """Return the share of a GPU that is used by workloads, in thousandths."""
     geometry = case.geometry(case.gpus[key])
     return sum(geometry.load(part.shape) for part in standing if part.workload)
 
@@ -95,13 +104,13 @@ def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> i
 def squared(load: int) -> int:
     """Return the square of a load in percent.
 
-    The sum over the fleet is smallest for even loads.
+    The sum of these squares over the fleet is smallest if the load is spread evenly.
     """
     return (load // 10) ** 2
 
 
 def within_bounds(case: Case, score: Score) -> bool:
-    """Return whether a result is within the limits of changes."""
+    """Return whether a result respects the limits for moves and destroyed instances."""
     rules = case.rules
     return (rules.most_moved is None or score.moved <= rules.most_moved) and (
         rules.most_destroyed is None or score.destroyed <= rules.most_destroyed

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A checked problem, prepared for both solvers. Pure."""
+"""Check a problem and prepare it for both solvers. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from .model import (
 class Case:
     """A checked problem.
 
-    `home`: the current place of each workload that can stay, one Standing for each of its GPUs. `on`: the current content of
-    each GPU. `domains`: GPUs by kind of domain and domain. Raises PackingError if the problem is contradictory.
+    `home`: current place of each workload that can stay, as one Standing for each of the workload's GPUs.
+    `on`: current content of each GPU.
+    `domains`: GPUs by kind of domain and by domain.
+    Raises PackingError if the problem is contradictory.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -73,14 +75,17 @@ class Case:
         return workload.hosts is None or gpu.host in workload.hosts
 
     def at_home(self, workload: str, key: tuple[str, int]) -> Standing | None:
-        """Return the current place of the workload on this GPU, None if it has none there or cannot stay."""
+        """Return the current place of the workload on this GPU.
+
+        None if the workload has no place on it or cannot stay.
+        """
         return next((s for s in self.home.get(workload, ()) if s.key == key), None)
 
     def cost(self, gpu: FleetGpu) -> int:
         return gpu.cost if self.rules.aim == "cost" else 0
 
     def why_not(self, workload: Workload) -> str:
-        """Return why a workload was not placed, and the fix."""
+        """Return why a workload was not placed, and how to fix that."""
         like = dataclasses.replace(workload, name="", weight=None)
         if like not in self._why_not:
             self._why_not[like] = self._reason(like)
@@ -128,9 +133,9 @@ class Case:
         return {name: tuple(homes) for name, homes in current.items() if self._can_stay(self.workloads[name], homes)}
 
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
-        """Return whether its current places meet its demand.
+        """Return whether the current places of a workload meet its demand.
 
-        If not, it is recreated anyway, which is no move.
+        If they do not, the workload must be recreated anyway, and that does not count as a move.
         """
         gpus = [self.gpus[standing.key] for standing in homes]
         return (
@@ -150,7 +155,7 @@ class Case:
             )
 
     def _check_gpu(self, gpu: FleetGpu, content: Sequence[Standing]) -> None:
-        """Raise PackingError if the current content cannot be on the GPU at once."""
+        """Raise PackingError if the current content does not fit on the GPU."""
         plain = geometry(gpu.model)
         items: tuple[Item, ...] = tuple((s.shape, s.start, MUST) for s in content)
         pattern = tuple(sorted(shape for shape, _start, _must in items))
@@ -240,7 +245,7 @@ def _check_rules(problem: Problem) -> None:
 
 
 def shapes_wanted(case: Case) -> dict[Shape, int]:
-    """Return how many of each shape all workloads could need at most."""
+    """Return the maximum number of each shape that all workloads together could need."""
     counts: Counter[Shape] = Counter()
     for workload in case.problem.workloads:
         for shape in set(workload.options):

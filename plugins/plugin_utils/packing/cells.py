@@ -5,11 +5,13 @@
 
 Pure.
 
-The content of a GPU is one of few patterns: the maximal multisets of shapes that fit. The search counts GPUs by pattern instead
-of placing each: 6,000 empty GPUs of a model are one cell with a dozen patterns.
+A pattern is a multiset of shapes that fits on a GPU. A GPU model has only a few maximal patterns. The search determines how
+many GPUs of a cell get each pattern, instead of a pattern for each GPU. For example, 6,000 empty GPUs of a model are one cell
+with a dozen patterns.
 
-Bound workloads (several GPUs, affinity, hosts) are placed by the search, with each GPU as a separate cell. In a large fleet
-they stay where the heuristic placed them.
+A workload is bound if it needs several GPUs, has an affinity, or may run on certain hosts only. If there are bound workloads,
+each GPU is a separate cell, and the search places the bound workloads. In a large fleet, that would take too long. There, bound
+workloads stay where the heuristic placed them.
 """
 
 from __future__ import annotations
@@ -23,20 +25,21 @@ from .case import Case, shapes_wanted
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
-#: Maximum choices of all cells. With more, each cell gets only those nearest to its content, and the optimum is not proven.
+#: Maximum number of choices of all cells. If there are more, each cell only gets the choices that are nearest to its content,
+#: and the optimum is not proven.
 MOST_CHOICES = 150_000
 
-#: Maximum of bound workloads times GPUs for which the search places bound workloads.
+#: Maximum product of the numbers of bound workloads and GPUs. If it is larger, the heuristic places the bound workloads.
 MOST_DECISIONS = 20_000
 
 
 @dataclass
 class Cell:
-    """Equal GPUs.
+    """A group of equal GPUs.
 
-    `owners`: for each current item, the kind or the bound workload that can keep it.
-
-    `choices`: patterns and their placements. `pins`: shapes that bound workloads take on each of these GPUs.
+    `owners`: for each current item, the kind of workloads or the bound workload that can keep the item.
+    `pins`: shapes that bound workloads use on each of these GPUs.
+    `choices`: possible patterns, with their placements.
     """
 
     model: str
@@ -52,28 +55,28 @@ class Cell:
         return sum(shape.kind == "mig" for shape, _start in self.items)
 
     def destroyed(self, settled: Settled) -> int:
-        """Return how many current instances of each GPU this choice destroys."""
+        """Return how many current instances this choice destroys on each GPU."""
         return self.instances - sum(
             self.items[n][0].kind == "mig" for n in {*settled.serves, *settled.spare} if n is not None
         )
 
     def kept(self, settled: Settled) -> Counter:
-        """Return how many workloads of each (owner, shape) can stay with this choice."""
+        """Return how many workloads can stay with this choice, by (owner, shape)."""
         return Counter(
             (self.owners[n], self.items[n][0]) for n in settled.serves if n is not None and self.owners[n] is not None
         )
 
 
 class Cells:
-    """A case as cells and kinds.
+    """The cells and the kinds of workloads of a case.
 
-    `kinds`: unbound workloads by kind, current ones first.
+    `kinds`: unbound workloads by kind. Workloads that have a place now are first.
     """
 
     def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
         self.case = case
         bound = [w for w in case.problem.workloads if w.bound]
-        #: Whether the search places bound workloads.
+        #: True if the search places bound workloads, false if they stay where the heuristic placed them.
         self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
         self.bound: list[Workload] = bound if self.detailed else []
         self.pinned: dict[tuple[str, int], list[Part]] = {}
@@ -84,7 +87,7 @@ class Cells:
                 if mine:
                     self.pinned[key] = mine
         placed = {part.workload for parts in self.pinned.values() for part in parts}
-        # Bound workloads that the heuristic left out, and those that it moved.
+        # Costs of the bound workloads that the heuristic placed: left out, and moved.
         self.left_out = sum(w.counts for w in bound if w.name not in placed) if not self.detailed else 0
         staying = {(key, part.workload) for key, parts in self.pinned.items() for part in parts if part.stays}
         self.bound_moved = (
@@ -108,14 +111,14 @@ class Cells:
         return (tuple(sorted(set(workload.options))), workload.counts)
 
     def owner_kind(self, name: str | None) -> tuple | None:
-        """Return the kind of an unbound workload, None for others."""
+        """Return the kind of an unbound workload, or None for a bound or unknown one."""
         workload = self.case.workloads.get(name or "")
         return None if workload is None or workload.bound else self.kind(workload)
 
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
-        """Return the owner of a current part if it can stay.
+        """Return the owner of a current part, or None if no workload can keep it.
 
-        This is a kind, the name of a bound workload, MUST for a pinned one, or None.
+        The owner is the kind of an unbound workload, the name of a bound workload, or MUST for a pinned workload.
         """
         if name is None or self.case.at_home(name, key) is None:
             return None
@@ -127,7 +130,7 @@ class Cells:
         return MUST if any(p.workload == name and p.stays for p in self.pinned.get(key, ())) else None
 
     def today(self, key: tuple[str, int]) -> list[Standing]:
-        """Return the current content of a GPU in the order of its cell's items."""
+        """Return the current content of a GPU, in the order of the items of its cell."""
         return sorted(
             self.case.on.get(key, ()), key=lambda s: (s.shape, s.start or 0, repr(self.owner(key, s.workload)))
         )
@@ -147,7 +150,7 @@ class Cells:
             state = [(s.shape, s.start, self.owner(gpu.key, s.workload)) for s in self.today(gpu.key)]
             parts = self.pinned.get(gpu.key, [])
             pins = tuple(sorted(part.shape for part in parts))
-            # A bound workload that moves to a GPU in use needs a place on this very GPU.
+            # A bound workload that moves to a GPU in use needs a place on exactly this GPU, so the GPU is a separate cell.
             alone = gpu.key if self.detailed or (state and any(not part.stays for part in parts)) else None
             cost = self.case.cost(gpu)
             like = (gpu.model, cost, tuple(state), pins, alone)
@@ -158,7 +161,7 @@ class Cells:
         return list(cells.values())
 
     def _with_patterns(self):
-        """Yield each cell with the patterns of its model."""
+        """Yield each cell with the patterns that its GPUs can have."""
         wanted = shapes_wanted(self.case)
         spread = self.case.rules.policy == "spread"
         for model in self.case.models():
@@ -171,7 +174,7 @@ class Cells:
             self.complete = self.complete and complete
             every = fullest
             if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
-                # A smaller pattern may fit next to kept instances where no maximal one does.
+                # Next to instances that are kept, a smaller pattern may fit even if no maximal pattern does.
                 plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
                 slices, complete = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
                 every = plain + slices
@@ -198,16 +201,16 @@ class Cells:
             if settled is not None:
                 choices.append((pattern, settled))
         if self.case.rules.policy == "binpack" and cell.items:
-            # Patterns of quotas are all maximal, so none can be dropped.
+            # All patterns of quotas are maximal, so none can be dropped.
             slices = [choice for choice in choices if choice[0][0].kind == "mig"]
             choices = [choice for choice in choices if choice[0][0].kind != "mig"] + _best(cell, slices)
         cell.choices = choices
 
 
 def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
-    """Return the choices nearest to the current content, with few large parts first.
+    """Return the `count` patterns that are nearest to the current content.
 
-    All contain the required parts.
+    All of them contain the pinned shapes. If two patterns are equally near, the one with fewer parts is first.
     """
     need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
     able = [pattern for pattern in patterns if not need - Counter(pattern)]
@@ -216,7 +219,10 @@ def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
 
 
 def _best(cell: Cell, choices: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
-    """Drop choices that another one equals or beats in shapes, kept workloads and destroyed instances."""
+    """Drop each choice if another choice is at least as good.
+
+    The shapes, the kept workloads and the destroyed instances are compared.
+    """
     shapes = sorted({shape for pattern, _settled in choices for shape in pattern})
     owners = sorted({pair for _pattern, settled in choices for pair in cell.kept(settled)}, key=repr)
     worth = []

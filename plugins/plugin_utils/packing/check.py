@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify a result against its problem and the planners that would apply it, without the search's code."""
+"""Verify a result against its problem and against the planners.
+
+The planners are those that would apply the result. No code of the search is used.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ _MIB = 1 << 20
 
 
 def problems(problem: Problem, packing: Packing) -> list[str]:
-    """Return everything wrong with a result, an empty list if nothing is."""
+    """Return all errors in a result. The list is empty if it is correct."""
     return list(_problems(problem, packing))
 
 
 class Planner:
-    """Run the MIG planner on a result. Reads each model of the catalogue once."""
+    """Runs the MIG planner on a result. Each model of the catalogue is read once."""
 
     def __init__(self) -> None:
         self._models = catalogue.load_models()
 
     def observed(self, gpu: FleetGpu, today: Sequence[Standing]) -> Gpu:
-        """Return the GPU as NVML would report it with its current layout."""
+        """Return a GPU as NVML would report it with the current layout."""
         (empty,) = assumed_gpus([gpu.model], self._models)
         profiles = {profile.name: profile for profile in empty.mig.profiles}
         instances = []
@@ -52,7 +55,7 @@ class Planner:
     def destroyed(self, gpu: FleetGpu, today: Sequence[Standing], then: Sequence[Standing], pinned: bool = True) -> int:
         """Return how many GPU instances the planner destroys.
 
-        Raises PlanError if it refuses the layout.
+        Raises PlanError if the planner refuses the layout.
         """
         wanted = tuple(
             gpu_plan.WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
@@ -71,7 +74,10 @@ def by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]
 
 
 def destroyed(problem: Problem, packing: Packing) -> int:
-    """Return how many GPU instances the MIG planner destroys in the whole fleet to apply the result."""
+    """Return how many GPU instances applying the result destroys.
+
+    The MIG planner determines this for each GPU of the fleet.
+    """
     planner, today, then = Planner(), by_gpu(problem.today), by_gpu(packing.standing)
     return sum(planner.destroyed(gpu, today.get(gpu.key, ()), then.get(gpu.key, ())) for gpu in problem.gpus)
 
@@ -145,7 +151,7 @@ def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Itera
             100 - rules.headroom_sm_percent,
             vgpu_model.SEATS if kinds == {"vgpu"} else len(standing),
         )
-        # All clients of an MPS daemon have the same limits.
+        # All clients of an MPS daemon have the same limits, so count each client with the largest limits.
         largest = max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing)
         sizes = [largest if kinds == {"mps"} else (s.shape.memory_mib, s.shape.sm_percent) for s in standing]
         demands = [vgpu_fit.Demand(str(n), memory * _MIB, percent) for n, (memory, percent) in enumerate(sizes)]

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find an optimal packing with CP-SAT, which counts GPUs by pattern.
 
-The same problem has the same result.
+The same problem always has the same result.
 
-The goals are those of `Score`, in its order. Each is optimized without worsening the ones before.
-OR-Tools is optional: `MISSING` is the reason if it cannot be imported.
+The goals are the fields of `Score`, in their order. Each goal is optimized without making an earlier goal worse.
+OR-Tools is optional. If it cannot be imported, `MISSING` is the reason.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ except ImportError as error:
     cp_model = None
     MISSING = str(error)
 
-#: Maximum choices of all cells for which the solver simplifies the model first.
+#: Maximum number of choices of all cells. If there are fewer, the solver simplifies the model first.
 MOST_SIMPLIFIED = 3000
 
 
 class Solution(NamedTuple):
-    """A solution.
+    """A solution of the exact search.
 
-    `value` maps a variable to its value, `proven` each aim to whether it is optimal.
+    `value` maps each variable to its value. `proven` maps each aim to true if its value is proven to be optimal.
 
-    `bound` is the lower bound of GPUs, cost or spread, None if unknown.
+    `bound` is the lower bound of the number of GPUs, of the cost or of the spread. It is None if unknown.
     """
 
     value: Any
@@ -47,9 +47,11 @@ class Solution(NamedTuple):
 class Search:
     """The CP-SAT model of a case.
 
-    `picks[c, n]`: number of GPUs of cell c with its choice n. `stays[c, owner, shape]`: number of workloads that stay in cell c.
-    `takes[kind, shape]`: number of workloads of a kind with this shape. `outs[kind]`: number of workloads left out.
-    `puts[workload, gpu, shape]`: whether a bound workload is on this GPU.
+    `picks[c, n]`: number of GPUs in cell c that get choice n of the cell.
+    `stays[c, owner, shape]`: number of workloads that stay in cell c.
+    `takes[kind, shape]`: number of workloads of a kind that get this shape.
+    `outs[kind]`: number of workloads of a kind that are left out.
+    `puts[workload, gpu, shape]`: 1 if a bound workload gets this shape on this GPU, 0 otherwise.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -188,7 +190,10 @@ class Search:
             self._add(sum(taken) <= sum(self._room[shape]))
 
     def _add(self, relation: Any) -> None:
-        """Add a constraint. One between two numbers is already True or False."""
+        """Add a constraint.
+
+        A comparison of two constants is not a constraint, but already true or false.
+        """
         if relation is False:
             self.model.add_bool_or([])
         elif relation is not True:
@@ -235,9 +240,10 @@ class Search:
     # -- The search ---------------------------------------------------------------------------------------------------
 
     def solve(self, hint: Mapping[int, int]) -> Solution | None:
-        """Return the best solution, None if none was found in time or within the limits.
+        """Return the best solution, or None if none was found.
 
-        `hint` is a start: values by the index of their variable.
+        There may be no solution within the limits, or the time was too short. `hint` maps variable indices to values at which
+        the search starts.
         """
         left = self.case.rules.seconds
         values: Sequence[int] | None = None
@@ -246,7 +252,7 @@ class Search:
         self._guess(hint)
         for number, (name, aim) in enumerate(self.aims.items()):
             self.model.minimize(aim)
-            # Time that one aim does not need is available to the next ones.
+            # Divide the remaining time among the remaining aims, so that unused time is not lost.
             solver = self._solver(left / (len(self.aims) - number))
             status = solver.solve(self.model)
             left -= solver.response_proto.deterministic_time
@@ -256,7 +262,7 @@ class Search:
             if name in ("spread", "cost") or (name == "gpus" and bound is None):
                 bound = round(solver.best_objective_bound)
             values = list(solver.response_proto.solution)
-            # The next aims must not worsen this one.
+            # The next aims must not make this aim worse.
             self._add(aim <= round(solver.objective_value))
             self._guess(dict(enumerate(values)))
         if values is None:
@@ -273,10 +279,10 @@ class Search:
         solver = cp_model.CpSolver()
         solver.parameters.random_seed = rules.seed
         solver.parameters.num_workers = rules.workers
-        # Several workers take turns by deterministic time, so that the result does not depend on the machine.
+        # Let several workers take turns by deterministic time, so that the result does not depend on the machine.
         solver.parameters.interleave_search = rules.workers > 1
         solver.parameters.linearization_level = 2
-        # With many thousands of choices, simplification takes longer than the search and loses the hint.
+        # If there are thousands of choices, simplification takes longer than the search, and the hint is lost.
         solver.parameters.cp_model_presolve = len(self.picks) < MOST_SIMPLIFIED
         solver.parameters.max_deterministic_time = max(1.0, seconds)
         return solver

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check what fits on one GPU, by the MIG planner's rules (techniques/mig/fit) and the catalogue's sizes."""
+"""Check what fits on one GPU.
+
+The rules are those of the MIG planner (techniques/mig/fit). The sizes are from the catalogue.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,23 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu impo
 
 from .model import Shape
 
-#: Strength of keeping a current instance: without a workload, preferred, required.
+#: Priorities for keeping a current instance: without a workload, with a workload (preferred), and required.
 VACANT, TAKEN, MUST = 0, 1, 2
-#: Current content of a GPU: (shape, start, strength of keeping it).
+#: A part of a GPU's current content: (shape, start, priority for keeping it).
 Item = Tuple[Shape, "int | None", int]
-#: A multiset of shapes, ascending.
+#: A multiset of shapes in ascending order.
 Pattern = Tuple[Shape, ...]
 
-#: Maximum patterns of a GPU model. With more, the list is shortened and the optimum is not proven.
+#: Maximum number of patterns of a GPU model. If there are more, the list is cut and the optimum is not proven.
 MOST_PATTERNS = 6000
 
 
 class Settled(NamedTuple):
     """A pattern placed on a GPU.
 
-    `starts`: start of each shape, None without MIG. `serves`: position of the current item that is used for each shape, None
-    if it has to be created. `spare`: positions of unneeded current items that can stay.
+    `starts`: start of each shape, or None without MIG.
+    `serves`: position of the current item that is used for each shape, or None if the shape must be created.
+    `spare`: positions of current items that are not needed but can stay.
     """
 
     starts: tuple[int | None, ...]
@@ -42,7 +46,7 @@ class Settled(NamedTuple):
 
 
 class Geometry:
-    """The rules of one GPU model."""
+    """The rules for one GPU model."""
 
     def __init__(self, model: catalogue.Model, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> None:
         self.key = model.key
@@ -56,11 +60,14 @@ class Geometry:
         self.settle = lru_cache(maxsize=None)(self._settle)
 
     def can_hold(self, shape: Shape) -> bool:
-        """Return whether an empty GPU of the model can hold it."""
+        """Return whether the shape fits on an empty GPU of the model."""
         return self.fits((shape,))
 
     def load(self, shape: Shape) -> int:
-        """Return its share of the GPU's memory or compute in thousandths, whichever is larger."""
+        """Return the share of a GPU that a shape uses, in thousandths.
+
+        The larger one of its shares of memory and compute is returned.
+        """
         if shape.kind == "whole":
             return 1000
         if shape.kind == "mig":
@@ -70,7 +77,7 @@ class Geometry:
         return max(10 * shape.sm_percent, -(-1000 * shape.memory_mib // self.memory_mib))
 
     def _fits(self, pattern: Pattern) -> bool:
-        """Return whether an empty GPU can hold these at once."""
+        """Return whether all shapes of the pattern fit on an empty GPU."""
         kinds = {shape.kind for shape in pattern}
         if len(kinds) > 1:
             return False
@@ -81,7 +88,7 @@ class Geometry:
             return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
         (kind,) = kinds
         seats = self.seats.get(kind)
-        # All clients of an MPS daemon have the same limits: those of the largest.
+        # All clients of an MPS daemon have the same limits, so count each client with the limit of the largest one.
         total = (lambda parts: len(parts) * max(parts)) if kind == "mps" else sum
         return (
             total([shape.memory_mib for shape in pattern]) <= self.memory_mib
@@ -92,8 +99,8 @@ class Geometry:
     def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
         """Place a pattern on a GPU with these current items.
 
-        MUST items are part of the pattern. Keeps most TAKEN items, then most items. Returns None if the pattern does not fit or
-        a MUST item could not stay.
+        MUST items are part of the pattern and must stay. The placement keeps as many TAKEN items as possible, and among such
+        placements as many items as possible. Returns None if the pattern does not fit or if a MUST item cannot stay.
         """
         if not self.fits(pattern):
             return None
@@ -121,7 +128,7 @@ class Geometry:
         return Settled(tuple(p.start for p in placed), serves, self._spare(items, pattern, placed, serves))
 
     def _spare(self, items, pattern, placed, serves) -> tuple[int, ...]:
-        """Return the positions of instances that are not needed and block nothing."""
+        """Return the positions of instances that are not needed but block nothing."""
         taken = 0
         for placement in placed:
             taken |= placement.mask
@@ -139,7 +146,7 @@ class Geometry:
         return tuple(spare)
 
     def _settle_plain(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
-        """Place a pattern of quotas or whole GPUs, which have no start."""
+        """Place a pattern of quotas or whole GPUs. These have no start."""
         left = sorted(range(len(items)), key=lambda n: -items[n][2])
         serves: list[int | None] = []
         for shape in pattern:
@@ -152,9 +159,9 @@ class Geometry:
         return Settled((None,) * len(pattern), tuple(serves), ())
 
     def patterns(self, most: dict[Shape, int], every: bool = False) -> tuple[list[Pattern], bool]:
-        """List the maximal patterns of these shapes, or with `every` all but the empty one.
+        """Return (maximal patterns of these shapes, whether the list is complete).
 
-        `most` is the maximum number of each shape. Returns (patterns, whether the list is complete).
+        `most` is the maximum number of each shape. If `every` is true, all patterns except the empty one are listed.
         """
         patterns: list[Pattern] = []
         whole = True
@@ -176,7 +183,7 @@ class Geometry:
             return not any(count[s] < most[s] and fits((*chosen, s)) for s in shapes)
 
         def grow(position: int, chosen: tuple[Shape, ...]) -> bool:
-            """Add patterns, and return False once there are too many."""
+            """Add patterns. Returns False if the maximum number is reached."""
             if len(patterns) >= MOST_PATTERNS:
                 return False
             if position == len(shapes):
@@ -188,9 +195,9 @@ class Geometry:
             while len(longer) <= most[shape] and fits((*longer[-1], shape)):
                 longer.append((*longer[-1], shape))
             if position == len(shapes) - 1 and not every:
-                # A pattern with room for one more of this shape is not maximal.
+                # A pattern that leaves room for another one of this shape is not maximal.
                 longer = longer[-1:]
-            # The fullest first, so that a shortened list contains them.
+            # Add the fullest patterns first, so that they are in the list even if it is cut.
             return all(grow(position + 1, each) for each in reversed(longer))
 
         return patterns, grow(0, ())
@@ -198,8 +205,8 @@ class Geometry:
 
 @lru_cache(maxsize=None)
 def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
-    """Return the rules of a model.
+    """Return the rules for a GPU model.
 
-    Raises CatalogueError if the catalogue does not have it.
+    Raises CatalogueError if the catalogue does not contain the model.
     """
     return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)

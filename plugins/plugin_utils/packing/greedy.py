@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The heuristic: keep current places, place the rest largest first by best fit, then empty GPUs. Pure.
+"""Pack workloads with a heuristic. Pure.
 
-Its results obey every rule, but may not be optimal.
+Workloads keep their current places if possible. The others are placed by best fit, the largest first. After that, the least
+loaded GPUs are emptied. The result obeys every rule, but may not be optimal.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Contents = Dict["tuple[str, int]", List[Part]]
 
 
 class Bins:
-    """GPUs and their content while it is planned.
+    """The GPUs and their planned content.
 
-    Equal GPUs (model, cost, content) are examined once.
+    GPUs with the same model, cost and content are equal. Only one GPU of a set of equal ones is examined.
     """
 
     def __init__(self, case: Case, frugal: bool = False) -> None:
         self.case = case
-        #: Whether all current instances must be kept.
+        #: True if all current instances must be kept.
         self.frugal = frugal
         self.parts: dict[tuple[str, int], list[Part]] = {gpu.key: [] for gpu in case.problem.gpus}
         self.used: Counter[str] = Counter()
@@ -65,7 +66,7 @@ class Bins:
         return tuple(sorted(part.shape for part in self.parts[key]))
 
     def room(self, key: tuple[str, int], shape: Shape) -> bool:
-        """Return whether the GPU has room for one more."""
+        """Return whether the GPU has room for another part of this shape."""
         gpu = self.case.gpus[key]
         if not self.parts[key] and self.used[gpu.model] >= self.case.most_of_model[gpu.model]:
             return False
@@ -114,7 +115,10 @@ class Bins:
         return workload.near is None or all(host == gpu.host for host in self.near[workload.near])
 
     def best(self, shape: Shape, avoid: tuple[str, int] | None = None, only_used: bool = False) -> tuple | None:
-        """Return the GPU of the fleet on which one more of this shape fits best, None if none has room."""
+        """Return the GPU on which another part of this shape fits best.
+
+        None if no GPU of the fleet has room.
+        """
         spread = self.case.rules.policy == "spread"
         chosen, rank = None, None
         for like, keys in self._alike.items():
@@ -131,12 +135,12 @@ class Bins:
             if rank is None or here < rank:
                 chosen, rank = key, here
         if chosen is not None and spread:
-            # Among equal GPUs, take one on the least loaded host.
+            # If several GPUs are equal, take one on the least loaded host.
             chosen = min(self._alike[self._likes[chosen]], key=lambda k: (self.on_host[k[0]], self._order[k]))
         return chosen
 
     def best_of(self, shape: Shape, gpus: Iterable[FleetGpu], workload: Workload, count: int) -> list | None:
-        """Return the best `count` of these GPUs for the workload, None if too few have room."""
+        """Return the best `count` of these GPUs, or None if too few have room."""
         room = [gpu for gpu in gpus if self.may(workload, gpu) and self.room(gpu.key, shape)]
         sign = 1 if self.case.rules.policy == "spread" else -1
         room.sort(key=lambda g: (len(self.case.on.get(g.key, ())), sign * self.loads[g.key], self._order[g.key]))
@@ -154,7 +158,7 @@ class Bins:
 
 
 def greedy(case: Case) -> tuple[Packing, Contents]:
-    """Return a result that obeys every rule, and the workloads on each GPU."""
+    """Return (result that obeys every rule, workloads on each GPU)."""
     bins = Bins(case)
     _fill(case, bins)
     best, contents = _as_answer(case, bins)
@@ -173,7 +177,7 @@ def greedy(case: Case) -> tuple[Packing, Contents]:
 def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
     contents = {key: list(parts) for key, parts in bins.parts.items() if parts}
     if bins.frugal:
-        # A freed GPU keeps its instances too.
+        # A freed GPU keeps its instances as well.
         for key, standing in case.on.items():
             if any(part.shape.kind == "mig" for part in standing):
                 contents.setdefault(key, [])
@@ -189,7 +193,7 @@ def _fill(case: Case, bins: Bins) -> None:
 
 
 def _stay(case: Case, bins: Bins) -> set[str]:
-    """Keep all workloads that may stay where they are, and return their names."""
+    """Keep all workloads that may stay in their places. Returns their names."""
     staying = set()
     for name, homes in case.home.items():
         workload = case.workloads[name]
@@ -218,7 +222,7 @@ def _size(case: Case, workload: Workload) -> int:
 
 
 def place(case: Case, bins: Bins, workload: Workload) -> bool:
-    """Place the workload where it fits best. Return False if it fits nowhere."""
+    """Place the workload where it fits best. Returns False if it fits nowhere."""
     for shape in workload.options:
         keys = _keys(case, bins, workload, shape)
         if keys is not None:
@@ -239,11 +243,11 @@ def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[
         keys = bins.best_of(shape, gpus, workload, workload.gpus)
         if keys is None:
             continue
-        # Prefer small domains, to keep large ones for workloads that need them. Avoid GPUs in use.
+        # Prefer small domains, so that large ones stay free for workloads that need them. Avoid GPUs in use.
         free = sum(not bins.parts[gpu.key] for gpu in gpus)
         here = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
         if workload.near is not None and not bins.near[workload.near]:
-            # The first of a `near` group takes a host with room for the rest.
+            # Place the first workload of a `near` group on the host with the most free GPUs, so that the others find room.
             here = (-free, *here[1:])
         if case.rules.policy == "spread":
             here = (bins.on_host[gpus[0].host],)
@@ -253,7 +257,10 @@ def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[
 
 
 def _empty(bins: Bins) -> None:
-    """Move workloads off the least loaded GPUs to other used ones, until a GPU cannot be emptied."""
+    """Move workloads from the least loaded GPUs to other GPUs in use.
+
+    Stops at the first GPU that cannot be emptied.
+    """
     case = bins.case
     used = sorted((key for key, parts in bins.parts.items() if parts), key=lambda key: (bins.loads[key], key))
     moved = 0

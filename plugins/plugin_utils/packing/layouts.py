@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a result as `gpu_layout` of each host (docs/gpu_layout.md). Pure."""
+"""Convert a result to the `gpu_layout` of each host (docs/gpu_layout.md). Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]
 
     GPUs with equal layouts share an entry.
 
-    A freed GPU becomes exclusive, which removes its instances. An empty GPU that stays empty has no entry, and is not changed.
-    The planner chooses placements and keeps current instances.
+    A freed GPU becomes exclusive, so that its instances are removed. A GPU that is empty before and after has no entry, and is
+    not changed. Entries contain no placements: the planner chooses them and keeps current instances.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     gpus = {workload.name: workload.gpus for workload in problem.workloads}
@@ -46,9 +46,9 @@ def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]
 
 
 def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """Return, by GPU with tenants, all GPUs of its entry.
+    """Return a mapping from each GPU with tenants to all GPUs of its layout entry.
 
-    GPUs that a tenant spans share one.
+    GPUs that belong to the same tenant are in the same entry.
     """
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}
@@ -67,9 +67,10 @@ def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], li
 
 
 def _vgpu(standing: Sequence[Standing], gpus: Mapping[str, int], several: bool) -> dict[str, Any]:
-    """Return an entry with the tenants of one GPU, or of the GPUs that tenants span.
+    """Return the layout entry for the tenants of a GPU.
 
-    Spanning tenants are not pinned: the planner finds room for them.
+    If tenants use several GPUs, the entry is for all of these GPUs. Such tenants are not pinned to GPUs, because the planner
+    places them.
     """
     tenants: dict[str, dict[str, Any]] = {}
     for part in sorted(standing, key=lambda s: s.workload or ""):
@@ -101,9 +102,9 @@ def _part(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
 
 
 def _mps(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    """Return the daemon of a GPU.
+    """Return the layout of the MPS daemon of a GPU.
 
-    Its limits are those of its largest client; geometry.py checked that they fit.
+    The limits are those of the largest client. geometry.py has checked that they fit.
     """
     memory, percent = max(s.shape.memory_mib for s in standing), max(1, *(s.shape.sm_percent for s in standing))
     daemon: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}

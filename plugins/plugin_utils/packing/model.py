@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Problems and results of packing, as frozen values.
+"""Dataclasses of problems and results of packing. All are frozen.
 
-Memory is in MiB, compute in percent of a GPU's SMs.
+Memory is in MiB. Compute is in percent of the SMs of a GPU.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from typing import Mapping
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
-#: Ways to share a GPU by quotas of memory and SMs. A GPU uses one of these, or MIG, or serves one workload.
+#: Modes that share a GPU by quotas of memory and SMs. A GPU uses one of these modes, or MIG, or it serves a single workload.
 SHARES = ("vgpu", "mps", "time_slicing")
 KINDS = ("whole", "mig", *SHARES)
 POLICIES = ("binpack", "spread")
 AIMS = ("gpus", "cost")
-#: Domains within which the GPUs of one workload can be kept.
+#: Kinds of domains. All GPUs of a workload are in the same domain of the kind that the workload requires.
 DOMAINS = ("host", "numa", "link")
 
 
 class PackingError(FleetError):
-    """A contradictory problem. Names the GPU and its host, or the workload."""
+    """The problem is contradictory.
+
+    The error identifies the GPU and its host, or the workload.
+    """
 
 
 @dataclass(frozen=True, order=True)
@@ -54,10 +57,10 @@ def share(kind: str, memory_mib: int, sm_percent: int) -> Shape:
 
 @dataclass(frozen=True)
 class FleetGpu:
-    """A GPU: its host, its NVML index, and the catalogue key of its model.
+    """A GPU of the fleet.
 
-    `numa_node` is None on a host without NUMA, `link_group` is None without NVLink. `cost` is a whole number in any unit that
-    the whole fleet shares.
+    `index` is the NVML index. `model` is a key of the catalogue. `numa_node` is None on a host without NUMA. `link_group` is
+    None without NVLink. `cost` is an integer. Its unit must be the same for the whole fleet.
     """
 
     host: str
@@ -76,7 +79,10 @@ class FleetGpu:
         return "%s gpu %d (%s)" % (self.host, self.index, self.model)
 
     def domain(self, within: str) -> tuple:
-        """Return the key of its domain: a workload kept within one stays on GPUs with equal keys."""
+        """Return the key of the GPU's domain of the kind `within`.
+
+        Two GPUs are in the same domain if their keys are equal.
+        """
         if within == "numa":
             return (self.host, self.numa_node)
         if within == "link":
@@ -86,13 +92,15 @@ class FleetGpu:
 
 @dataclass(frozen=True)
 class Workload:
-    """A demand for one of `options` on each of `gpus` GPUs.
+    """A demand for `gpus` GPUs, with one of the shapes in `options` on each.
 
-    Only the heuristic prefers earlier options.
+    The heuristic prefers earlier options. The exact search does not.
 
-    `within`: one of DOMAINS, its GPUs share it. `near`: workloads with the same word run on one host. `apart`: workloads with
-    the same word run on different hosts, or on different GPUs if `apart_on` is gpu. `hosts`: the only hosts allowed.
-    `weight`: the cost of leaving it out, by default its number of GPUs.
+    `within`: one of DOMAINS. All GPUs of the workload are in the same domain of this kind.
+    `near`: workloads with the same value run on the same host.
+    `apart`: workloads with the same value run on different hosts, or on different GPUs if `apart_on` is "gpu".
+    `hosts`: names of the allowed hosts, or None if all hosts are allowed.
+    `weight`: cost of leaving the workload out. The default is its number of GPUs.
     """
 
     name: str
@@ -107,7 +115,7 @@ class Workload:
 
     @property
     def bound(self) -> bool:
-        """Return whether more than its size restricts its place."""
+        """Return whether the place of the workload is restricted by more than its size."""
         return self.gpus > 1 or (self.near, self.apart, self.hosts) != (None, None, None)
 
     @property
@@ -117,9 +125,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Standing:
-    """A part of a GPU in a layout: a MIG instance at `start`, a tenant's quota, or the whole GPU, with its workload.
+    """A part of a GPU in a layout, and the workload that uses it.
 
-    In a result, `new` means that it has to be created. Without a workload it is an unneeded instance that blocks nothing.
+    The part is a MIG instance at `start`, a quota, or the whole GPU. `workload` is None for a free MIG instance. In a result,
+    such an instance is kept because it blocks nothing. `new` means that the part must be created.
     """
 
     host: str
@@ -138,10 +147,13 @@ class Standing:
 class Rules:
     """Goals and limits of the search.
 
-    Goals, in this order: fewest workloads left out, fewest GPUs (or least cost, or with `spread` most even loads), fewest
-    moves, fewest destroyed instances. `most_moved` and `most_destroyed` are strict limits. `reserve_gpus`: GPUs of a model that
-    stay empty. `headroom_*`: percent of a GPU that quotas leave free.
-    `seconds` limits the search in the solver's deterministic time, so that the same problem has the same result.
+    The goals, in this order: the fewest workloads left out, the fewest GPUs, the fewest moves, the fewest destroyed instances.
+    If `aim` is "cost", the cost is minimized instead of the number of GPUs. If `policy` is "spread", the load is spread evenly
+    instead.
+
+    `most_moved` and `most_destroyed` are strict limits. `reserve_gpus` maps models to the number of GPUs that must stay empty.
+    `headroom_*` is the percentage of each GPU that quotas must leave free.
+    `seconds` limits the search in the solver's deterministic time, so that the same problem always has the same result.
     """
 
     policy: str = "binpack"
@@ -166,9 +178,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """The costs of a result, most important first.
+    """The costs of a result, the most important first.
 
-    `spread` is 0 with binpack, `cost` is 0 if the aim is GPUs.
+    `spread` is 0 with the policy "binpack". `cost` is 0 with the aim "gpus".
     """
 
     unplaced: int
@@ -184,12 +196,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Packing:
-    """A result.
+    """A result of packing.
 
-    `unplaced`: reasons by workload. `moved`: workloads that lose their current place.
+    `unplaced`: reason for each workload that was not placed. `moved`: workloads that lose their current place.
 
-    `by`: cp-sat or heuristic. `proven`: no result is better in GPUs (or cost, or spread) and more important goals.
-    `proven_churn`: nor in moves and destroyed instances. `bound`: lower bound of GPUs (or cost), None if unknown.
+    `by`: "cp-sat" or "heuristic".
+    `proven`: true if the number of GPUs (or the cost, or the spread) and all more important goals are proven to be optimal.
+    `proven_churn`: true if the moves and destroyed instances are proven to be optimal as well.
+    `bound`: lower bound of the number of GPUs (or of the cost), or None if unknown.
     """
 
     standing: tuple[Standing, ...]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Solve a problem by the exact search, or by the heuristic without OR-Tools.
+"""Solve a packing problem. This module is the entry point of the package.
 
-The entry point.
+The exact search is used if OR-Tools is installed. Otherwise, the result of the heuristic is returned.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .model import WHOLE, Packing, Problem
 def pack(problem: Problem, solver: str = "auto") -> Packing:
     """Pack the workloads onto the fleet with the least change to the current layout.
 
-    `solver`: auto, or heuristic to skip the search. Every workload is placed or in `unplaced` with a reason. Raises
-    PackingError if the problem is contradictory, CatalogueError if the catalogue lacks a GPU's model.
+    `solver`: "auto", or "heuristic" to skip the exact search. Each workload that cannot be placed is in `unplaced`, with the
+    reason. Raises PackingError if the problem is contradictory. Raises CatalogueError if the catalogue does not contain the
+    model of a GPU.
     """
     case = Case(problem)
     first, contents = greedy(case)
@@ -59,10 +60,11 @@ def _search(case: Case, contents) -> Packing | None:
 
 
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
-    """Return whether the search considered every pattern and placed every workload, so that its proof is valid.
+    """Return whether the search proves an optimum for the whole problem.
 
-    Bound workloads that the heuristic placed do not weaken the proof if each takes whole GPUs, all GPUs are equal and none was
-    left out: they need the same number of GPUs anywhere.
+    For that, the search must consider every pattern and place every workload. There is one exception: bound workloads may be
+    placed by the heuristic if each of them uses whole GPUs, all GPUs are equal, and none of them was left out. Such workloads
+    need the same number of GPUs in any place.
     """
     if not cells.complete:
         return False

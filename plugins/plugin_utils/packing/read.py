@@ -1,7 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Translate a solution of the search into GPUs, and the heuristic's result into a start of the search. Pure."""
+"""Convert solutions between the exact search and the heuristic. Pure.
+
+A solution of the exact search is converted to places on GPUs. The result of the heuristic is converted to a start of the
+search.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ from .model import Shape, Standing
 class _Place:
     """A place on a GPU.
 
-    `current` is its current content. `stays` means that its workload keeps using it.
+    `current` is the current content of the place, or None if the place is new. `stays` means that the current workload keeps
+    the place.
     """
 
     key: tuple[str, int]
@@ -31,13 +36,13 @@ class _Place:
     stays: bool = False
 
     def standing(self) -> Standing:
-        # A quota belongs to its tenant, so another tenant needs a new one. An instance can be reused.
+        # A quota belongs to one tenant and must be recreated for another one. An instance can be reused.
         new = self.current is None if self.shape.kind == "mig" else not self.stays
         return Standing(*self.key, self.shape, self.start, self.workload, new)
 
 
 class Reader:
-    """Translate a solution into layouts."""
+    """Converts a solution to layouts."""
 
     def __init__(self, search: Search, solution: Solution) -> None:
         self.search, self.cells, self.case, self.solution = search, search.cells, search.cells.case, solution
@@ -86,12 +91,12 @@ class Reader:
 
     def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
         free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
-        # Existing parts are used first.
+        # Use existing parts first.
         min(free, key=lambda place: place.current is None).workload = name
         self.placed.add(name)
 
     def _pools(self) -> dict[Shape, list[str]]:
-        """Return the workloads without a place, by the shape that they take."""
+        """Return the workloads that have no place yet, by the shape that they get."""
         pools: dict[Shape, list[str]] = defaultdict(list)
         for kind, names in self.cells.kinds.items():
             rest = iter([name for name in names if name not in self.placed])
@@ -127,7 +132,10 @@ class Reader:
 
 
 def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
-    """Return the heuristic's result as a start of the search: values by the index of their variable."""
+    """Return the result of the heuristic as a start of the search.
+
+    The result maps variable indices to values.
+    """
     cells = search.cells
     values: Counter[int] = Counter()
     for variable in (*search.picks.values(), *search.stays.values(), *search.takes.values()):
@@ -158,6 +166,9 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
 
 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
-    """Return the choice that contains the needed shapes and lets most workloads stay, None if none does."""
+    """Return the best choice that contains the needed shapes, or None.
+
+    The best choice lets the most workloads stay in their places.
+    """
     able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
     return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)

@@ -3,20 +3,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Propose a better layout of the fleet, from an audit and histories.
 
-It is not applied. docs/rightsize.md.
+The proposal is not applied. docs/rightsize.md describes it.
 
 model      frozen values
-wishes     settings of workloads in the inventory
-observed   GPUs of a host, as planners need them
-today      workloads on each GPU, and excluded GPUs, from hosts and the audit
-series     histories of workloads that may change, in limited amounts
+wishes     workload settings from the inventory
+observed   conversion of gpu_info results to the types of the planners
+today      current workloads of each GPU, and excluded GPUs
+series     histories of the workloads that may change
 mode       how a workload can share a GPU, with the reason
-teams      workloads that can take turns on a card, by their combined histories
+teams      workloads that can share a card by time slicing
 rearrange  packing problems and their solutions
-overlay    the `gpu_layout` of a changed host, and its plan
-risk       risks for each workload
-reclaim    idle units and containers
-make       a proposal, from the request to the finished object
+overlay    new `gpu_layout` of a changed host, with its plan
+risk       risks of a change for a workload
+reclaim    idle units and containers that may be stopped
+make       entry point: a proposal from a request
 sums       totals and one-line summary
 write      inventory overlay, YAML, JSON and HTML
 """

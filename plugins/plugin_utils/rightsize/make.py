@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a proposal, from the request to the finished object."""
+"""Make a proposal from a request. This module is the entry point of the package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .teams import teams
 from .today import fleet_today
 
 _HOURS_PER_MONTH = 730.5
-#: Verdicts of workloads whose history is read, because they have more than they use.
+#: Verdicts of workloads that have more than they need. Their histories are read.
 _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
 
@@ -39,7 +39,7 @@ _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 class Request:
     """The inputs of a proposal.
 
-    `states` (results of gpu_info), `layouts` (gpu_layout) and `wishes` are by host.
+    `states` (results of gpu_info), `layouts` (values of `gpu_layout`) and `wishes` are mappings by host name.
     """
 
     audit: Order
@@ -48,7 +48,7 @@ class Request:
     wishes: Mapping[str, Sequence[Wish]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
-    #: Maximum number of workloads whose history is read, the most expensive first.
+    #: Maximum number of workloads whose histories are read. Workloads with the most waste are read first.
     most_candidates: int = 1000
     reclaim_grace_seconds: float | None = None
     reclaim_exempt: Sequence[str] = ()
@@ -58,7 +58,7 @@ class Request:
 def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
     """Return the proposal.
 
-    Raises FleetError without any data, or if the inventory has an impossible setting.
+    Raises FleetError if there is no data at all, or if a setting in the inventory is impossible.
     """
     audit = make_audit(request.audit, now_seconds, say)
     notes = list(audit.sources.missing)
@@ -133,7 +133,10 @@ def _needs(
     notes: list[str],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Need | str], Fleet | None]:
-    """Return (needs by workload, or why they are unknown; the histories) for workloads that may change."""
+    """Return (needs by workload, histories) for the workloads that may change.
+
+    If a need is unknown, the reason takes its place.
+    """
     fleet = None
     included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
     wanted = [one for one in included if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
@@ -167,7 +170,7 @@ def _needs(
 
 
 def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tuple[dict[str, Decision], dict[str, str]]:
-    """Return (decision by workload, why others stay as they are by workload)."""
+    """Return (decision by workload, reason by workload for those that stay)."""
     decisions, stays = {}, {}
     for gpu in gpus:
         for one in gpu.occupants:
@@ -179,7 +182,7 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
             elif isinstance(need, str) and not (one.wish.profile or one.wish.mode == "exclusive"):
                 stays[one.name] = need
             elif one.shape.kind == "vgpu" and not one.wish.forces:
-                # A tenant stays a tenant. Its quota may shrink.
+                # A tenant keeps its mode, but its quota may shrink.
                 wish = dataclasses.replace(one.wish, isolation="quota", latency="normal")
                 decisions[one.name] = decide(wish, need, gpu.model)
             else:
@@ -188,7 +191,10 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
 
 
 class Judged(NamedTuple):
-    """The decision about a workload, its need, and the reasons of workloads that stay."""
+    """The decision about a workload and its need.
+
+    `stays` has the reason for each workload that stays as it is.
+    """
 
     decision: Decision | None
     need: Need | str | None
@@ -242,9 +248,9 @@ def _outcome(
 
 
 def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing: str = "") -> str:
-    """Return why a workload that could change does not.
+    """Return why a workload stays as it is, although it could change.
 
-    `solver_missing` is the reason why OR-Tools is unavailable.
+    `solver_missing` is the reason why OR-Tools is unavailable, or empty if it is available.
     """
     if decision.shape == one.shape:
         return decision.reason
@@ -255,7 +261,7 @@ def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing:
             decision.reason,
         )
     if solver_missing:
-        # The heuristic does not search all plans, so a better one may exist.
+        # The heuristic does not search all plans, so it may have missed a better one.
         why = "but the best plan found does not change it. OR-Tools is missing: pip install ortools for the optimum."
     else:
         why = "but that frees no GPU within the limits of changes."
@@ -282,9 +288,9 @@ def _used_then(gpus: Sequence[GpuToday], then: Mapping[str, Sequence[Standing]])
 
 
 def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float | None:
-    """Return the monthly price of freed GPUs minus that of newly used ones.
+    """Return the monthly price of freed GPUs minus the price of newly used GPUs.
 
-    None without prices.
+    None if no price is known.
     """
     changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
     known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]

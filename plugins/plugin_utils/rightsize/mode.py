@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide how a workload can share a GPU of its model. Pure.
 
-Rules are ordered by how hard mistakes are to correct: settings of the inventory, size, isolation, latency.
-docs/rightsize.md has the table.
+The rules are applied in this order: settings of the inventory, size, isolation, latency. The harder a mistake is to correct,
+the earlier is its rule. docs/rightsize.md has a table of the rules.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from ..packing.model import WHOLE, Shape, mig, share
 from .model import Decision, Need, RightsizeError, Wish
 
 _MIB = 1 << 20
-#: Quotas are rounded up to multiples of these, to get few different sizes.
+#: Quotas are rounded up to multiples of these steps, to get only a few different sizes.
 _MEMORY_STEP_MIB, _PERCENT_STEP = 256, 5
 
 
 def decide(wish: Wish, need: Need | None, model: str) -> Decision:
-    """Return the mode and its share of a GPU of the model (a key of the catalogue).
+    """Return the sharing mode and the share of a GPU.
 
-    `need` may be None if `wish` has all values. Raises RightsizeError if the model cannot provide a setting of the inventory,
-    CatalogueError for an unknown model.
+    `model` is a key of the catalogue. `need` may be None if `wish` sets a profile or the mode "exclusive".
+    Raises RightsizeError if the model does not support a setting of the inventory. Raises CatalogueError if the model is
+    unknown.
     """
     rules = geometry(model)
     if wish.profile:
@@ -96,9 +97,9 @@ def _exclusive(why: str) -> Decision:
 
 
 def _smallest(need: Need, rules: Geometry, whole: bool = False) -> Shape | None:
-    """Return the smallest instance that fits, of profiles without extra engines.
+    """Return the smallest MIG instance that fits, or None.
 
-    With `whole`, it may be the whole GPU.
+    Profiles with extra engines are not considered. The instance may span the whole GPU only if `whole` is true.
     """
     slices = rules.capacity.compute_slices
     found = [

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values of right-sizing. All are frozen. Unknown values are None, never 0."""
+"""Dataclasses of right-sizing. All are frozen. Unknown values are None, never 0."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...module_utils.model import Gpu
 from ..audit.model import Finding, Window
 from ..packing.model import Shape, Standing
 
-#: Version of the JSON. A reader of version n reads every proposal of version n and ignores keys that were added later.
+#: Version of the JSON. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
 
-#: Modes of sharing, named as in `gpu_layout`.
+#: Sharing modes, with the names that `gpu_layout` uses.
 MODES = ("exclusive", "mig", "mps", "vgpu", "time_slicing")
-#: Required isolation from other workloads of a GPU: hardware, quotas (not a security boundary), or none.
+#: Required isolation from other workloads on the same GPU. "quota" is not a security boundary.
 ISOLATIONS = ("hardware", "quota", "none")
-#: Cost of waiting: low for workloads with waiting clients, batch for those that can wait.
+#: Required latency: "low" if clients wait for the workload, "batch" if the workload itself can wait.
 LATENCIES = ("low", "normal", "batch")
-#: Where a workload may move: within its host, or within the fleet.
+#: Where a workload may move: only within its host, or within the whole fleet.
 REACHES = ("host", "fleet")
 
 RISKS = ("none", "low", "medium", "high")
@@ -34,9 +34,10 @@ class RightsizeError(FleetError):
 
 @dataclass(frozen=True)
 class Wish:
-    """Settings of the workloads whose name or place matches, on the hosts with the variable.
+    """An entry of `gpu_rightsize_workloads`: settings for matching workloads.
 
-    `memory_bytes` and `sm_percent` replace measured needs. `where` names the entry in messages.
+    `match` is a glob that is compared with the name and place of workloads on the hosts that have the entry.
+    `memory_bytes` and `sm_percent` replace the measured needs. `where` identifies the entry in messages.
     """
 
     where: str = "gpu_rightsize_workloads"
@@ -54,15 +55,18 @@ class Wish:
 
     @property
     def forces(self) -> bool:
-        """Return whether it forces a mode or profile, even if no GPU is freed."""
+        """Return whether the entry sets a mode or profile.
+
+        Such a setting is applied even if it frees no GPU.
+        """
         return self.mode != "auto" or bool(self.profile)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Need of a workload, relative to its whole GPU.
+    """Need of a workload. The compute is a percentage of a whole GPU.
 
-    `confidence` is from 0 to 1, and 1 for values of the inventory.
+    `confidence` is from 0 to 1. It is 1 for values from the inventory.
     """
 
     memory_bytes: float
@@ -74,7 +78,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a workload will use a GPU, with the reason."""
+    """The sharing mode and the share of a GPU for a workload, with the reason."""
 
     mode: str
     shape: Shape
@@ -83,9 +87,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Occupant:
-    """A workload in its current place.
+    """A workload and its current place.
 
-    `holders` are from gpu_info. `left` is the reason if it is excluded.
+    `holders` is the list from gpu_info. `left` is the reason why the workload is excluded. It is empty if the workload is
+    included.
     """
 
     name: str
@@ -101,12 +106,12 @@ class Occupant:
 
     @property
     def place(self) -> str:
-        """Its current place as text."""
+        """Return the current place as text."""
         return self.finding.holding.subject.__str__()
 
     @property
     def standing(self) -> Standing:
-        """Its current place for the packing."""
+        """Return the current place in the format of the packing."""
         return Standing(*self.key, self.shape, self.start, self.name)
 
 
@@ -114,7 +119,7 @@ class Occupant:
 class GpuToday:
     """A GPU as reported by its host.
 
-    `left` is the reason if it is excluded: nothing moves to or from it.
+    `left` is the reason why the GPU is excluded, or empty. Nothing moves to or from an excluded GPU.
     """
 
     host: str
@@ -139,7 +144,7 @@ class GpuToday:
 class Outcome:
     """The result for one workload.
 
-    `change` is stays, resized (on its GPU), moved, or left (excluded).
+    `change` is "stays", "resized" (same GPU, another share), "moved" or "left" (excluded).
     """
 
     name: str
@@ -160,20 +165,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class HostChange:
-    """A host's new layout, with the plan for applying it."""
+    """The new layout of a host, with the plan for applying it."""
 
     host: str
     layout: tuple[Mapping[str, Any], ...]
-    #: Whether the layout differs from the current one. If not, workloads only move to existing instances.
+    #: True if the layout differs from the current one. If false, workloads only move to existing instances.
     changes_layout: bool
     before: tuple[str, ...]
     after: tuple[str, ...]
     plan: tuple[str, ...]
-    #: Numbers of GPU instances.
+    #: Numbers of GPU instances that the plan creates, destroys and keeps.
     created: int
     destroyed: int
     kept: int
-    #: Devices in use that the plan disturbs, with their users.
+    #: Devices in use that the plan disturbs, and the processes that use them.
     disturbs: tuple[Mapping[str, Any], ...]
     freed_gpus: tuple[int, ...]
     saved_per_month: float | None
@@ -181,7 +186,10 @@ class HostChange:
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """An idle unit or container. `spared` is the reason if it must not be stopped."""
+    """An idle unit or container.
+
+    `spared` is the reason why it must not be stopped. It is empty if it may be stopped.
+    """
 
     host: str
     kind: str
@@ -192,7 +200,7 @@ class Reclaimable:
     holders: tuple[str, ...]
     waste_per_month: float | None
     spared: str = ""
-    #: Quiet time after which its GPUs are idle. Its processes must be at least this old.
+    #: Quiet time after which the GPUs count as idle. The processes of the holder must be at least this old as well.
     idle_after_seconds: float = 0.0
 
 
@@ -206,13 +214,13 @@ class Proposal:
     hosts: tuple[HostChange, ...]
     workloads: tuple[Outcome, ...]
     reclaim: tuple[Reclaimable, ...]
-    #: Number of GPUs of hosts that answered, used today, and used with the proposal.
+    #: Numbers of GPUs on hosts that answered: all GPUs, GPUs in use today, and GPUs in use with the proposal.
     gpus: int
     used_today: int
     used_then: int
     saved_per_month: float | None
     currency: str
-    #: Workloads that have to be restarted in another place, and GPU instances that are destroyed.
+    #: Numbers of workloads that must be restarted elsewhere, and of GPU instances that are destroyed.
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()
@@ -221,5 +229,5 @@ class Proposal:
 
     @property
     def saved_gpus(self) -> int:
-        """Number of freed GPUs."""
+        """Return the number of freed GPUs."""
         return self.used_today - self.used_then

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert results of the module gpu_info to the planners' types. Pure."""
+"""Convert results of the module gpu_info to the types of the planners. Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ NO_LAYOUT = "the host's layout is invalid: %s"
 
 
 class HostToday(NamedTuple):
-    """A host, its layout, and the layout's entry of each GPU by UUID.
+    """The state of a host and its layout.
 
-    `problem` is the reason if there are no entries.
+    `state` is the result of gpu_info, and `host` the same data as a Host. `entries` maps GPU UUIDs to entries of the layout.
+    If the layout is invalid, `problem` is the reason and `entries` is empty.
     """
 
     state: Mapping[str, Any]
@@ -48,9 +49,9 @@ class HostToday(NamedTuple):
 
 
 def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, Any]) -> dict[str, HostToday]:
-    """Read the results of gpu_info and the layouts of hosts, ordered by name.
+    """Convert the states and layouts of all hosts. The result is sorted by host name.
 
-    Raises RightsizeError for an invalid state.
+    Raises RightsizeError if a state is not a result of gpu_info.
     """
     found = {}
     for name in sorted(states):
@@ -69,7 +70,7 @@ def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
 
 
 def model_of(name: str) -> str:
-    """Return the key of the catalogue for NVML's name of a GPU, or an empty text if it is unknown."""
+    """Return the catalogue key of a GPU from its NVML name, or an empty text."""
     for model in catalogue.load_models().values():
         if any(board.name == name for board in model.boards):
             return model.key
@@ -156,6 +157,6 @@ def _processes(row: Mapping[str, Any]) -> tuple[Process, ...]:
 def _holder(row: Mapping[str, Any], uuid: str) -> Holder:
     names: Sequence[str] = [field.name for field in dataclasses.fields(Holder)]
     values = {name: row[name] for name in names if name in row}
-    # Without a named device, it holds the whole GPU whose list contains it.
+    # A holder without a device holds the whole GPU that lists it.
     held = {"gpu_uuid": values.get("gpu_uuid") or uuid, "gpu_instance_id": values.get("gpu_instance_id")}
     return Holder(**{**values, **held})

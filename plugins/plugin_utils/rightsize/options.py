@@ -14,7 +14,7 @@ from ..sizing.model import Policy
 from .model import REACHES, RightsizeError
 from .rearrange import Limits
 
-#: Keys of gpu_rightsize_packing. Limits of changes have separate variables.
+#: Keys of `gpu_rightsize_packing`. The limits for moved workloads and destroyed instances are separate variables.
 _PACKING = ("policy", "reserve_gpus", "headroom_memory_percent", "headroom_sm_percent", "seconds", "seed", "workers")
 
 
@@ -54,7 +54,7 @@ def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[st
 
 
 def policy(given: Mapping[str, Any]) -> Policy:
-    """Return the numbers of sizing with the inventory's changes.
+    """Return the sizing policy, with the inventory's changes applied to the defaults.
 
     Raises RightsizeError, OptionError and SizingError.
     """

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the `gpu_layout` of a changed host, and plan it. Pure."""
+"""Build the new `gpu_layout` of a changed host, and plan the change. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .observed import HostToday
 def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Collection[int]) -> list[dict[str, Any]]:
     """Return the current layout with new entries for the changed GPUs.
 
-    An entry that loses a GPU lists its remaining GPUs by index. Raises PlanError.
+    The changed GPUs are removed from their current entries. An entry that loses only some of its GPUs then lists the remaining
+    GPUs by index. Raises PlanError.
     """
     if today.problem:
         raise PlanError("gpu_layout", today.problem)
@@ -45,11 +46,12 @@ def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Coll
 
 
 def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tuple[Plan, list[str]]:
-    """Plan a layout.
+    """Plan the change to a layout.
 
-    Returns (the plan of the GPUs, lines about its daemons and tenants).
+    Returns (plan for the GPUs, lines about the daemons and tenants of the layout).
 
-    All instances count as managed by the collection. Raises LayoutError, SelectorError and PlanError like applying it.
+    All instances count as managed by the collection. Raises the same errors as applying the layout: LayoutError, SelectorError
+    and PlanError.
     """
     parsed = parse_layout(layout)
     plan = planner.plan(gpus, targets(parsed, gpus))

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turn needs into packing problems, one per GPU model (and host), and choose which solutions to use. Pure.
+"""Turn decisions into packing problems, and choose among the solutions. Pure.
 
-A workload may always keep what it has, so the packing changes something only if that frees a GPU. It minimizes GPUs, then moved
-workloads, then destroyed instances.
+There is one problem per GPU model. If workloads may move only within their host, there is one per model and host.
+Unless the inventory sets a mode or profile, a workload may keep its current share. So the packing changes a workload only if
+that frees a GPU. The packing minimizes the number of GPUs first, moved workloads second, and destroyed instances third.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .model import Decision, GpuToday, Occupant
 class Limits:
     """Limits of the whole proposal.
 
-    `rules` apply to each problem, except for their limits of changes and time.
+    `rules` apply to each problem. Their limits for time, moved workloads and destroyed instances are not used.
     """
 
     most_moved: int | None = None
@@ -47,9 +48,9 @@ class Answer:
     saved: int
     moved: tuple[str, ...]
     destroyed: int
-    #: Hosts with a changed layout, or with workloads that arrive or leave.
+    #: Hosts whose layout changes, or to or from which workloads move.
     hosts: frozenset[str]
-    #: GPUs with a changed layout entry, and the entries of `gpu_layout` by host.
+    #: GPUs whose layout entry changes, and the new entries of `gpu_layout` by host.
     changed: frozenset[tuple[str, int]]
     entries: Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -71,7 +72,7 @@ class Arrangement:
         return dict(found)
 
     def entries(self, host: str) -> tuple[list[dict[str, Any]], frozenset[int]]:
-        """Return (entries of `gpu_layout` for the changed GPUs of a host, indices of these GPUs)."""
+        """Return (entries of `gpu_layout`, GPU indices) for a host's changed GPUs."""
         made: list[dict[str, Any]] = []
         changed: set[int] = set()
         for answer in (answer for answer in self.answers if host in answer.hosts):
@@ -93,13 +94,13 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
         gpu.key
         for gpu in problem.gpus
         if _layout_of(then.get(gpu.key, ())) != _layout_of(today.get(gpu.key, ()))
-        # Free instances on a free GPU do not matter.
+        # If a GPU is free before and after the change, its free instances do not matter.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
     )
 
 
 def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the entry with the names that tenants have on their host."""
+    """Return the entry with tenant names without the suffix `@HOST`."""
     if "vgpu" not in entry:
         return entry
     tenants = [{**tenant, "name": tenant["name"].partition("@")[0]} for tenant in entry["vgpu"]["tenants"]]
@@ -107,9 +108,9 @@ def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layout_of(standing: Sequence[Standing]) -> tuple:
-    """Return what a layout contains for these places.
+    """Return a comparable value for the layout that these places need.
 
-    Layouts do not distinguish a used whole GPU from a free one.
+    Whole GPUs are left out, because the layout of a GPU is the same whether a workload uses the whole GPU or none does.
     """
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
@@ -124,10 +125,10 @@ def rearrange(
     say: Callable[[str], None] = lambda line: None,
     teams: Sequence[Sequence[str]] = (),
 ) -> Arrangement:
-    """Choose what to change, within the limits.
+    """Choose the changes of the proposal, within the limits.
 
-    `check` raises FleetError if the planners would refuse an arrangement on one of the given hosts. Each of `teams` shares a card
-    by time slicing, if the limits of changes allow it.
+    `check` must raise FleetError if the planners would refuse an arrangement on one of the given hosts. The members of each
+    team share a card by time slicing, unless the limits for changes prevent this.
     """
     problems = _problems(gpus, decisions, limits, {member for team in teams for member in team})
     seconds = max(1.0, limits.seconds / max(1, len(problems)))
@@ -138,7 +139,7 @@ def rearrange(
         answer = _solve(problem, Bounds(seconds), decisions, notes, limits, teams)
         if answer:
             found.append(answer)
-    # The best solutions first, because the limits of changes apply to the whole proposal.
+    # Take the best solutions first, because the limits for changes apply to the whole proposal.
     found.sort(key=lambda answer: (-answer.saved / max(1, len(answer.moved)), _name(answer.problem, limits)))
     taken: list[Answer] = []
     moved, destroyed = limits.most_moved, limits.most_destroyed
@@ -164,9 +165,10 @@ def rearrange(
 
 
 def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
-    """Move GPUs with entirely new content to free GPUs of the same host, if there are any.
+    """Use a free GPU for new content instead of a GPU in use, if the host has one.
 
-    Then the layout can be applied while workloads run, and workloads can move later.
+    This applies to a whole GPU in use that would get only new content. With a free GPU, the layout can be applied while the
+    current workload still runs, and the workload can move later.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
@@ -212,7 +214,7 @@ def _problems(
         of_group = groups[key]
         workloads = tuple(_workload(one, gpu, decisions, limits) for gpu in of_group for one in gpu.occupants)
         today = tuple(each for gpu in of_group for each in (*(one.standing for one in gpu.occupants), *gpu.vacant))
-        # Groups that cannot change need no packing.
+        # A group in which no workload can change needs no packing.
         if any(
             workload.options != (each.shape,) or workload.name in members
             for workload, each in zip(workloads, _standings(of_group))
@@ -227,7 +229,10 @@ def _standings(gpus: Sequence[GpuToday]) -> list[Standing]:
 
 
 def _reserve(rules: Rules, gpus: Sequence[GpuToday]) -> dict[str, int]:
-    """Return the reserve, limited to the free GPUs: no workload is evicted for it."""
+    """Return the number of reserved GPUs by model.
+
+    It is at most the number of free GPUs, because no workload is evicted for the reserve.
+    """
     free = sum(not gpu.used for gpu in gpus)
     model = gpus[0].model
     wanted = rules.reserve_gpus.get(model, 0)
@@ -253,15 +258,15 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
         near=wish.near if limits.reach == "fleet" else None,
         apart=apart,
         apart_on=wish.apart_on,
-        # Names of tenants are per host. The same name on another host is another tenant.
+        # Tenant names are unique only within a host. The same name on another host is a different tenant.
         hosts=frozenset((gpu.host,)) if "@" in one.name else None,
     )
 
 
 def smaller(decision: Decision, one: Occupant, model: str) -> bool:
-    """Return whether it would use less of a GPU.
+    """Return whether the decision gives a workload a smaller share of a GPU.
 
-    Nothing is enlarged, since history does not show what a full workload would use.
+    Shares are never enlarged. If a workload uses its whole share, the history does not show how much more it would use.
     """
     rules = geometry(model)
     return rules.load(decision.shape) < rules.load(one.shape)
@@ -270,7 +275,7 @@ def smaller(decision: Decision, one: Occupant, model: str) -> bool:
 class Bounds(NamedTuple):
     """Limits of a search: time in seconds, moved workloads and destroyed instances.
 
-    None is unlimited.
+    None means no limit.
     """
 
     seconds: float
@@ -286,7 +291,10 @@ def _solve(
     limits: Limits,
     teams: Sequence[Sequence[str]] = (),
 ) -> Answer | None:
-    """Return the solution, or None if it frees no GPU and the inventory requires no change."""
+    """Return the solution, or None if there is no solution that is worth a change.
+
+    A solution is used only if it frees a GPU or if the inventory requires a change.
+    """
     before = {each.workload: each for each in problem.today if each.workload}
     mine = {"+".join(team): tuple(team) for team in teams if all(name in before for name in team)}
     rules = dataclasses.replace(
@@ -328,7 +336,10 @@ def _solve(
 
 
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
-    """Return the problem with each team as one workload with a whole GPU, currently that of its first member."""
+    """Return the problem with each team replaced by one workload.
+
+    That workload needs a whole GPU. Its current place is that of the first member.
+    """
     if not teams:
         return problem
     first = {team[0]: name for name, team in teams.items()}
@@ -344,7 +355,7 @@ def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
 
 
 def _apart(packing: Packing, teams: Mapping[str, Sequence[str]], decisions: Mapping[str, Decision]) -> Packing:
-    """Return the solution with teams replaced by their members."""
+    """Return the solution with each team replaced by its members."""
     standing: list[Standing] = []
     for each in packing.standing:
         for member in teams.get(each.workload or "", ()):

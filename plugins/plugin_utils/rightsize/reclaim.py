@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find idle units and containers that may be stopped, and the reasons why others are spared. Pure.
+"""Find idle units and containers that may be stopped. Pure.
 
-The module reclaim stops them, after checking again on their host.
+Others are spared, with a reason. The module `reclaim` stops them, after it has checked them again on their host.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
 _STANDBY = "standby"
-#: Units that hold GPUs for other processes, and interactive sessions. They are never stopped.
+#: Globs for units that are never stopped: services that hold GPUs for other processes, and interactive sessions.
 _NEVER = (
     "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
     "containerd*", "crio*", "podman*", "libvirtd*", "gpu-layout*", "gpu-exporter*", "openfleet*", "ssh*", "dbus*", "systemd-*",
 )  # fmt: skip
-#: Containers that are never stopped.
+#: Globs for containers that are never stopped.
 _NEVER_CONTAINERS = (
     "*dcgm*",
     "*exporter*",
@@ -38,20 +38,21 @@ _NEVER_CONTAINERS = (
     "nvidia-*",
     "openfleet*",
 )
-#: Engines whose containers can be stopped by name.
+#: Container engines that can stop a container by its name.
 RUNTIMES = ("docker", "podman")
 _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
-#: ID of a container without a known name.
+#: A container ID, which is reported if the name of the container is unknown.
 UNNAMED = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of what may be stopped.
+    """Limits for stopping holders.
 
-    `grace_seconds` is the minimum quiet time and age. None uses the audit's idle time, which is always the minimum age.
-    `exempt` has globs on units (with or without .service), containers, users and hosts that are never stopped.
-    `standby` has globs on those that may be stopped although the audit's verdict is standby.
+    `grace_seconds` is the minimum quiet time and the minimum age of a holder. If it is None, the limit of the audit applies:
+    the quiet time after which the audit reports the holder as idle. In any case, a holder must be at least as old as that
+    limit. `exempt` has globs for units (with or without `.service`), containers, users and hosts. Matching holders are never
+    stopped. `standby` has such globs for holders that may be stopped even if the verdict of the audit is standby.
     """
 
     grace_seconds: float | None = None
@@ -60,9 +61,10 @@ class Bounds:
 
 
 def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: Bounds) -> tuple[Reclaimable, ...]:
-    """Return all holders of GPUs or instances that are idle or standby, the most expensive first.
+    """Return all holders that are idle or on standby, sorted by waste.
 
-    A holder is spared if it also holds a GPU in use, or if it started within the grace: an earlier quiet time was another's.
+    A holder is spared if it also holds a GPU that is in use. A holder that started within the grace period is spared as well,
+    because the earlier quiet time belongs to another holder.
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
@@ -83,7 +85,7 @@ def _place(finding: Finding) -> tuple[str, str, str]:
 def _holders(host: str, state: Mapping[str, Any]):
     """Yield (place as text, place, holder).
 
-    For GPUs with instances, the holders of the instances.
+    If a GPU has instances, the holders of the instances are yielded instead of those of the GPU.
     """
     for gpu in state.get("gpus") or ():
         instances = (gpu.get("mig") or {}).get("instances") or ()
@@ -98,7 +100,8 @@ def _holders(host: str, state: Mapping[str, Any]):
 
 
 def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
-    # A process of the unit that only has another GPU's node open does nothing there, and does not spare the unit.
+    # Ignore GPUs of which a process only has the device node open. The process does nothing there, so they must not spare the
+    # unit.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
     used = [row for row in rows if id(row[1]) in counted]
@@ -146,7 +149,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
         return "it also holds another GPU, which is in use or unknown"
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
         return "it waits for clients (standby)"
-    # A holder cannot have been quiet for longer than it runs.
+    # The quiet time may include an earlier holder, so check the age of this holder, too.
     grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
         return "idle for %s; protected for %.0f h" % (_age(found.quiet_seconds), grace / 3600)
@@ -157,7 +160,10 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
 
 
 def _age(seconds: float) -> str:
-    """Return a time in whole hours, rounded down: a rounded time could equal the limit that it has not reached."""
+    """Return a duration in whole hours, rounded down.
+
+    Rounding up could show the limit although the time has not reached it.
+    """
     hours = int(seconds // 3600)
     return "%d h" % hours if hours else "less than an hour"
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Notify owners of idle holders from the controller.
 
-Checks the settings of the inventory and the results of hosts.
+The settings from the inventory and the results from the hosts are checked first.
 """
 
 from __future__ import annotations
@@ -43,16 +43,20 @@ class TellError(FleetError):
 
 @dataclass(frozen=True)
 class Ways:
-    """How owners are notified: receivers of the controller, and methods on the host (values of the module reclaim)."""
+    """The ways in which owners are notified.
+
+    `controller` has the receivers to which the controller sends messages. `host` has notification methods on the host, as
+    values for the module `reclaim`.
+    """
 
     controller: tuple[Notice, ...]
     host: tuple[str, ...]
 
 
 def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
-    """Return the notification methods of the inventory, or else those of the audit.
+    """Return the notification methods that the inventory sets.
 
-    Raises FleetError.
+    If `given` is None, the receivers of the audit are used. Raises FleetError.
     """
     known = [Notice.of(row, personal=True) for row in audits]
     if given is None:
@@ -76,7 +80,7 @@ def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Wa
 
 
 def notice_seconds(text: Any) -> float:
-    """Return the time between notice and stop in seconds, or 0 for no notice.
+    """Return the time between notice and stop in seconds, or 0 if no notice is sent.
 
     Raises FleetError.
     """
@@ -110,7 +114,7 @@ def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def tell(
     host: str, result: Mapping[str, Any], notices: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Send a message for each receiver and stage.
+    """Send a message to each receiver: about announced and about stopped holders.
 
     Returns (receivers, failures, delivered notices).
     """
@@ -138,7 +142,7 @@ def tell(
 def _parts(
     notice: Notice, rows: Sequence[dict[str, Any]], owned: Sequence[tuple[str, str]]
 ) -> tuple[list[tuple[Notice, list[dict[str, Any]]]], list[str]]:
-    """Return (receivers with their rows, problems of rows without a receiver)."""
+    """Return (receivers with their rows, problems with rows that have no receiver)."""
     if not notice.is_personal:
         return [(notice, list(rows))], []
     by_user: dict[str, list[dict[str, Any]]] = {}
@@ -159,7 +163,7 @@ def _parts(
 
 
 def _owner(row: Mapping[str, Any], owned: Sequence[tuple[str, str]]) -> str:
-    """Return the account in the inventory, or else the one that the host reports."""
+    """Return the owner's account from the inventory, or as reported by the host."""
     name = row["name"]
     plain = name.removesuffix(".service")
     named = (user for match, user in owned if fnmatch.fnmatchcase(name, match) or fnmatch.fnmatchcase(plain, match))

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a proposal as one self-contained HTML page: no scripts, and no fonts or images from elsewhere."""
+"""Write a proposal as one self-contained HTML page.
+
+It has no scripts and loads no fonts or images.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from .model import RISKS, Outcome, Proposal
 from .sums import line, summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Rows of a table. The JSON has all.
+#: Maximum number of rows in a table. The JSON file has all rows.
 _TOP = 200
-#: Hosts are collapsed if there are more.
+#: Maximum number of hosts that are shown expanded. If there are more, all are collapsed.
 _UNFOLDED = 20
 
 
 def to_text(proposal: Proposal) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     changing = [one for one in proposal.workloads if one.change in ("moved", "resized")]
     changing.sort(key=lambda one: (-RISKS.index(one.risk), one.host, one.gpu_index, one.name))
     return (
@@ -58,7 +61,7 @@ def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
 
 
 def _by_gpu(rows: list[tuple[str, int, str, Outcome]]) -> dict[str, dict[int, list[tuple[str, Outcome]]]]:
-    """Group workloads by host and GPU. Each has the text of its allocation."""
+    """Group (text of the allocation, workload) by host and GPU index."""
     found: dict[str, dict[int, list[tuple[str, Outcome]]]] = {}
     for host, index, text, one in sorted(rows, key=lambda row: (*row[:3], row[3].name)):
         found.setdefault(host, {}).setdefault(index, []).append((text, one))

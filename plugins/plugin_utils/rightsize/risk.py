@@ -12,14 +12,18 @@ from ..packing.model import Shape
 from .model import RISKS, Need, Occupant
 
 _MIB = 1 << 20
-#: Confidence of three days and of one day without gaps (days / (days + 1), see sizing's evidence). Less is a short history.
+#: Confidence after three days and after one day of history without gaps. A lower confidence means a short history.
+#: sizing/evidence.py calculates it as days / (days + 1).
 _SURE, _UNSURE = 0.75, 0.5
-#: Maximum share of the new memory that was already used.
+#: Maximum share of the new memory that the observed use may fill without a risk.
 _TIGHT_RATIO = 0.9
 
 
 def risk(one: Occupant, then: Shape, model: str, need: Need | None, host: str) -> tuple[str, tuple[str, ...]]:
-    """Return (the highest risk, all reasons) for a workload that gets the shape `then` on `host`."""
+    """Return (highest risk, reasons) for a workload that gets the shape `then`.
+
+    `host` is the new host of the workload.
+    """
     found: list[tuple[str, str]] = [("low", "it requires a restart with new devices")]
     if need is None or not need.measured:
         found.append(("medium", "its need is from the inventory, not measured"))

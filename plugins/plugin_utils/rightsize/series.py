@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the histories of workloads that may change, in limited amounts, and calculate their needs.
+"""Read the histories of workloads that may change, and calculate their needs.
 
-Reads one series of at most MOST_POINTS per figure and workload, a few dozen GPUs per query. Longer windows use longer steps with
-the maximum of each step, so that no peak is averaged away.
+The amount of data is limited: each workload has one series per figure with at most MOST_POINTS points, and a query is about a
+few dozen GPUs. Longer windows have longer steps. The value of a step is its maximum, so that no peak is averaged away.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
 from .model import GpuToday, Need, Occupant
 
-#: Two weeks in steps of five minutes.
+#: Maximum number of points in a series. It corresponds to two weeks in steps of five minutes.
 MOST_POINTS = 4032
 _FIGURES = ("memory", "busy", "compute")
 _BY = "host, gpu_uuid, mig_instance"
@@ -38,7 +38,7 @@ _BY = "host, gpu_uuid, mig_instance"
 class Grid:
     """The times of a range query.
 
-    They are multiples of the step, like those of recording rules.
+    All times are multiples of the step, like the evaluation times of recording rules.
     """
 
     start: int
@@ -47,7 +47,7 @@ class Grid:
 
     @classmethod
     def of(cls, window: Window) -> Grid:
-        """Return the grid for a window, with at most MOST_POINTS times."""
+        """Return the grid of a window. It has at most MOST_POINTS times."""
         steps = max(1, math.ceil(window.seconds / ROLL_UP_SECONDS / (MOST_POINTS - 1)))
         step = steps * ROLL_UP_SECONDS
         end = int(window.end_seconds // step) * step
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def times(self) -> list[int]:
-        """All times, in seconds since the epoch."""
+        """Return all times, in seconds since the epoch."""
         return list(range(self.start, self.end + 1, self.step))
 
 
@@ -69,7 +69,7 @@ def histories(
 ) -> tuple[dict[str, dict[str, np.ndarray]], Grid, list[str]]:
     """Read histories. Returns (samples by workload and figure, grid, notes).
 
-    Memory is in bytes, busy and compute in percent. Missing samples are NaN. Raises PrometheusError.
+    Memory is in bytes. The busy ratio and the compute are in percent. Missing samples are NaN. Raises PrometheusError.
     """
     grid = Grid.of(window)
     notes: list[str] = []
@@ -88,7 +88,7 @@ def histories(
 
 
 def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
-    """Add a figure of these GPUs to `found`. Returns the server's warnings."""
+    """Read one figure of these GPUs into `found`. Returns the server's warnings."""
     series = SERIES[figure]
     notes: list[str] = []
 
@@ -106,7 +106,7 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
         row = np.full(len(grid.times), np.nan)
         for at, value in course.values.items():
             index = round((at - grid.start) / grid.step)
-            # Impossible values are not measurements: DCGM's blanks, counters read twice, percentages instead of ratios.
+            # Drop impossible values: blank values of DCGM, counters that were read twice, percentages instead of ratios.
             if 0 <= index < len(row) and series.least <= value <= series.most:
                 row[index] = value if figure == "memory" else min(100.0, 100 * value)
         found.setdefault(place, {})[figure] = row
@@ -116,7 +116,8 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
     """Return PromQL for the maximum of each step.
 
-    Ratios without roll-up use the maximum five-minute average.
+    If `highest` is true, this is the highest sample. Otherwise, it is the highest five-minute average. Ratios that have no
+    roll-up use that average.
     """
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)
@@ -134,8 +135,8 @@ def fleet_of(
 
     `cards` has the memory of each workload's current GPU or instance, in bytes.
 
-    Duty is SM activity, or the share of time in which a kernel ran if SM activity is unknown. Workloads with low latency use the
-    higher of both, because a part of a GPU would prolong their short bursts.
+    The duty is the SM activity. If that is unknown, it is the share of time in which a kernel ran. If a workload needs low
+    latency, it is the higher of the two: a part of a GPU would make the workload's short bursts longer.
     """
     duty = []
     for one in occupants:
@@ -149,7 +150,7 @@ def fleet_of(
 
 
 def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuToday], policy: Policy) -> dict:
-    """Return the Need of each workload by name, or the reason as text if it is unknown."""
+    """Return the Need of each workload by name, or why it is unknown."""
     by_name = {one.name: one for one in occupants}
     found: dict[str, Need | str] = {}
     for demand in demands(fleet, policy):
@@ -161,7 +162,7 @@ def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuT
 def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
     if not demand.evidence.enough:
         return demand.reason
-    # Figures of an instance are relative to the instance.
+    # The compute of an instance is relative to the instance, so convert it to a share of the GPU.
     share = 1.0
     if one.shape.kind == "mig":
         slices = geometry(model).capacity.compute_slices
@@ -170,9 +171,9 @@ def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
 
 
 def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
-    """Return the need of a tenant.
+    """Return the need of a tenant, or why it is unknown.
 
-    Only memory is measured, so its share of the SMs stays.
+    Only the memory use of tenants is measured, so the tenant's share of the SMs stays the same.
     """
     memory = one.finding.holding.memory
     if memory is None or memory.max is None:
@@ -195,7 +196,7 @@ def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
 
 
 def with_wish(need: Need | str | None, one: Occupant) -> Need | str | None:
-    """Return the need with the values of the inventory."""
+    """Return the need, with values from the inventory instead of measured values."""
     wish = one.wish
     if wish.memory_bytes is None and wish.sm_percent is None:
         return need

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group workloads that can take turns on a card: they can wait, trust each other, and their histories fit. Pure.
+"""Group workloads that can take turns on a card by time slicing. Pure.
 
-Quotas add up all peaks. Time slicing does not: workloads with peaks at different hours fit together, those with peaks at the same
-hours do not. Only the combined histories show this (docs/sizing.md).
+Such workloads can wait and trust each other, and their combined histories fit on a card.
+With quotas, the peaks of all workloads must fit together. With time slicing, workloads fit if their peaks are at different
+hours. Only the combined histories show whether they are (docs/sizing.md).
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from ..sizing.model import Fleet, Policy
 from ..sizing.sharing import Card, share
 from .model import Decision, GpuToday
 
-#: Maximum size of a group that is searched. More would take minutes and gain little.
+#: Maximum number of workloads in a search. A search with more workloads would take minutes and would gain little.
 _MOST = 60
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Teams:
-    """`members` of each shared card.
+    """Teams of workloads that share a card.
 
-    `reasons` and `stays` explain by name why workloads share a card or not.
+    `members` has the workload names of each team. `reasons` explains by workload name why a workload shares a card, and `stays`
+    why a workload does not.
     """
 
     members: tuple[tuple[str, ...], ...] = ()
@@ -39,7 +41,11 @@ class Teams:
 def teams(
     fleet: Fleet | None, gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], reach: str, policy: Policy
 ) -> Teams:
-    """Group workloads that have a whole GPU, may use time slicing, and have a known history. By model and reach."""
+    """Group workloads into teams that share a card.
+
+    Only workloads with a whole GPU, the decision for time slicing and a known history are grouped. The members of a team have
+    the same GPU model. If `reach` is "host", they are on the same host.
+    """
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     rows = {} if fleet is None else {name: row for row, name in enumerate(fleet.names)}
     for gpu in gpus:

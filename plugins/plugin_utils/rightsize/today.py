@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the current workload of each GPU, and the GPUs that are excluded. Pure.
+"""Find the current workloads of each GPU, and the GPUs that are excluded. Pure.
 
-A GPU is included only if its history certainly belongs to its workload. Others are excluded, with a reason.
+A GPU is included only if its history certainly belongs to its current workload. All other GPUs are excluded, with a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .reclaim import UNNAMED
 from .wishes import wish_of
 
 _MIB = 1 << 20
-#: Verdicts that hide the need of a workload, with the reason for excluding it.
+#: Verdicts with which the need of a workload cannot be determined, and the reasons for excluding the workload.
 _BLIND = {
     "unhealthy": "the GPU is unhealthy: repair it first",
     "broken_metrics": "its metrics contradict each other",
@@ -40,12 +40,12 @@ _BLIND = {
     "standby": "it may be a model server that waits for clients",
     "held_without_process": "nothing runs on it: see the list of idle workloads",
 }
-#: Kinds of sharing with one history for all processes.
+#: Sharing modes in which all processes on the GPU have one common history.
 _MIXED = ("mps", "time_slicing")
 
 
 class Place(NamedTuple):
-    """A workload's part of its GPU: shape, start, and ID of the instance."""
+    """The part of a GPU that a workload uses: shape, start and GPU instance ID."""
 
     shape: Shape
     start: int | None = None
@@ -59,9 +59,10 @@ def fleet_today(
     prices: Sequence[Price] = (),
     least_seconds: float = 0.0,
 ) -> tuple[GpuToday, ...]:
-    """Return the GPUs of all hosts that answered, by host and index.
+    """Return the GPUs of all hosts that answered, sorted by host and index.
 
-    A workload that runs for less than `least_seconds` is excluded, because the history is partly another's.
+    A workload that has run for less than `least_seconds` is excluded, because a part of the history belongs to an earlier
+    workload.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
@@ -88,7 +89,7 @@ def fleet_today(
 def _drift(layout: Layout, host: Host) -> str:
     """Return how the host differs from its layout, or an empty text.
 
-    A proposal would change that as well.
+    Such a host is excluded, because applying a proposal would remove the differences as well.
     """
     plan = planner.plan(host.gpus, targets(layout, host.gpus))
     if not plan.changes_devices:
@@ -110,14 +111,14 @@ def _history(found: Finding) -> bool:
 
 
 class _GpuReading:
-    """Reads one GPU.
+    """Reader of one GPU and its workloads.
 
-    `watched`: its host has any history. `spread`: holders of several GPUs on the host.
+    `watched` is true if any GPU of the host has a history. `spread` has the holders that use several GPUs of the host.
     """
 
     watched = False
     spread: frozenset[str] = frozenset()
-    #: Latest start of a workload with a sufficient history.
+    #: Latest start time at which the history of a workload is still long enough.
     since = math.inf
     least_seconds = 0.0
 
@@ -139,7 +140,7 @@ class _GpuReading:
     def look(self, wrong: str = "") -> GpuToday:
         """Return the GPU with its workloads.
 
-        `wrong` is a reason to exclude the whole host.
+        `wrong` is the reason for excluding the whole host, or empty.
         """
         found = GpuToday(self.host, self.gpu, self.model)
         why = wrong or self._whole()
@@ -170,7 +171,7 @@ class _GpuReading:
         return dataclasses.replace(found, occupants=occupants, left=why)
 
     def _whole(self) -> str:
-        """Return why nothing on this GPU can be planned, or an empty text."""
+        """Return why the whole GPU must be excluded, or an empty text."""
         if not self.model:
             return "the catalogue of models does not have %s" % self.gpu.name
         if self.gpu.mig.enabled != self.gpu.mig.pending:
@@ -188,9 +189,9 @@ class _GpuReading:
         return ""
 
     def _sick(self) -> str:
-        """Return whether a GPU with tenants is unhealthy, as a reason.
+        """Return the reason if a GPU with tenants is unhealthy, or an empty text.
 
-        Findings of tenants do not show it.
+        The findings about the tenants do not contain the health of the GPU.
         """
         found = self.findings.get("")
         if found is None or found.verdict.word != "unhealthy":
@@ -236,7 +237,11 @@ class _GpuReading:
         return occupants, vacant
 
     def _unused(self, found: Finding) -> bool:
-        """Return whether the instance is unused: free, or new and monitored without any activity."""
+        """Return whether the instance is unused.
+
+        It is unused if the verdict is free. A new instance without a verdict is unused if it is monitored and shows no
+        activity.
+        """
         if found.verdict.word == "free":
             return True
         holding = found.holding
@@ -250,7 +255,10 @@ class _GpuReading:
         return len(instance.compute_instances) <= 1
 
     def _odd_tenants(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the entry of the tenants cannot be rewritten without loss, or an empty text."""
+        """Return why the tenants' layout entry must not be rewritten, or an empty text.
+
+        A rewritten entry would lose the settings that are checked here.
+        """
         for row in rows:
             if len(row.get("gpus") or ()) > 1:
                 return "the tenant %s spans several GPUs" % row["name"]
@@ -306,9 +314,9 @@ class _GpuReading:
         return any(wish.leave for wish in self.wishes) and any(map(_unnamed, _origins(holders)))
 
     def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the current holder is too new for the history, or an empty text.
+        """Return why the history does not belong to the current holder, or an empty text.
 
-        Checks host and server.
+        Both the start time from the host and the holding time from the server must be old enough.
         """
         began = min((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
         held = found.holding.held_seconds
@@ -332,21 +340,21 @@ def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
 
 
 def _who(row: Mapping[str, Any]) -> list[str]:
-    """Return the unit, container, job, user and process of a holder.
+    """Return the names that identify a holder: unit, container, job, user and process.
 
-    The same one on two GPUs is one workload.
+    Holders on two GPUs belong to one workload if they share a name.
     """
     found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
     found += ["job %s" % row["job"]] if row.get("job") else []
-    # Processes started by hand, for example ranks of one training, have only their user in common.
+    # Processes that were started by hand, for example the ranks of a training, share only their user.
     found += ["user %s" % row["user"]] if row.get("user") and not found else []
     return found + (["pid %s" % row["pid"]] if row.get("pid") else [])
 
 
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
-    """Return the holders of several GPUs or instances.
+    """Return the names of holders that use several GPUs or instances.
 
-    They cannot use parts of GPUs: a process sees one MIG device at most.
+    They must keep whole GPUs, because a process can use at most one MIG device.
     """
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:
@@ -366,15 +374,15 @@ def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _unnamed(origin: str) -> bool:
-    """Return whether only the ID of a container is known."""
+    """Return whether the text has the ID of a container instead of its name."""
     _runtime, container, name = origin.rpartition("container ")
     return bool(container and UNNAMED.fullmatch(name))
 
 
 def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lasting name of the unit or container, or an empty text.
+    """Return the name of the unit or container if it is permanent, or an empty text.
 
-    Names of jobs do not last.
+    Names of jobs, sessions and scopes are not permanent.
     """
     origins = _origins(holders)
     if len(origins) != 1 or any(row.get("job") for row in holders):
@@ -386,12 +394,12 @@ def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return the text as a valid name of a tenant (docs/gpu_layout.md)."""
+    """Convert the text to a valid tenant name (docs/gpu_layout.md)."""
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]", "", re.sub(r"[@ /:]+", "-", text))[:63]
 
 
 def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
-    """Make names unique. The same unit may run on many hosts."""
+    """Make the names of workloads unique, because a unit may run on many hosts."""
     counts = Counter(one.name for gpu in gpus for one in gpu.occupants)
     taken = {name for name, count in counts.items() if count == 1}
     made = []
@@ -403,7 +411,7 @@ def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
                 end = "-%s-gpu%d%s" % (gpu.host, gpu.gpu.index, "-%d" % one.start if one.start is not None else "")
                 name = _clean(name[: max(1, 63 - len(end))] + end)
             elif counts[name] > 1:
-                # A tenant keeps its name, which is unique per host only, and stays on its host.
+                # Tenant names are unique only within a host. Append the host, which also binds the tenant to that host.
                 name = "%s@%s" % (name, gpu.host)
             number = 2
             while name in taken and name != one.name:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and check the settings of workloads (`gpu_rightsize_workloads`). Pure."""
+"""Read and check the workload settings (`gpu_rightsize_workloads`). Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _KEYS = (*_TEXTS, *_WORDS, "leave", "memory", "sm_percent")
 
 
 def wishes(given: Any, host: str = "") -> tuple[Wish, ...]:
-    """Read the list of one host. Raises RightsizeError, which names host and entry."""
+    """Read the settings of one host.
+
+    Raises RightsizeError. The message identifies the host and the entry.
+    """
     where = "gpu_rightsize_workloads%s" % (" of %s" % host if host else "")
     if not isinstance(given, (list, tuple)):
         raise RightsizeError(where, "%r is not a list" % (given,), "Write a list of entries like %s." % _EXAMPLE)
@@ -46,7 +49,7 @@ def _wish(where: str, row: Any) -> Wish:
 
 
 def _value(where: str, key: str, value: Any) -> Any:
-    """Check the value of a key. Raises RightsizeError."""
+    """Return the checked value of a key. Raises RightsizeError."""
     if key in _WORDS:
         if value not in _WORDS[key]:
             raise RightsizeError(where, "%r is invalid" % (value,), "Use one of %s." % ", ".join(_WORDS[key]))
@@ -68,7 +71,10 @@ def _value(where: str, key: str, value: Any) -> Any:
 
 
 def wish_of(wishes: Sequence[Wish], names: Sequence[str]) -> Wish:
-    """Return the first entry that matches one of the names (case-sensitive glob), or defaults if none does."""
+    """Return the first entry that matches one of the names, or the defaults.
+
+    `match` is a case-sensitive glob.
+    """
     return next(
         (wish for wish in wishes if any(fnmatch.fnmatchcase(name, wish.match) for name in names)),
         dataclasses.replace(Wish(), match=""),

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a proposal: an inventory overlay, which is not applied, and reports as YAML, JSON and HTML.
+"""Write a proposal as an inventory overlay and as reports in YAML, JSON and HTML.
 
-DIRECTORY/proposal/ is an inventory source: hosts.yml, and host_vars/HOST/gpu_layout.yml for each changed host. It contains no
-reports, because Ansible reads every file of such a directory.
+The overlay `DIRECTORY/proposal/` is not applied. It is an inventory source with `hosts.yml`, and
+`host_vars/HOST/gpu_layout.yml` for each changed host. The reports are outside of it, because Ansible reads every file in an
+inventory directory.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from .sums import summary
 
 JSON, YAML, HTML, OVERLAY = "rightsize.json", "rightsize.yml", "rightsize.html", "proposal"
 LAYOUT = "gpu_layout.yml"
-#: First line of the files of proposals. A new proposal removes files with this line.
+#: Start of the first line of generated files. A new proposal removes old files that start with this text.
 _MARK = "# A proposal of openfleet.gpu.rightsize"
 
 
 def all_of(proposal: Proposal, directory: Path) -> list[Path]:
-    """Write all files, each whole or not at all.
+    """Write all files, each of them atomically.
 
     Returns their paths. Raises RightsizeError.
     """
@@ -76,12 +77,11 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
 
 
 def layout_text(change: HostChange) -> str:
-    """Return the variables file of a host, fit for a pull request.
-
-    Raises RightsizeError.
+    """Return the content of a host's variables file. It is suitable for a pull request.
 
     Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in rightsize.yml,
-    which Ansible does not read. A layout that is not plain data when read back is refused.
+    which Ansible does not read.
+    Raises RightsizeError if the file would contain more than plain data, for example a template.
     """
     layout = [dict(entry) for entry in change.layout]
     heading = "%s. It replaces the host's gpu_layout. Plan and current users: %s" % (_MARK, YAML)
@@ -97,7 +97,10 @@ def layout_text(change: HostChange) -> str:
 
 
 def _not_plain(value: Any) -> str | None:
-    """Return the first string that Ansible would evaluate as a template or that is not printable, or None."""
+    """Return the first string that is not plain text, or None.
+
+    A string is not plain if it is not printable or if Ansible would evaluate it as a template.
+    """
     if isinstance(value, str):
         return value if not value.isprintable() or re.search("{[{%#]", value) else None
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -112,7 +115,7 @@ def to_data(proposal: Proposal) -> dict[str, Any]:
 
 
 def _reviewed(proposal: Proposal) -> dict[str, Any]:
-    """Return the data for reviewers: a part of the JSON, the most important first."""
+    """Return the part of the data that reviewers need, the most important first."""
     return {
         "summary": summary(proposal),
         "hosts": {
@@ -145,13 +148,13 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indent lists below their key, as yamllint and ansible-lint require."""
+    """Dumper that indents lists below their key, as yamllint and ansible-lint require."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
         return super().increase_indent(flow, False)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        """Write each sentence of a list on its own line."""
+        """Write each item of a list on its own line if an item is long text."""
         long = any(isinstance(each, str) and len(each) > 20 for each in sequence)
         return super().represent_sequence(tag, sequence, False if long else flow_style)
 

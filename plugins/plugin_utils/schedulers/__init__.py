@@ -7,11 +7,12 @@ See docs/kubernetes-mapping.md.
 
 model       desired GPUs of a node, and the offer of a backend
 protocol    interface of a backend
-registry    the backends by key
-node        find the entry of each GPU
-offers      entry point: the offer of a backend, and the backends that can express refused entries
-request     answer the filter `kubernetes_mapping`
-text        format the offer as lines of a plan
-kubernetes  shared by all backends for Kubernetes
-Each backend has a folder with its offer.
+registry    mapping from keys to backends
+node        search for the layout entry of each GPU
+offers      entry point: the offer of a backend, and alternatives for refused entries
+request     result of the filter `kubernetes_mapping`
+text        lines of a plan for an offer
+kubernetes  code that all backends for Kubernetes share
+
+Each backend has a folder with the code of its offer.
 """

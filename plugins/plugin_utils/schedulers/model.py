@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Desired GPUs of a node, and the offer of a backend. All classes are frozen."""
+"""Dataclasses of a node's desired GPUs and of a backend's offer. All are frozen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ...module_utils.techniques.mps.model import Mps
 
-# The device plugin names MIG devices by profile or as GPUs.
+# MIG strategies of the device plugin. Resources for MIG devices are named by profile ("mixed") or like GPUs ("single").
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 
 
@@ -21,7 +21,7 @@ MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 class NodeInstance:
     """A GPU instance of a node.
 
-    `compute_slices` lists the parts of a split. It is empty for an unsplit instance.
+    If the instance is split into compute instances, `compute_slices` lists their numbers of slices. Otherwise it is empty.
     """
 
     profile: str
@@ -31,9 +31,9 @@ class NodeInstance:
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """The desired state of a node's GPU. Without an `entry` it is the current state.
+    """The desired state of a GPU, or the current state if the layout has no entry.
 
-    `instances` is None if MIG mode is off.
+    `entry` is the layout entry of the GPU, or None. `instances` is None if MIG mode is off.
     """
 
     gpu: Gpu
@@ -42,23 +42,29 @@ class NodeGpu:
 
     @property
     def where(self) -> str:
-        """Return the place for messages: the entry, or the GPU without one."""
+        """Return the location for messages: the entry, or the GPU if it has no entry."""
         return self.entry.where if self.entry else "gpu %d (without an entry)" % self.gpu.index
 
     @property
     def sharing(self) -> str:
-        """Return the entry's sharing. Without an entry: `mig` or `unlisted`."""
+        """Return the sharing mode of the entry.
+
+        If the GPU has no entry, it is "mig" or "unlisted".
+        """
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
     @property
     def has_uuid(self) -> bool:
-        """Return whether the UUID is known. Expected GPUs have none."""
+        """Return whether the UUID of the GPU is known.
+
+        It is unknown for GPUs that are only expected, because their driver is not installed yet.
+        """
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
 class Node:
-    """Input of a backend: the GPUs of a host, and the name of its node.
+    """The input of a backend: the GPUs of a host, and the node name of that host.
 
     `mig_strategy` is one of MIG_STRATEGIES.
     """
@@ -70,9 +76,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An entry that a backend cannot express, with the problem.
+    """A layout entry that a backend does not support, with the problem.
 
-    `backends` are the backends that can express it. It may be empty.
+    `backends` lists the keys of backends that support the entry. It may be empty.
     """
 
     where: str
@@ -97,7 +103,7 @@ class Refusal:
 class LeftOut:
     """GPUs that the backend does not offer, with the reason.
 
-    The layout still applies outside Kubernetes.
+    Outside of Kubernetes, the layout applies to these GPUs, too.
     """
 
     where: str
@@ -112,9 +118,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Request:
-    """A pod's request for an entry, if the resource name alone is not enough.
+    """Settings of a pod that requests the GPUs of an entry.
 
-    `limits`, `annotations` and `environment` belong to the container and its pod. `claim` is the `spec` of a ResourceClaim.
+    They are needed if the resource name alone is not enough. `limits` and `environment` are settings of the container,
+    `annotations` of its pod. `claim` is the `spec` of a ResourceClaim.
     """
 
     where: str
@@ -129,12 +136,12 @@ class Request:
 class Offer:
     """The resources that a backend publishes for a node.
 
-    With a refusal everything else is empty: layouts are not published in part.
+    A layout is never published in part. If there are refusals, all other fields are empty.
 
-    resources    numbers by resource name, or for the DRA driver devices by class and profile
-    config       configuration of the backend's plugin for this node
-    config_name  name of this configuration in the cluster, or empty if the cluster has no place for it
-    labels       labels of the node
+    resources    number of each resource by name. For the DRA driver: number of devices by device class and profile
+    config       configuration for the backend's plugin on this node
+    config_name  name of this configuration in the cluster, or empty if the cluster does not store it
+    labels       labels to set on the node
     """
 
     backend: str
@@ -154,14 +161,14 @@ def gpus_text(indexes: Sequence[int]) -> str:
 
 
 def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refusal:
-    """Return the refusal of an entry, or of one GPU without an entry."""
+    """Return the refusal of an entry, or of a GPU that has no entry."""
     return Refusal(node_gpus[0].where, problem, cure, tuple(each.gpu.index for each in node_gpus))
 
 
 def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
-    """Return the GPUs grouped by entry, in order.
+    """Return the GPUs grouped by layout entry, in their order.
 
-    Each GPU without an entry is its own group.
+    Each GPU without an entry is a separate group.
     """
     groups: dict[str, list[NodeGpu]] = {}
     for each in node_gpus:
@@ -170,6 +177,6 @@ def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
 
 
 def profile_order(profile: str) -> tuple[int, int, str]:
-    """Return the sort key of a profile, largest first."""
+    """Return the sort key of a profile. The largest profile is first."""
     name = parse_profile_name(profile)
     return -name.gpu_slices, -name.memory_gb, profile

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the entry of each GPU of a node."""
+"""Find the layout entry of each GPU of a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .model import NodeGpu, NodeInstance
 def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
     """Return the desired state of every GPU of the node.
 
-    GPUs without an entry have their current state. Raises SelectorError if a selector matches nothing or a GPU is
+    For a GPU without an entry, this is the current state. Raises SelectorError if a selector matches nothing or if a GPU is
     selected twice.
     """
     entries = {entry.where: entry for entry in layout.entries}
@@ -38,9 +38,9 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
 
 
 def _current_instances(gpu: Gpu) -> tuple[NodeInstance, ...]:
-    """Return the current instances.
+    """Return the current GPU instances.
 
-    An instance without a compute instance is not a device.
+    A GPU instance without a compute instance is left out, because no process can use it as a device.
     """
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     instances = []

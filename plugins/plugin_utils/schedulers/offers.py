@@ -16,10 +16,11 @@ from .registry import KEYS, backend
 
 
 def offer_node(layout: Layout, gpus: Sequence[Gpu], key: str, name: str = "", mig_strategy: str = MIXED) -> Offer:
-    """Return the offer of a node's GPUs with the backend `key` (one of registry.KEYS).
+    """Return the offer of a node's GPUs by one backend.
 
-    `name` is the node name. `mig_strategy` (one of MIG_STRATEGIES) is for the device plugin. Each refusal lists the backends that
-    offer all GPUs of its entry. Raises SelectorError if a selector matches nothing or a GPU is selected twice.
+    `key` is the key of the backend (one of registry.KEYS). `name` is the node name. `mig_strategy` (one of MIG_STRATEGIES)
+    applies only to the device plugin. Each refusal lists the other backends that can offer all GPUs of its entry.
+    Raises SelectorError if a selector matches nothing or if a GPU is selected twice.
     """
     desired = node_gpus(layout, gpus)
     offer = backend(key).offer(Node(desired, name, mig_strategy))

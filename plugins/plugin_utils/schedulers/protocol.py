@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Interface of a backend: offer the GPUs of a node, and change the cluster."""
+"""Define the interface of a backend: offer a node's GPUs, and change the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import Node, Offer
 
 @dataclass(frozen=True)
 class Place:
-    """Name of the node, and location of the backend's configuration in the cluster."""
+    """The node name, and the location of the backend's configuration in the cluster."""
 
     node: str
     namespace: str
@@ -25,13 +25,13 @@ class Changes:
     """Pending changes of a node.
 
     labels        node labels to set
-    annotations   node annotations to set with them
-    opt_out       node metadata to set before the layout of the host changes, or empty
+    annotations   node annotations to set together with the labels
+    opt_out       node metadata to set before the layout of the host is changed, or empty
     data          keys of the ConfigMap to write, with their content
-    pending       resources that differ: name, (planned, offered)
-    pending_text  the same as text, with the fix if the numbers show the cause
-    restart       whether the backend's plugin must restart to notice changed devices
-    problems      reasons against any change
+    pending       mapping from each resource that differs from the plan to (planned, offered)
+    pending_text  `pending` as text, with the fix if the numbers show the cause
+    restart       true if the backend's plugin must be restarted to detect changed devices
+    problems      reasons why nothing may be changed
     lines         lines of the plan
     """
 
@@ -53,9 +53,9 @@ class Changes:
 
 @dataclass(frozen=True)
 class Removal:
-    """Undo of the changes of a node.
+    """Changes that undo earlier changes of a node.
 
-    None removes a label, an annotation, or a key of the ConfigMap (`data`).
+    The value None removes a label, an annotation, or a key of the ConfigMap (`data`).
     """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -67,12 +67,12 @@ class Removal:
 class Backend(Protocol):
     """A component that offers the GPUs of a node to a scheduler.
 
-    key           its value of `gpu_kubernetes_backend`
-    applies       whether the collection writes to the cluster. Without it, the offer is only printed.
-    config_label  node label that selects a key of the ConfigMap, or empty if the backend does not use one
-    empty_config  content of a key of the ConfigMap that changes nothing
+    key           value of `gpu_kubernetes_backend` that selects this backend
+    applies       true if the collection writes to the cluster. If false, the offer is only printed
+    config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
+    empty_config  ConfigMap content with which the plugin uses its defaults
 
-    Without `config_label`, the role neither installs nor restarts a plugin of the backend.
+    If `config_label` is empty, the role neither installs nor restarts the backend's plugin.
     """
 
     key: str
@@ -81,17 +81,17 @@ class Backend(Protocol):
     empty_config: str
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the offer of the node's GPUs, or the refused entries."""
 
     def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. A missing ConfigMap is
-        created.
+        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
+        not exist, the changes create it.
         """
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
-        """Return the undo of the node `name`.
+        """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` are the node itself and all nodes with `config_label`.
+        `nodes` contains this node and all nodes that have `config_label`.
         """

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The backends that offer GPUs to a scheduler.
+"""List the backends that offer GPUs to a scheduler.
 
-A new backend is a folder and a line here.
+To add a backend, add its folder and a line here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ KEYS = tuple(_CLASSES)
 
 
 def backend(key: str) -> Backend:
-    """Return the backend of this key. Raises KeyError for another key."""
+    """Return the backend with this key. Raises KeyError if the key is unknown."""
     name = _CLASSES[key]
     return cast(Backend, getattr(import_module(".%s.backend" % key, __package__), name)())

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer the filter kubernetes_mapping.
+"""Build the result of the filter kubernetes_mapping.
 
-Offer a layout for the current or expected GPUs of a host.
+The result is the offer of a layout for the current or expected GPUs of a host.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .offers import offer_node
 from .registry import KEYS
 from .text import lines
 
-# Form of a host's PCI GPUs, with their maximum number.
+# Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """Input of the filter, with raw values of the inventory.
+    """Input of the filter, with unchecked values from the inventory.
 
-    `state` is the host's result of gpu_info.
-    Without a driver, `expected_gpus` (models) or else `pci_gpus` (reported from the host's PCI bus) replace `state`.
+    `state` is the host's result of gpu_info. If the host has no driver, `expected_gpus` (a list of models) is used instead. If
+    that is empty, `pci_gpus` (devices on the host's PCI bus) is used.
     """
 
     layout: object
@@ -49,7 +49,7 @@ class Request:
 def answer(request: Request) -> dict[str, Any]:
     """Return the resources, configuration, labels, problems and plan of the node.
 
-    Invalid input is reported in the problems and raises nothing.
+    Invalid input does not raise an error. It is reported in the problems.
     """
     name, backend, state = request.node or "this host", request.backend, request.state or {}
     warnings: Sequence[str] = ()
@@ -77,16 +77,16 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def _host(name: str, state: dict[str, Any]) -> Host:
-    """Return the host of a gpu_info result, including lost GPUs."""
+    """Convert a result of gpu_info to a Host. It includes lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 
 def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Sequence[dict[str, Any]]) -> Sequence[Gpu]:
-    """Return the expected GPUs, or else the GPUs on the PCI bus.
+    """Return the expected GPUs, or the GPUs on the PCI bus if no GPUs are expected.
 
-    Empty if the layout selects GPUs by values that only a driver reports.
+    Returns an empty list if the layout selects GPUs by values that only a driver reports.
     """
     if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
         return ()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find groups of an inventory whose names are misspelt. Pure."""
+"""Find groups of the inventory with misspelt names. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any, Mapping, Sequence
 
 from ..host_values import text
 
-#: Minimum similarity of a group's name to a known one.
+#: Minimum similarity between the name of a group and a known name.
 _RATIO = 0.8
 
 
 def misspelt(groups: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return a sentence for each group with hosts and a name similar to a known one, in one text, or an empty text."""
+    """Return a text with a sentence for each misspelt group, or an empty text.
+
+    A group is reported if it has hosts and its name is similar to a known one.
+    """
     sentences = []
     for name, hosts in sorted(groups.items()):
-        # gpu-hosts and GPU_Hosts mean gpu_hosts.
+        # Treat gpu-hosts and GPU_Hosts like gpu_hosts.
         near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, _RATIO)
         if hosts and near and name not in known:
             sentences.append("The inventory has the group %s: did you mean %s?" % (text(name, 80), near[0]))

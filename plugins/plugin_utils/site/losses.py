@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether a run continues without the hosts that have no plan. Pure.
 
-A host with its own fault (unreachable, failing driver, GPUs in use) is a loss, which `gpu_site_tolerate` may allow. A host
-with errors in its layout or variables is never tolerated: correct the inventory first.
+If the cause is a fault of the host (unreachable, failing driver, GPUs in use), the host is a loss. `gpu_site_tolerate` limits
+the number of losses that are tolerated. If the cause is an error in the layout or the variables of the host, the run never
+continues. Such an error must be corrected in the inventory first.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any, Mapping, Sequence
 from ..equal_errors import group
 from ..host_values import text, without_host
 
-#: Maximum hosts in one sentence. A report lists all of them.
+#: Maximum number of hosts in one sentence. The report lists all hosts.
 _NAMED = 20
-#: A failed result with one of these keys is caused by the host, not by the inventory. `host_fault` is set by the
-#: modules of this collection (runner.details), the others by Ansible.
+#: If a failed result has one of these keys, the cause is the host and not the inventory. The modules of this collection set
+#: `host_fault` (runner.details). Ansible sets the other keys.
 _HOST_FAULTS = ("host_fault", "unreachable", "timedout", "module_stderr", "module_stdout")
-#: Ansible's message if the host asks for a password to become root. The result has no other sign of it.
+#: Messages of Ansible if the host requires a password to become root. The result has no other sign of this problem.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
-# sudo's message, which Ansible returns as output of the module if no password is set.
+# Messages of sudo. If no password is set, Ansible returns them as output of the module.
 _SUDO_ASKS = re.compile(r"sudo: a (?:password|terminal) is required")
 _UNREACHABLE = "could not be reached"
-#: Replaces an error that its task has already printed.
+#: Text that replaces an error if the task has already printed that error.
 _PRINTED = "its error is above"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
@@ -41,10 +42,11 @@ _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 
 @dataclass(frozen=True)
 class Losses:
-    """The hosts without a plan, and why the run ends, or an empty text.
+    """The hosts without a plan.
 
-    `left_out` has a reason of one line for each host. `words` has a shorter one, for a message after the host's own error.
-    `errors` are the errors that no task has printed yet, one line for all hosts with the same error.
+    `left_out` has a reason of one line for each host. `words` has a shorter reason, for a message that follows the host's
+    error. `refusal` is the reason why the run ends. It is empty if the run continues.
+    `errors` has the errors that no task has printed yet. If several hosts have the same error, they share a line.
     """
 
     left_out: Mapping[str, str]
@@ -54,9 +56,9 @@ class Losses:
 
 
 def tolerated(value: Any, hosts: int) -> int:
-    """Return the number of hosts that may be lost, from a number or a percentage, rounded down.
+    """Return the maximum number of lost hosts that is tolerated.
 
-    Raises ValueError for other values.
+    `value` is a number, or a percentage of `hosts`. The result is rounded down. Raises ValueError for any other value.
     """
     found = None if isinstance(value, (bool, float)) else _TOLERANCE.fullmatch(str(value))
     if found is None or (found.group(2) and int(found.group(1)) > 100):
@@ -68,9 +70,9 @@ def tolerated(value: Any, hosts: int) -> int:
 class Failure:
     """The reason why a host has no plan, in one line.
 
-    `host_fault`: the cause is the host, not the inventory.
+    `host_fault`: true if the cause is the host and not the inventory.
 
-    `become`: it asks for a password to become root.
+    `become`: true if the host requires a password to become root.
     """
 
     reason: str
@@ -79,19 +81,19 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return the failure from a host's failed result.
+    """Return the failure of a host from its failed result.
 
-    A missing or empty result means that the host was unreachable.
+    If the result is missing or empty, the host was unreachable.
     """
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
     message = _message(result)
     lines = message.splitlines()
     if isinstance(result.get("timedout"), Mapping):
-        # Replace Ansible's message about the keyword timeout, which does not say that the host hangs.
+        # Replace Ansible's message about the keyword `timeout`, because that message does not explain that the host hangs.
         lines = ["it did not answer within %s s" % result["timedout"].get("period")]
     reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
-    # Messages of roles' assertions and of this collection's modules may quote the inventory.
+    # Messages from assertions in roles and from modules of this collection may quote the inventory, so do not search them.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     become = by_ansible and _BECOME_PASSWORD.search(message) is not None
@@ -101,9 +103,9 @@ def failure(host: str, result: Any) -> Failure:
 
 
 def _message(result: Mapping[str, Any]) -> str:
-    """Return the error of a result.
+    """Return the error message of a result.
 
-    A plan from the catalogue of GPU models has its problems in `forecast`.
+    If the plan was made with the catalogue of GPU models, the problems are in `forecast`.
     """
     forecast = result.get("forecast")
     problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
@@ -111,9 +113,9 @@ def _message(result: Mapping[str, Any]) -> str:
 
 
 def _unprinted(host: str, result: Any) -> str:
-    """Return the error of a task that did not fail, which Ansible does not print.
+    """Return the error in the result of a task that did not fail.
 
-    Empty if the task failed.
+    Ansible does not print such an error. Returns an empty text if the task failed.
     """
     if not isinstance(result, Mapping) or result.get("failed") or result.get("unreachable"):
         return ""
@@ -121,10 +123,10 @@ def _unprinted(host: str, result: Any) -> str:
 
 
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
-    """Compare the hosts to plan with those that have a plan.
+    """Compare the hosts that need a plan with the hosts that have one.
 
-    `failures` has the failed result of each host, as for `failure`. If no host has a plan, nothing is tolerated. Raises
-    ValueError for an invalid `tolerate`.
+    `failures` has the failed result of each host without a plan, see `failure`. If no host has a plan, no loss is tolerated.
+    Raises ValueError if `tolerate` is invalid.
     """
     errors = [str(equal) for equal in group((host, _unprinted(host, failures.get(host))) for host in hosts)]
     return replace(_decide(hosts, planned, failures, tolerate), errors=[text(error, 3000) for error in errors])
@@ -161,7 +163,7 @@ def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str,
 
 
 def _shortened(hosts: Sequence[str]) -> str:
-    """Return the hosts as a text, with only a number of the rest if there are many."""
+    """Return the hosts as text. If there are many, the text has the number of the rest."""
     named = list(hosts[:_NAMED])
     return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find out what a layout needs on its host apart from GPUs. Pure."""
+"""Determine what a layout needs on its host in addition to GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from ...module_utils.techniques.forms import FORMS, parse_layout
 
 
 def of_layout(layout_data: Any) -> dict[str, Any]:
-    """Return whether the layout names `gpus` and has `cdi` devices, its `tenants` by name, and its `problems`.
+    """Return the needs of a layout.
 
-    A layout with problems needs nothing, so that it cannot block the removal of the collection.
+    `gpus`: true if the layout has entries for GPUs. `cdi`: true if it has CDI devices. `tenants`: names of the tenants.
+    `problems`: errors in the layout.
+    If the layout has errors, `gpus` is true, but there are no other needs. So such a layout cannot block the removal of the
+    collection.
     """
     try:
         layout = parse_layout(layout_data)
@@ -32,7 +35,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
 
 
 def _parts(layout: Layout) -> Iterator[tuple[Form, Any]]:
-    """Return each part of an entry or of a MIG instance, with its form."""
+    """Yield (form, part) for each part of an entry or of a MIG instance."""
     forms = {form.key: form for form in FORMS}
     for entry in layout.entries:
         for each in (entry, *entry.instances):

@@ -11,19 +11,20 @@ from ...module_utils.model import short_label
 from .. import host_results
 from ..host_values import MOST_ENTRIES, HostValueError
 
-#: The key for hosts without changes. Host names have no spaces.
+#: Key of the hosts without changes. It contains spaces, so it cannot be the name of a host.
 UNCHANGED = "nothing to do"
-#: Limits: hosts without changes, lines about blocking workloads, and holders on such a line.
+#: Maximum number of hosts without changes that are listed, of lines about blocking workloads, and of holders in such a line.
 _NAMED = 20
 _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
 def plans(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lines of each host's plan.
+    """Return the lines of the plan for each host.
 
     Hosts without changes share the entry UNCHANGED.
 
-    `results` are those of openfleet.gpu.layout in check mode. For an unreadable result the lines are the reason.
+    `results` has the results of the module openfleet.gpu.layout in check mode. If a result is not readable, the reason is
+    returned instead of lines.
     """
     written: dict[str, Any] = {}
     unchanged = []
@@ -42,9 +43,9 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a host, without changes only those of unmanaged GPUs.
+    """Return the lines of a host's plan.
 
-    Raises HostValueError.
+    If nothing changes, only the lines for unmanaged GPUs are returned. Raises HostValueError.
     """
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
@@ -53,10 +54,10 @@ def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
             return [_NO_DRIVER % "; checked against the model catalogue", *(forecast.get("plan") or [])]
         return [_NO_DRIVER % "", read.get("msg") or "no plan"]
     lines, busy = read.get("plan_lines") or [], read.get("busy") or []
-    # Daemons and tenants have a line if they change.
+    # A line without a UUID is about a daemon or tenant that changes.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")
     if not changes and all(line.get("uuid") for line in lines):
-        # A GPU that lost its entry is named in each run, until it is released or has an entry again.
+        # Report a GPU that lost its entry in every run, until the GPU is released or has an entry again.
         lines = [line for line in lines if line.get("unmanaged")]
     held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
     return [*map(_line, lines), *map("blocking: {}".format, _first(held))]
@@ -68,8 +69,8 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """Return the first _NAMED texts and the count of the others."""
+    """Return the first _NAMED texts, and a text with the number of the others."""
     left = len(texts) - _NAMED
-    # A list that was shortened when it was read represents more items than it has.
+    # The list may have been cut when it was read, so the number can be too low.
     more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []
     return [*texts[:_NAMED], *more]

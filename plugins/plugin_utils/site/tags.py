@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the tags of a run: the selected roles, and whether they can run without the others. Pure."""
+"""Check whether the roles that tags select can run without the others. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Mapping, Sequence
 from ..host_values import text
 from . import needs
 
-# Each of these selects every task.
+# Tags that select every task.
 _EVERYTHING = {"all", "tagged"}
-# Molecule always skips these, whether or not a task has them, the last one in its check of idempotence
+# Tags that Molecule skips in every run, even if no task has them. It skips the last one only in the check of idempotence
 # (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
 _SKIPPED_BY_MOLECULE = {"notest", "molecule-notest", "molecule-idempotence-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
-# Variables that request a role: a host needs one of them. Roles that are not listed run on every host.
+# Variables that request a role. The role runs on a host that has one of them. A role that is not listed here runs on every
+# host.
 _ASKED_BY = {
     "gpu_simulator": ("gpu_simulator_gpus",),
     "nvidia_driver": ("nvidia_driver_version", "nvidia_driver_state"),
@@ -37,8 +38,8 @@ def problem(
 ) -> str:
     """Return why a run with these `--tags` and `--skip-tags` is refused, or "".
 
-    `tags` are the playbook's, one for each role. A playbook without tags refuses all of them. Without `hostvars`, tags of
-    roles that no host requests are accepted.
+    `tags` are the tags of the playbook, one for each role. If the playbook has none, every tag is refused. If `hostvars` is
+    None, a tag is accepted even if no host uses its role.
     """
     named = [tag for tag in dict.fromkeys(run) if tag not in _EVERYTHING]
     skip = [tag for tag in skip if tag not in _SKIPPED_BY_MOLECULE]
@@ -88,10 +89,10 @@ def _is_asked_for(
 
 
 def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each role that the selected roles need on this host and that is not selected.
+    """Return a sentence for each role that is needed on this host but not selected.
 
-    `plans` has the modules' results for the plan, as `layout` and `driver`. `inventory` has `simulated`, `kubernetes` (the
-    name of the backend or "") and `tenants` (names).
+    `plans` has the results of the modules that made the plan, with the keys `layout` and `driver`. `inventory` has the keys
+    `simulated`, `kubernetes` (the name of the backend, or "") and `tenants` (names).
     """
     layout, driver = plans["layout"], plans["driver"]
     changes = bool((layout.get("counts") or {}).get("gpus_changed")) or not layout.get("driver_present", False)

@@ -17,14 +17,16 @@ from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
 
-#: Maximum GPUs in a host's list of its PCI bus.
+#: Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
-    """Return the `problems`, the `plan` as lines, its `counts` and number of `gpus`, and whether it was `checked`.
+    """Return the plan as a mapping.
 
-    The GPUs are those of the models in `expected_gpus`, or else the host's list of its PCI bus (`pci_gpus`).
+    `problems`: errors in the layout. `plan`: lines of the plan. `counts`: numbers of changes. `gpus`: number of GPUs.
+    `checked`: true if the layout was checked against GPU models.
+    The GPUs are those in `expected_gpus` (models). If it is empty, they are those on the host's PCI bus (`pci_gpus`).
     """
     try:
         layout = parse_layout(layout_data)
@@ -59,7 +61,7 @@ def _answer(problems: Sequence[str] = (), checked: bool = True) -> dict[str, Any
 
 
 def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
-    """Raise SelectorError for PCI addresses of the layout that are not on the bus."""
+    """Raise SelectorError if the layout has PCI addresses that are not on the bus."""
     cure = "The NVIDIA GPUs on the bus are at %s." % ", ".join(addresses)
     problems = [
         Problem("%s.gpus[%d]" % (entry.where, position), "this host has no GPU at %s" % selector.value, cure)
@@ -73,16 +75,17 @@ def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
 
 
 def _by_place(layout: Layout, by_address: bool) -> Layout:
-    """Return the layout without entries that select GPUs by UUID, or by PCI address if the addresses are unknown.
+    """Return the layout without the entries that need the driver to find their GPUs.
 
-    Only the driver knows which GPUs these are.
+    These are entries that select GPUs by UUID. If PCI addresses are unknown, entries that select GPUs by address are left out
+    as well.
     """
     unknown = {"uuid"} if by_address else {"uuid", "pci"}
     return Layout(tuple(e for e in layout.entries if all(s.kind not in unknown for s in _selectors(e))))
 
 
 def _selectors(entry: Entry) -> list[Selector]:
-    """Return all selectors of the layout."""
+    """Return all GPU selectors of an entry and its tenants."""
     vgpu = vgpu_of(entry)
     tenants = vgpu.tenants if vgpu is not None else ()
     return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]

@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Calculate distributions of memory and duty at one moment, mixed with those of the fleet. Pure.
+"""Calculate probability distributions of memory and duty at one moment. Pure.
 
-The shorter the history of a workload, the more the fleet's counts. The combined series of workloads on a card show which peaks
-coincided. These distributions show how likely other coincidences are.
+A distribution mixes the samples of the workload with the samples of the fleet. The shorter the history of the workload, the
+larger is the weight of the fleet.
+The combined histories of the workloads on a card show which peaks occurred at the same time. The distributions show how likely
+other combinations of peaks are.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from .evidence import Evidence, drift
 from .model import Fleet, Policy
 
 MIB = 2**20
-#: Size of a memory bin. Values are rounded up.
+#: Size of a memory bin. Memory is rounded up to whole bins.
 BIN_BYTES = 256 * MIB
-#: Number of quantiles to which pooled values are reduced.
+#: Number of quantiles that represent the pooled samples of the fleet.
 _QUANTILES = 4096
-#: Minimum working samples of a workload for the fleet's distribution of work.
+#: Minimum number of working samples of a workload. Others do not contribute to the fleet's distribution of work.
 _LEAST_WORKING = 5
 _HOUR_SECONDS = 3600.0
 
@@ -32,10 +34,12 @@ def _thinned(values: np.ndarray) -> np.ndarray:
 
 
 def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
-    """Return (n, bins): the probability that a workload uses so many bins of BIN_BYTES at a moment.
+    """Return (n, bins): the probabilities of memory use, in bins of BIN_BYTES.
 
-    Mixes its own samples with the fleet's samples relative to their medians, scaled to its own median. Weights are days of its
-    history against `prior_days`. The drift is added, and values are limited to the workload's current card.
+    Row i has the probabilities that workload i uses 0, 1, 2, … bins at a moment. They mix the samples of the workload with
+    those of the fleet. To make the fleet's samples comparable, each is divided by the median of its workload and multiplied by
+    the median of workload i. The weight of the workload's own samples is days / (days + `prior_days`). The drift is added to
+    all samples. No sample exceeds the memory of the workload's current card.
     """
     memory = fleet.whole_memory()
     median = np.median(memory, axis=1)
@@ -56,7 +60,10 @@ def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -
 
 
 def busiest_hour(working: np.ndarray, samples: int) -> np.ndarray:
-    """Return (n,): the largest share of true values in `samples` consecutive columns of `working` (n, t)."""
+    """Return (n,): the share of work in the busiest hour of each workload.
+
+    `working` (n, t) is true for samples with work. An hour has `samples` consecutive samples.
+    """
     length = working.shape[1]
     window = max(1, min(samples, length))
     total = np.concatenate([np.zeros((len(working), 1)), np.cumsum(working, axis=1)], axis=1)
@@ -64,11 +71,14 @@ def busiest_hour(working: np.ndarray, samples: int) -> np.ndarray:
 
 
 def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
-    """Return (n, 101): the probability of a duty in percent, rounded up, at a moment of the coming hours.
+    """Return (n, 101): the probabilities of a duty of 0 to 100 percent.
 
-    How hard a workload works hardly depends on the hour, but how often it works does. The first is from its working
-    samples, mixed with the fleet's if there are few. The second is the observed share of time. While hours of the day are
-    unseen, the gap between its busiest hour and `busy_hour_ratio` is added.
+    Row i has the probabilities for workload i at a moment of the next hours. The duty is rounded up.
+
+    The duty during work hardly depends on the hour of the day. It is estimated from the samples with work. If a workload has
+    few of them, the fleet's samples have more weight.
+    The share of time with work does depend on the hour of the day. It is the observed share, if the history contains all hours
+    of the day. Otherwise, the difference between `busy_hour_ratio` and the share in the workload's busiest hour is added.
     """
     duty = fleet.whole_duty()
     working = duty >= policy.working_percent
@@ -85,7 +95,7 @@ def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> 
         own = np.bincount(np.ceil(duty[i][working[i]]).astype(int), minlength=101)
         theirs = np.bincount(np.minimum(np.ceil(ratios * level[i]), 100).astype(int), minlength=101) / ratios.size
         shape = (own + policy.shape_samples * theirs) / (count[i] + policy.shape_samples)
-        # After a whole day, no hours are unseen.
+        # Guess only if the history does not contain all hours of the day.
         guessed = max(0.0, policy.busy_hour_ratio - busiest[i]) if known.day_ratio < 1 else 0.0
         share = min(1.0, count[i] / duty.shape[1] + guessed)
         chances[i] = share * shape

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Estimate the need of a workload from its history and the fleet's. Pure."""
+"""Estimate the need of a workload from its own history and the fleet's. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .model import Fleet, Policy
 class Demand:
     """Need of a workload.
 
-    With too little evidence the figures are None, and the workload must not change.
+    If there is too little evidence, the figures are None and the workload must not be changed.
     """
 
     name: str
     evidence: Evidence
-    #: Observed maximum, and the same with margin, limited to its current card.
+    #: Observed maximum of memory use, and that maximum with a margin. It is at most the memory of the current card.
     memory_seen_bytes: float | None = None
     memory_bytes: float | None = None
     memory_margin_ratio: float | None = None
-    #: Quantile of duty with headroom, at most 100. The higher of observed and expected duty.
+    #: A quantile of the duty plus headroom, at most 100. The higher of the observed and the expected quantile is used.
     compute_percent: float | None = None
-    #: Share of samples in which it works.
+    #: Share of samples in which the workload works.
     working_ratio: float | None = None
 
     @property
     def reason(self) -> str:
-        """The reason for the figures."""
+        """Return the reason for the figures as text."""
         known = self.evidence
         if not known.enough:
             return "too little data: %s" % known.missing
@@ -48,21 +48,25 @@ class Demand:
 
 
 def padded_memory(fleet: Fleet, known: tuple[Evidence, ...], policy: Policy) -> np.ndarray:
-    """Return (n, t) bytes: observed memory with margin and drift, limited to each workload's current card."""
+    """Return (n, t) bytes: observed memory plus margin and drift.
+
+    The margin and the drift do not raise a value above the memory of the workload's current card.
+    """
     memory = fleet.whole_memory()
     margins = np.array([memory_margin(item.days, policy) for item in known])
     padded = memory * (1 + margins[:, None]) + drift(memory)[:, None]
-    # Observed memory is never reduced, even if the size of the card is wrong.
+    # Never return less than the observed memory, even if the size of the card is wrong.
     return np.maximum(memory, np.fmin(padded, fleet.card[:, None]))
 
 
 def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
     """Return the need of each workload, sorted by name.
 
-    Only workloads with enough evidence count as the fleet.
+    The distributions of the fleet use only workloads with enough evidence.
 
-    Memory is never a percentile, because a process that cannot get memory dies. KRR uses the maximum plus 15 %. Here the margin
-    shrinks with the length of the history (evidence.memory_margin), and a rising level counts twice.
+    The memory need is based on the maximum and not on a percentile, because a process that cannot get memory dies. KRR uses the
+    maximum plus 15 %. Here, the margin gets smaller with a longer history (evidence.memory_margin). If the level of memory use
+    has risen, the same rise is expected again and added.
     """
     policy = policy or Policy()
     known = gather(fleet, policy)

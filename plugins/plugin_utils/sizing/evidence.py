@@ -17,17 +17,17 @@ _HOURS = 24
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of one workload.
+    """Amount and coverage of the history of one workload.
 
-    `missing` says what is insufficient, and is empty if there is enough.
+    `missing` explains which evidence is insufficient. It is empty if there is enough.
     """
 
-    #: Number of samples with duty and memory, and their time.
+    #: Number of samples that have both duty and memory, and the time that these samples cover.
     samples: int
     days: float
-    #: Share of the time from its first sample to the fleet's last one.
+    #: Share of samples that exist, from the first sample of the workload to the last sample of the fleet.
     covered_ratio: float
-    #: Share of the hours of the day (UTC) with at least one sample.
+    #: Share of the 24 hours of the day (UTC) for which at least one sample exists.
     day_ratio: float
     missing: str = ""
 
@@ -38,14 +38,17 @@ class Evidence:
 
     @property
     def confidence(self) -> float:
-        """From 0 to 1: grows with days and shrinks with gaps. 0 without enough evidence."""
+        """Return the confidence, from 0 to 1. It is 0 if there is not enough evidence.
+
+        It increases with the number of days, and gaps decrease it.
+        """
         return self.covered_ratio * self.days / (self.days + 1) if self.enough else 0.0
 
 
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
-    """Return the evidence of each workload in the fleet's order.
+    """Return the evidence of each workload, in the order of the fleet.
 
-    Minimum amounts are KRR's, see Policy.
+    The minimum amounts are those of KRR, see Policy.
     """
     complete = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
     hours = np.floor(fleet.times / 3600).astype(int) % _HOURS
@@ -75,15 +78,16 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
 def memory_margin(days: float, policy: Policy) -> float:
     """Return the margin on the observed maximum, as a ratio.
 
-    It shrinks with the number of days, but never to 0.
+    It decreases with the number of days, but never reaches 0.
     """
     return policy.memory_margin_ratio / float(np.sqrt(1 + days))
 
 
 def drift(memory: np.ndarray) -> np.ndarray:
-    """Return (n,) bytes: the rise of the median from the first half of `memory` (n, t) to the second, at least 0.
+    """Return (n,) bytes: the rise of the median between the halves of the history.
 
-    A rise is assumed to repeat: a leak, a growing cache, a new usage.
+    `memory` is (n, t) bytes. The result is 0 if the median of the second half is lower. A rise is expected to continue, because
+    its cause may be a leak, a growing cache or a new kind of use.
     """
     half = memory.shape[1] // 2
     if not half:

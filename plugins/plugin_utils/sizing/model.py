@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories and the numbers of the rules.
+"""Define the histories of a fleet and the parameters of the sizing rules.
 
-Units: seconds, bytes, duty in percent of one GPU (0 to 100).
+Times are in seconds and memory is in bytes. Duty is in percent of one GPU (0 to 100).
 """
 
 from __future__ import annotations
@@ -19,47 +19,48 @@ DAY_SECONDS = 86400.0
 
 
 class SizingError(FleetError):
-    """A history or a policy is invalid. Nothing was computed."""
+    """A history or a policy is invalid. There is no result."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Every number of the rules, one set for all fleets and cards. docs/sizing.md explains them.
+    """Parameters of the sizing rules. docs/sizing.md explains them.
 
-    Raises SizingError for a number out of range.
+    The defaults are used for all fleets and cards. Raises SizingError if a number is out of range.
     """
 
-    #: Minimum samples and time (the minimum of KRR).
+    #: Minimum number of samples and minimum time. KRR uses the same minimum.
     least_samples: int = 100
     least_seconds: float = 3 * 3600.0
-    #: Minimum share of time with samples.
+    #: Minimum share of time for which samples exist.
     least_covered_ratio: float = 0.5
-    #: Margin on the observed maximum without evidence. It is divided by the root of 1 + days.
+    #: Margin on the observed maximum after 0 days of history. It is divided by the square root of 1 + days.
     memory_margin_ratio: float = 0.3
-    #: Days of a workload's own history that weigh as much as the fleet's.
+    #: Number of days after which a workload's own history has the same weight as the fleet's.
     prior_days: float = 1.0
-    #: Maximum probability that a card's memory is exceeded: 4 seconds of a day.
+    #: Maximum probability that the memory of a card is exceeded. It corresponds to 4 seconds per day.
     memory_over_ratio: float = 5e-5
-    #: Number of workloads that must fit at their observed maximum at once, with the others at their medians.
+    #: Number of workloads that must fit on a card at their observed maximum at once, while the others use their medians.
     peaks_at_once: int = 2
-    #: Share of the card that stays free at these peaks, for the driver and a context of each process.
+    #: Share of the card that must stay free during such peaks, for the driver and for the context of each process.
     free_ratio: float = 0.05
-    #: Maximum share of samples over 100 % duty, of all cards and of any one card.
+    #: Maximum share of samples with more than 100 % duty: on average over all cards, and on any single card.
     saturated_ratio: float = 0.01
     saturated_card_ratio: float = 0.03
-    #: Minimum duty of a working GPU. Less is noise.
+    #: Minimum duty of a GPU that works. A lower duty is noise.
     working_percent: float = 1.0
-    #: Assumed share of work in a workload's busiest hour, if its busy hours are unknown.
+    #: Assumed share of time with work in the busiest hour, if the history does not contain all hours of the day.
     busy_hour_ratio: float = 0.9
-    #: Number of own working samples that weigh as much as the fleet's, for the level of work and its variation.
+    #: Numbers of samples with work at which a workload's own samples have the same weight as the fleet's: for the level of
+    #: work, and for its variation.
     level_samples: float = 5.0
     shape_samples: float = 100.0
-    #: Quantile of duty for the compute need, and its headroom.
+    #: Quantile of the duty that determines the compute need, and the headroom that is added.
     compute_quantile: float = 0.95
     compute_headroom_ratio: float = 0.15
-    #: Minimum share of saved cards.
+    #: Minimum share of cards that sharing must save to be worth it.
     least_saving_ratio: float = 0.05
-    #: Search: number of rounds, cards tried per workload, and seed.
+    #: Parameters of the search: number of rounds, number of cards that are tried per workload, and random seed.
     rounds: int = 800
     candidates: int = 64
     seed: int = 1
@@ -83,7 +84,7 @@ class Fleet:
     """Histories of n workloads at t common times.
 
     names: n distinct names. times: (t,) seconds since 1970, UTC, increasing. duty: (n, t) percent. memory: (n, t) bytes.
-    card: (n,) memory of each workload's current card in bytes, NaN if unknown. No workload has needed more so far.
+    card: (n,) memory of each workload's current card in bytes, NaN if unknown. It is an upper limit of the workload's past use.
     Missing samples are NaN. Raises SizingError for invalid shapes, times or values.
     """
 
@@ -102,9 +103,9 @@ class Fleet:
         memory: Sequence[Sequence[float]],
         card: Sequence[float] | float | None = None,
     ) -> Fleet:
-        """Build a fleet from anything that NumPy converts to arrays.
+        """Build a fleet from arguments that NumPy can convert to arrays.
 
-        Sorts by name, so the order of workloads has no effect.
+        The workloads are sorted by name, so their order has no effect on results.
         """
         order = sorted(range(len(names)), key=lambda i: names[i])
         count, length = len(names), len(times)
@@ -145,29 +146,29 @@ class Fleet:
 
     @property
     def step(self) -> float:
-        """Median time between two samples in seconds. 0 for fewer than two samples."""
+        """Return the median time between samples in seconds, 0 for fewer than two."""
         return float(np.median(np.diff(self.times))) if len(self.times) > 1 else 0.0
 
     def part(self, rows: Sequence[int]) -> Fleet:
-        """Return a fleet with these workloads only."""
+        """Return a fleet with only the workloads in these rows."""
         rows = list(rows)
         return Fleet(
             tuple(self.names[i] for i in rows), self.times, self.duty[rows], self.memory[rows], self.card[rows]
         )
 
     def between(self, start: int, end: int) -> Fleet:
-        """Return a fleet with the samples from index start up to, but without, index end."""
+        """Return a fleet with only the samples from index `start` to before `end`."""
         cut = slice(start, end)
         return Fleet(self.names, self.times[cut], self.duty[:, cut], self.memory[:, cut], self.card)
 
     def whole_duty(self) -> np.ndarray:
-        """Return (n, t) percent. Missing samples are 0."""
+        """Return the duty as (n, t) percent. Missing samples are 0."""
         return np.nan_to_num(self.duty)
 
     def whole_memory(self) -> np.ndarray:
-        """Return (n, t) bytes.
+        """Return the memory as (n, t) bytes.
 
-        Missing samples repeat the last one, and are 0 before the first.
+        A missing sample has the value of the last sample before it, or 0 if there is none.
         """
         known = ~np.isnan(self.memory)
         last = np.maximum.accumulate(np.where(known, np.arange(known.shape[1]), -1), axis=1)

@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Place items on as few identical cards as possible, if only whole groups can be evaluated. Pure and deterministic.
+"""Place items on as few identical cards as possible. Pure and deterministic.
 
-Best fit, then rounds of emptying and refilling a few cards (ruin and recreate: Schrimpf et al., Record breaking optimization
-results using the ruin and recreate principle, 2000). Rounds are the limit, not time, so the result is the same on every machine.
+Only a whole group of items can be checked for whether it fits on a card. The search starts with best fit. In each of the
+following rounds, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al., Record
+breaking optimization results using the ruin and recreate principle, 2000).
+The number of rounds is limited instead of the time, so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,17 +20,24 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """Evaluation of a group on one card. Only `fits` decides whether it is allowed."""
+    """Evaluation of a group of items on one card.
+
+    A group is allowed if `fits` is true. The other values are costs.
+    """
 
     fits: bool
-    #: Shares of time in which the card is saturated, and its memory exceeded.
+    #: Share of time in which the compute of the card is saturated, and probability that its memory is exceeded.
     saturated: float = 0.0
     over: float = 0.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """saturated: maximum mean of all cards. over: maximum of one card (also part of `fits`)."""
+    """Limits of a search.
+
+    saturated: maximum of the mean over all cards. over: maximum of each card. It is part of `fits` as well.
+    rounds: number of rounds. candidates: number of cards that are tried for an item. seed: random seed.
+    """
 
     saturated: float
     over: float
@@ -37,19 +46,21 @@ class Limits:
     seed: int
 
 
-#: Costs in cards: a mean beyond its limit, saturation, and exceeded memory.
+#: Costs, in units of one card: for a mean saturation above the limit, for saturation, and for exceeded memory.
 _BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
-#: Weights for choosing a card: its risk, and how full it is.
+#: Weights for the choice of a card: of the risk that its memory is exceeded, and of the number of its items.
 _RISK, _FILLED = 0.05, 0.02
-#: Randomness of that choice; how often a worse solution is followed, and how much worse it may be.
+#: Randomness of the choice of a card, probability that a worse solution is accepted, and maximum extra cost of such a solution.
 _NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02
+#: Minimum and maximum number of cards that are emptied in a round.
 _RUINED = (2, 4)
 
 
 class Search:
-    """A search.
+    """A search for groups of items.
 
-    `weigh` evaluates a sorted group, once per group. `size` has sizes of items, `capacity` is that of a card.
+    `weigh` evaluates a sorted group. Its results are cached. `size` has the size of each item. `capacity` is the capacity of a
+    card.
     """
 
     def __init__(
@@ -58,19 +69,22 @@ class Search:
         self._weigh, self._size, self._capacity, self._limits = weigh, size, capacity, limits
         self._known: dict[Group, Weight] = {}
         self._random = Random(limits.seed)
-        # Avoids division by zero.
+        # Avoid division by zero.
         self._allowed = max(limits.saturated, 1e-9)
         self._over = max(limits.over, 1e-12)
 
     def weight(self, group: Group) -> Weight:
         """Return the cached evaluation of a group."""
         if group not in self._known:
-            # A single item always fits: it has its own card today.
+            # A single item always fits, because each item has its own card today.
             self._known[group] = self._weigh(group) if len(group) > 1 else Weight(True)
         return self._known[group]
 
     def run(self) -> list[Group]:
-        """Return groups that fit, with each item in exactly one group, and the mean within its limit."""
+        """Return the best groups. Each item is in exactly one of them.
+
+        All groups fit, and the mean saturation is within its limit.
+        """
         order = sorted(range(len(self._size)), key=lambda i: (-self._size[i], i))
         now = best = self._insert([], order, 0.0)
         cost = least = self._cost(now)
@@ -129,7 +143,7 @@ class Search:
     def _chosen(self, ordered: list[int], first: bool) -> list[int]:
         """Return the cards to try, the fullest first.
 
-        In later rounds, only the fullest and some random ones of many.
+        If there are many cards, later rounds try only the fullest cards and a random choice of the others.
         """
         most = self._limits.candidates
         if first or len(ordered) <= most:

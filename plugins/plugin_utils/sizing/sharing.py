@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group workloads that can share a card of a given size, and decide whether that is worth it. Pure."""
+"""Group workloads that can share a card, and decide if sharing is worth it. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .search import Group, Limits, Search, Weight
 
 @dataclass(frozen=True)
 class Card:
-    """The workloads of one card. Ratios are shares of time."""
+    """The workloads on one card. Ratios are shares of time."""
 
     names: tuple[str, ...]
-    #: Highest observed sum of memory, and the same with margins.
+    #: Highest sum of the workloads' memory: as observed, and with margins.
     memory_seen_bytes: float
     memory_bytes: float
-    #: Probability that the sum exceeds the card.
+    #: Probability that the sum exceeds the memory of the card.
     memory_over_ratio: float
-    #: The higher of observed and expected saturation.
+    #: Observed or expected share of saturated time, whichever is higher.
     saturated_ratio: float
 
 
@@ -41,20 +41,20 @@ class Sharing:
 
     card_bytes: float
     cards: tuple[Card, ...]
-    #: Name and reason of each workload that must not change: too little data, or too large for the card.
+    #: (name, reason) of each workload that must not be changed. It has too little data or is too large for the card.
     left_alone: tuple[tuple[str, str], ...]
-    #: False to leave all exclusive. `reason` says why, or how much is saved.
+    #: False if all workloads should keep their own cards. `reason` explains why, or how many cards sharing saves.
     worth_it: bool
     reason: str
 
     @property
     def gpus(self) -> int:
-        """Total number of cards. Each workload in `left_alone` has one."""
+        """Return the total number of cards. Each workload in `left_alone` has its own."""
         return len(self.cards) + len(self.left_alone)
 
 
 class _Weigher:
-    """Evaluates groups. All workloads of `fleet` must have enough evidence."""
+    """Evaluates groups of workloads. All workloads of `fleet` must have enough evidence."""
 
     def __init__(self, fleet: Fleet, known: Sequence[Evidence], card_bytes: float, policy: Policy) -> None:
         self.policy, self.card = policy, card_bytes
@@ -65,7 +65,9 @@ class _Weigher:
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
-        # After whole days, workloads that avoid each other count as doing so, with more weight after more days.
+        # Weight of the expected saturation. It is 1 until the history of a workload contains all hours of the day. After that,
+        # the observed saturation counts more with each day, because workloads that avoided each other so far will probably
+        # continue.
         self.unseen = np.array(
             [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
         )
@@ -73,8 +75,8 @@ class _Weigher:
     def weigh(self, group: Group) -> Weight:
         """Evaluate a group by rules 1 to 4 of docs/sizing.md.
 
-        The sum with margins must fit at every sample, some peaks must fit at once, and the probability of exceeding the card must
-        be low if workloads are independent.
+        The sum of memory with margins must fit at every sample. Several peaks must fit at once. The probability that the sum
+        exceeds the memory of the card must be low. It is calculated as if the workloads were independent.
         """
         rows = list(group)
         if self.padded[rows].sum(axis=0).max() > self.card:
@@ -89,7 +91,10 @@ class _Weigher:
         return Weight(saturated <= self.policy.saturated_card_ratio, saturated, over)
 
     def saturated(self, rows: list[int]) -> float:
-        """Return the share of time over 100 % duty, observed or expected, whichever is higher."""
+        """Return the share of time with more than 100 % duty.
+
+        The higher of the observed and the expected share is returned.
+        """
         seen = float((self.duty[rows].sum(axis=0) > 100).mean())
         return max(seen, float(self.unseen[rows].max()) * self._beyond(self.duty_chance, rows, 100))
 
@@ -102,7 +107,7 @@ class _Weigher:
         return max(0.0, 1.0 - float(total.sum()))
 
     def card_of(self, group: Group, names: Sequence[str], weight: Weight) -> Card:
-        """Return the card of a group."""
+        """Return the Card for a group."""
         rows = list(group)
         return Card(
             tuple(names[i] for i in rows),
@@ -116,10 +121,11 @@ class _Weigher:
 def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
     """Group workloads on as few cards of `card_bytes` as the rules allow.
 
-    Those with too little evidence are left alone.
+    Workloads with too little evidence are left alone.
 
-    Duty adds up unscaled. Memory with margins fits on each card. A card is saturated for at most `saturated_card_ratio`, all
-    together for at most `saturated_ratio`. Raises SizingError for a card without memory.
+    The duty of a card is the sum of the duties of its workloads. The memory of the workloads, with margins, fits on each card.
+    A card is saturated for at most `saturated_card_ratio` of the time. The mean over all cards is at most `saturated_ratio`.
+    Raises SizingError if the card has no memory.
     """
     policy = policy or Policy()
     if not np.isfinite(card_bytes) or card_bytes <= 0:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check an inventory's variables against the collection's specs, before a run changes anything. Pure."""
+"""Check the variables of an inventory against the specs of the collection. Pure.
+
+The check takes place before a run changes anything.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,24 @@ from . import known
 from .rules import RULES, Refused, bounds_of
 
 _MOST_RATIO = 1e9
-#: Minimum similarity to a known name, for a name without a prefix, and for the part after a prefix.
+#: Minimum similarity to a known name: of a name without a prefix of the collection, and of the part after such a prefix.
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
-#: The same for a name that may be meant for a variable that a host lacks.
+#: Minimum similarity of a name to a required variable that is missing on a host.
 _MISSING_RATIO = 0.85
-#: Minimum lengths of a name and of a word: shorter ones are too often an inventory's own.
+#: Minimum length of a name, and of a word in a name. A similar name that is shorter is too often another variable of the
+#: inventory.
 _LEAST_NAME, _LEAST_WORD = 15, 5
-#: Parts of names that are checked without a prefix of the collection.
+#: A name without a prefix of the collection is checked if it starts with one of these texts.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
-# Minimum words of a name with a missing or wrong word for an error: shorter names are too often another role's own.
+# Minimum number of words in a name with a missing word, and in a name with a wrong word, that counts as an error. A shorter
+# name is too often a variable of another role.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# A name of two words that lacks a word of a variable is an error only with one of these prefixes (gpu_waves, not driver_version).
+# First words of names. If a name has only two words and a third word is missing, it is an error only if it starts with one of
+# these words (gpu_waves, but not driver_version).
 _NAMESPACES = ("gpu", "vgpu", "nvidia", "dcgm")
-# Inventories have their own variables for these NVIDIA products.
+# First words of names for other NVIDIA products. Inventories have variables for these products, so such names are no errors.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
-# Number of variables that a warning suggests.
+# Maximum number of variables that a warning suggests.
 _MOST_RESEMBLED = 3
 _SECRETS = (
     "password",
@@ -55,7 +61,7 @@ _EXAMPLES = {
     "path": "/srv/file",
     "str": "text",
 }
-#: Examples for variables whose default shows no form.
+#: Examples for variables whose default value does not show the format.
 _EXAMPLES_OF = {
     "gpu_layout_expected_gpus": "[H100-80GB, H100-80GB]",
     "nvidia_driver_version": "580",
@@ -68,16 +74,17 @@ _MISSING = {
     )
 }
 _SET_IT = "Set it in the inventory."
-#: Replaces the text of a user's value in messages.
+#: Text that replaces secret values in messages.
 _HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """An unknown variable. `error` if it can hardly mean anything else.
+    """An unknown variable with a name that is similar to a known one.
 
-    `by_words`: it is an error only because a word is missing or wrong. If another variable uses the name, it is the
-    inventory's own.
+    `nearest` is the known name. `error` is true if the name is almost certainly a misspelling of it.
+    `by_words` is true if the name is an error only because a word is missing or wrong. If another variable of the inventory
+    uses such a name, it is no error.
     """
 
     name: str
@@ -92,9 +99,9 @@ class Unknown:
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
-    """Return unknown names that resemble variables of the collection.
+    """Return the unknown names that are similar to variables of the collection.
 
-    `own` are globs of names to ignore.
+    `own` has globs for names to ignore.
     """
     variables, unknown_names = known.variables(), []
     for name in sorted(names):
@@ -109,16 +116,17 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
         if prefix or near or resembled:
             error = bool(typed or (prefix and near) or certain)
             by_words = certain and not (typed or (prefix and near))
-            # Matching words are better evidence than similar letters.
+            # Prefer a name with matching words, because that is better evidence than similar letters.
             nearest = (typed or resembled or near) if certain and not prefix else near or resembled
             unknown_names.append(Unknown(name, nearest, error, by_words))
     return unknown_names
 
 
 def _word_error(name: str) -> tuple[str, bool]:
-    """Return the variables that differ from the name in one missing or wrong word, and whether that is an error.
+    """Return (similar variables, whether the name is an error).
 
-    docs/variables.md has the rule. The text is "" without such a variable, and "a or b" with several.
+    A variable is similar if the name differs from it by one missing or wrong word (docs/variables.md). The text is "" if there
+    is no such variable, and "a or b" if there are several.
     """
     words = tuple(name.split("_"))
     if len(words) < 2 or "" in words:
@@ -126,7 +134,7 @@ def _word_error(name: str) -> tuple[str, bool]:
     patterns = ((*words[:place], None, *words[place + 1 :]) for place in range(len(words)))
     lacking = set(known.by_missing_word().get(words, ()))
     wrong = {variable for pattern in patterns for variable in known.by_words_around().get(pattern, ())}
-    # Several variables with another word in the same place are no evidence: gpu_busy_timeout resembles each timeout.
+    # If several variables differ in the same place, that is no evidence: gpu_busy_timeout is similar to every timeout.
     wrong = wrong if len(words) >= _LEAST_WORDS_WITH_WRONG_ONE - 1 and len(wrong) == 1 else set()
     resembled = [*sorted(lacking), *sorted(wrong - lacking)]
     if not resembled:
@@ -149,10 +157,10 @@ def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
 
 
 def typing_error(name: str) -> str:
-    """Return the variable that differs from the name by one typing error in one word, or "" if there is not exactly one.
+    """Return the variable that the name misspells by one typing error in one word.
 
-    docs/variables.md lists the errors. Other differences do not count, because inventories have similar names of their own
-    (gpu_layouts, gpu_train_timeout).
+    Returns "" unless there is exactly one such variable. docs/variables.md lists the typing errors. Other differences do not
+    count, because inventories have variables with similar names (gpu_layouts, gpu_train_timeout).
     """
     words, found = name.split("_"), set()
     for place, word in enumerate(words):
@@ -164,7 +172,7 @@ def typing_error(name: str) -> str:
 
 
 def _exchanged(word: str, meant: str) -> bool:
-    """Return whether two neighbouring letters are exchanged."""
+    """Return whether the words differ only in the order of two neighbouring letters."""
     places = [place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]]
     if len(word) != len(meant) or len(places) != 2 or places[1] != places[0] + 1:
         return False
@@ -172,21 +180,24 @@ def _exchanged(word: str, meant: str) -> bool:
 
 
 def _one_letter_off(word: str, meant: str) -> bool:
-    """Return whether one letter between the first and the last is missing, wrong or extra."""
+    """Return whether one letter of a word is missing, wrong or extra.
+
+    The first and the last letter must be equal.
+    """
     if len(meant) < _LEAST_WORD or abs(len(word) - len(meant)) > 1 or word[:1] != meant[0] or word[-1:] != meant[-1]:
         return False
     same = next(
         (place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]), min(len(word), len(meant))
     )
     longest = max(len(word), len(meant))
-    # The rest after the first difference is equal.
+    # The rest of the words after the first difference must be equal.
     return word[same + (len(word) == longest) :] == meant[same + (len(meant) == longest) :]
 
 
 def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
-    """Return the most similar known name.
+    """Return the most similar known name, or an empty text.
 
-    After a prefix only the rest counts, because all names of a role share it.
+    All names of a role share a prefix. So if there is a prefix, only the rest of the name is compared.
     """
     if prefix:
         rests = {each[len(prefix) :]: each for each in there if each.startswith(prefix)}
@@ -197,7 +208,10 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
 
 
 def missing(name: str, misspelt: str | None = None) -> Problem:
-    """Return the problem of a host without a required variable, with a possibly misspelt one."""
+    """Return the problem that a host does not have a required variable.
+
+    `misspelt` is a variable of the host that may be a misspelling of it, or None.
+    """
     cure = _MISSING.get(name, _SET_IT)
     if misspelt is not None:
         cure = "It has %s: did you mean %s? Otherwise %s%s" % (misspelt, name, cure[0].lower(), cure[1:])
@@ -205,14 +219,14 @@ def missing(name: str, misspelt: str | None = None) -> Problem:
 
 
 def empty(name: str) -> Problem:
-    """Return the problem of a required variable that is null."""
+    """Return the problem that a required variable is null."""
     return Problem(name, "the value is empty (null)", _MISSING.get(name, _SET_IT))
 
 
 def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str | None:
-    """Return the inventory's name that was most likely meant as `name`, or None.
+    """Return the name in the inventory that is most likely a misspelling of `name`.
 
-    `own` are globs of the inventory's own names.
+    Returns None if there is none. `own` has globs for names that are no misspellings.
     """
     others = {
         each.lower(): each
@@ -224,7 +238,7 @@ def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str
 
 
 def check(values: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of the values. Unknown names are skipped."""
+    """Return the problems with these values. Unknown names are skipped."""
     problems: list[Problem] = []
     for name, value in values.items():
         variable = known.variables().get(name)
@@ -250,7 +264,7 @@ def _check(variable: known.Variable, value: Any) -> list[Problem]:
 
 
 def _hidden(value: Any) -> Any:
-    """Return the value with its texts hidden, for messages."""
+    """Return the value with all texts replaced by a placeholder, for messages."""
     if isinstance(value, Mapping):
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -275,13 +289,13 @@ def _text(node: Node, option: Mapping[str, Any], _variable: Any) -> None:
     if option.get("choices"):
         node.choice([str(choice) for choice in option["choices"]])
     elif isinstance(node.value, bool) or not isinstance(node.value, (str, int, float)):
-        # YAML may read a version as a number.
+        # Accept numbers, because YAML reads an unquoted version as a number.
         node.report_type("a string")
 
 
 def _number(node: Node, _option: Mapping[str, Any], variable: known.Variable) -> None:
     if isinstance(node.value, str) and node.value.isascii() and node.value.isdigit() and len(node.value) < 20:
-        # `-e name=60` passes a text.
+        # `-e name=60` passes the number as text.
         node.value = int(node.value)
     node.integer(*bounds_of(variable.name))
 
@@ -297,7 +311,7 @@ def _truth(node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
 
 def _list(node: Node, option: Mapping[str, Any], variable: known.Variable) -> None:
     if isinstance(node.value, str) and not variable.by_role and option.get("elements") == "str":
-        # `-e name=one,two` passes a text, which the module splits.
+        # `-e name=one,two` passes the list as text. The module splits it.
         node.value = node.value.split(",")
     for each in node.items(at_least=0) or []:
         element = {key: option[key] for key in ("choices", "options") if key in option}
@@ -319,7 +333,7 @@ def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) ->
 
 
 def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
-    """Skip the check: a rule of the variable, or the step that uses the value, does it."""
+    """Do nothing. A rule of the variable or the code that uses it checks the value."""
 
 
 _READERS = {

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read every variable of the collection from the argument specs of its roles and playbooks."""
+"""Read all variables of the collection from the argument specs.
+
+Roles and playbooks have argument specs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import yaml
 
 _ROOT = Path(__file__).resolve().parents[3]
 PLAYBOOKS = "playbooks"
-#: libyaml reads spec files ten times as fast, and this runs once for each host.
+#: Use libyaml if it is available. It reads the specs ten times as fast, and they are read once for each host.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -37,7 +40,7 @@ class Variable:
 
 @lru_cache(maxsize=None)
 def variables() -> dict[str, Variable]:
-    """Return all variables by their names, role by role and then playbook by playbook."""
+    """Return all variables by name. Variables of roles are before those of playbooks."""
     found: dict[str, Variable] = {}
     for owner, options in _specs():
         for name, option in options.items():
@@ -50,7 +53,10 @@ def variables() -> dict[str, Variable]:
 
 
 def of_owner(owner: str) -> dict[str, Mapping[str, Any]]:
-    """Return the options of a role or playbook by the variables' names, in the order of its spec."""
+    """Return the options of a role or playbook by name of the variable.
+
+    They are in the order of the argument spec.
+    """
     found: dict[str, Mapping[str, Any]] = {}
     for each, options in _specs():
         if each == owner:
@@ -65,7 +71,7 @@ def owners() -> list[str]:
 
 @lru_cache(maxsize=None)
 def prefixes() -> tuple[str, ...]:
-    """Return the prefixes of the collection's names, the longest first."""
+    """Return the prefixes of the collection's variables, the longest first."""
     starts = {owner + "_" for owner in owners() if not owner.endswith(".yml")}
     starts |= {
         "_".join(variable.name.split("_")[:2]) + "_" for variable in variables().values() if not variable.by_role
@@ -75,7 +81,10 @@ def prefixes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=None)
 def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
-    """Return the names of variables by their words, with one of them left out (None)."""
+    """Return a mapping from patterns to the names of variables.
+
+    A pattern has the words of a name, with one word replaced by None.
+    """
     found: dict[tuple[str | None, ...], list[str]] = {}
     for name in variables():
         words = name.split("_")
@@ -86,7 +95,10 @@ def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
 
 @lru_cache(maxsize=None)
 def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of variables by their words with one of them missing."""
+    """Return a mapping from words to names of variables.
+
+    The words are those of a name without one of its words.
+    """
     shortened: dict[tuple[str, ...], tuple[str, ...]] = {}
     for pattern, names in by_words_around().items():
         words = tuple(word for word in pattern if word is not None)
@@ -95,7 +107,10 @@ def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
 
 
 def is_internal(name: str) -> bool:
-    """Return whether the collection's own tasks set this variable, so that inventories do not."""
+    """Return whether the variable is set by tasks of the collection.
+
+    Inventories do not set such a variable.
+    """
     return "__" in name or name in _set_by_tasks()
 
 

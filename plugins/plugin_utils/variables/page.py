@@ -85,9 +85,9 @@ _MARK = re.compile(r"\b[CVOBI]\((.*?)\)")
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its file name.
+    """Return the text of each page by file name.
 
-    Raises ValueError if a role or playbook is on no page or on several.
+    Raises ValueError if a role or playbook is on no page or on several pages.
     """
     owners = [owner for _name, _title, on_page in _PAGES for owner in on_page]
     if sorted(owners) != sorted(known.owners()):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check limits of numbers and forms of texts beyond a variable's type.
+"""Check values beyond their type: limits of numbers, and formats of texts.
 
-Each rule gets the value and its name.
+A rule is a function of the value and the name of the variable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...module_utils.layout.reader import quoted
 from ...module_utils.techniques.forms import parse_layout
 from ..site.losses import tolerated
 
-#: A year in seconds. Larger durations and counts are mistakes.
+#: Maximum for durations and counts: a year in seconds. A larger value is a mistake.
 _MOST = 366 * 24 * 3600
 _PORTS = 65535
 
 
 class Refused(Exception):
-    """Raised with the problems of a value."""
+    """A value breaks a rule. `problems` has the reasons."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -34,10 +34,10 @@ class Refused(Exception):
 def bounds_of(name: str) -> tuple[int, int]:
     """Return the smallest and largest number that a variable may have."""
     if name.endswith("_port"):
-        # A missing exporter has port 0.
+        # Port 0 means "no exporter".
         return (0 if name == "gpu_monitoring_host_exporter_port" else 1, _PORTS)
     if name == "gpu_simulator_gpus":
-        # Its only number is the number of GPUs of a model.
+        # The only number in this variable is the number of GPUs of a model.
         return 1, catalogue.MOST_SIMULATED_GPUS
     if name.endswith(("_interval", "_interval_seconds")):
         return 1, _MOST
@@ -45,7 +45,7 @@ def bounds_of(name: str) -> tuple[int, int]:
 
 
 def waves(value: Any, name: str) -> None:
-    """Check sizes of waves, in the form of a play's `serial`."""
+    """Check the sizes of waves. The format is that of `serial` in a play."""
     cure = 'Write numbers of hosts from 1 and percentages from 1%% to 100%%: %s: [1, "25%%", "100%%"].' % name
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes:
@@ -74,9 +74,9 @@ def _tolerance(value: Any, name: str) -> None:
 
 
 def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
-    """Return a rule for a text, or for each text of a list.
+    """Return a rule for the format of a text, or of each text in a list.
 
-    An empty text means no value.
+    `pattern` is a regular expression. An empty text is accepted, because it means "no value".
     """
 
     def rule(value: Any, name: str) -> None:
@@ -84,7 +84,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
         for number, text in enumerate(value if listed else [value]):
             if (str(text) or listed) and not re.fullmatch(pattern, str(text)):
                 where = "%s[%d]" % (name, number) if listed else name
-                # The part before @ in an address may be a password.
+                # In a URL, the part before `@` may be a password, so hide it.
                 shown = re.sub(r".*@", "(hidden)@", str(text), flags=re.DOTALL)
                 raise Refused(Problem(where, '"%.60s" is not %s' % (shown, what), "Write it like %s." % example))
 
@@ -92,7 +92,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
 
 
 def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
-    """Return a rule that runs the parser of a later step."""
+    """Return a rule that runs the parser that a later step uses."""
 
     def rule(value: Any, name: str) -> None:
         try:
@@ -107,7 +107,10 @@ def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
 
 
 def _by_parser(module: str, function: str) -> Callable[[Any, str], None]:
-    """Like `_by`, for a parser that is loaded only if the inventory has the variable, because some need NumPy."""
+    """Return a rule like `_by`, for a parser that is imported only when it is needed.
+
+    Some parsers need NumPy. They are imported only if the inventory sets the variable.
+    """
 
     def parse(value: Any) -> None:
         try:
@@ -181,7 +184,7 @@ _account = _form(r"[a-z_][a-z0-9_.-]{0,31}", "the name of an account", "gpu-audi
 _spans = _form(r"[0-9]+(?:ms|[smhdwy])(?:[0-9]+(?:ms|[smhdwy]))*", "a length of time of Prometheus", "30s, 12h or 15d")
 _listen = _form(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}", "an address and a port", "127.0.0.1:9090")
 
-#: Rules by name of the variable.
+#: Rules by the name of the variable.
 RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_layout": _by(parse_layout),
     "gpu_layout_expected_gpus": _models,

@@ -21,7 +21,7 @@ PLUGIN = vgpu_plugins.Plugin(
     "nvidia.com/priority",
     "nvidia.com/use-gpuuuid",
     counts_all=False,
-    # The node selector of its DaemonSet (values.yaml, `nvidiaNodeSelector`).
+    # The node selector of HAMi's DaemonSet (values.yaml, `nvidiaNodeSelector`).
     labels={"gpu": "on"},
 )
 
@@ -32,5 +32,5 @@ class Hami(KubernetesBackend):
     key = PLUGIN.key
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return HAMi's offer of the node's GPUs, or the refused entries."""
         return vgpu_plugins.offer(node, PLUGIN)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read objects of the Kubernetes API. Pure.
 
-Objects of the cluster are untrusted: values that do not have the API's form count as absent.
+Objects of the cluster are untrusted. A value that does not have the format of the API counts as absent.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+# Valid names: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def daemonset_pods(pods: Sequence[Any]) -> list[str]:
-    """Return the names of pods that a DaemonSet owns and recreates."""
+    """Return the names of the pods that belong to a DaemonSet."""
     names = []
     for pod in pods:
         metadata = pod.get("metadata") if isinstance(pod, Mapping) else None
@@ -39,12 +39,12 @@ def annotations_of(node: Any) -> dict[str, str]:
 
 
 def name_of(item: Any) -> str:
-    """Return the name of an object of the API, or empty."""
+    """Return the name of an object of the API, or an empty text."""
     return texts(item, "metadata").get("name", "")
 
 
 def texts(parent: Any, key: str) -> dict[str, str]:
-    """Return the entries of a nested mapping whose keys and values are texts."""
+    """Return the mapping `parent[key]`, without entries that are not text."""
     entries = parent.get(key) if isinstance(parent, Mapping) else None
     if not isinstance(entries, Mapping):
         return {}

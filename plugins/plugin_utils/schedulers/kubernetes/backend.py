@@ -17,13 +17,14 @@ from ..model import Node, Offer
 from ..protocol import Changes, Place, Removal
 from .api_objects import annotations_of, labels_of, name_of, texts
 
-# Keeps the GPU operator's mig-manager off the node. By default it would remove all instances:
-# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. It keeps labels that have a value.
+# Label with which the GPU operator does not run mig-manager on the node. By default, mig-manager would remove all instances.
+# The operator does not change a label that has a value.
+# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
-# Node annotation with the label values from before the first run, as JSON, null for a missing label. The request that changes the
-# labels also writes it, so that changed labels always have a record.
+# Node annotation that records the values of labels before the first run. It is JSON, with null for a label that did not exist.
+# The request that changes the labels also writes this annotation, so that no label is changed without a record.
 LABELS_BEFORE = "openfleet.gpu/labels-before"
-# Keys of the ConfigMap that belong to the collection.
+# Pattern for the keys of the ConfigMap that belong to the collection.
 OWN_KEY = re.compile(r"openfleet-[0-9a-f]{16}")
 _COUNT = re.compile(r"[0-9]{1,9}")
 
@@ -31,8 +32,8 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 class KubernetesBackend:
     """Base of the backends for Kubernetes.
 
-    A backend with `applies` sets these attributes. Its offers use only `config_label` and the labels in `fixed_labels`, because a
-    record of other labels counts as unreadable.
+    If `applies` is true, the backend sets the attributes below. Its offers must only use the labels in `fixed_labels` and
+    `config_label`. If a record of earlier labels contains any other label, the record counts as unreadable.
 
     fixed_labels  labels with the same value on each node
     early_labels  names of fixed labels that are set before the layout of the host changes
@@ -48,21 +49,21 @@ class KubernetesBackend:
     resource = re.compile(r"(?!)")
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the offer of the node's GPUs, or the refused entries."""
         raise NotImplementedError
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the cause of differing resources with its fix.
+        """Return why resources differ from the plan, and how to fix that.
 
-        Empty if the numbers do not show the cause.
+        Returns an empty text if the numbers do not show the cause.
         """
         return ""
 
     def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. A missing ConfigMap is
-        created.
+        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
+        not exist, the changes create it.
         """
         if not isinstance(node, Mapping):
             problem = (
@@ -100,10 +101,10 @@ class KubernetesBackend:
         )
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
-        """Return the undo of the node `name`.
+        """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` are the node itself and all nodes with `config_label`. Only labels recorded in LABELS_BEFORE are restored.
-        Labels that someone else changed since are kept.
+        `nodes` contains this node and all nodes that have `config_label`. Only labels that are recorded in LABELS_BEFORE are
+        restored. A label that someone else has changed in the meantime is kept.
         """
         by_name = {name_of(node): node for node in nodes if isinstance(node, Mapping)}
         node = by_name.get(name, {})
@@ -123,8 +124,9 @@ class KubernetesBackend:
     def pending_resources(self, planned: Mapping[str, int], node: Any) -> dict[str, tuple[int, int]]:
         """Return the resources whose allocatable number differs from the plan.
 
-        The values are (planned, offered) by name. Unplanned resources must be 0 or absent, because after a change of instances
-        old and new resources can be allocatable at the same time (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
+        The result maps names to (planned, offered). A resource that is not planned must be 0 or absent. After a change of
+        instances, old and new resources can be allocatable at the same time
+        (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
         """
         status = node.get("status") if isinstance(node, Mapping) else None
         offered = {
@@ -137,9 +139,9 @@ class KubernetesBackend:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the differing resources as text.
+        """Return the resources that differ from the plan, as text.
 
-        The text includes the fix if the numbers show the cause.
+        If the numbers show the cause, the text includes the cause and the fix.
         """
         parts = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
         return ", ".join(filter(None, [*parts, self.cause(pending)]))
@@ -150,7 +152,10 @@ class KubernetesBackend:
         return self.fixed_labels.get(label) == value
 
     def _before(self, node: Mapping[str, Any]) -> dict[str, str | None] | None:
-        """Return the recorded label values, or None if the annotation is not readable."""
+        """Return the label values that the node's annotation records.
+
+        Returns None if the annotation is not readable.
+        """
         written = annotations_of(node).get(LABELS_BEFORE)
         if written is None:
             return {}
@@ -176,9 +181,9 @@ class KubernetesBackend:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration file as JSON, which is YAML.
+    """Return a configuration file as JSON. JSON is valid YAML.
 
-    Equal configurations give equal texts.
+    Equal configurations have equal texts.
     """
     return json.dumps(config, sort_keys=True, indent=2) + "\n"
 

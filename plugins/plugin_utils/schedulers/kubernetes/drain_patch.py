@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create the JSON patches that drain and resume a Kubernetes node. Pure.
 
-A patch tests the values that were read (https://www.rfc-editor.org/rfc/rfc6902), so the cluster refuses it if an administrator
-changed them since. The same request records the changes in annotations. The node's kubelet can write these too, so only labels
-that the inventory pauses are restored.
+A patch first tests that the values are still those that were read (https://www.rfc-editor.org/rfc/rfc6902). If an administrator
+has changed a value since, the cluster refuses the patch.
+The patch also records the changes in annotations. The node's kubelet can write these annotations as well. So only labels that
+the inventory pauses are restored.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Any, Mapping
 
 from .api_objects import annotations_of, labels_of
 
-# Annotation of a node that a drain cordoned. Its value is the inventory name of the host.
+# Annotation of a node that was cordoned by a drain. The value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-# Annotation with the old values of labels that a drain paused, as JSON.
+# Annotation that records the earlier values of the labels that a drain changed, as JSON.
 LABELS_BEFORE = "openfleet.gpu/labels-before-drain"
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+# Valid label values: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
 @dataclass(frozen=True)
 class NodePatch:
-    """A JSON patch of a node.
+    """A JSON patch for a node.
 
     operations  operations of the patch
-    paused      labels that stay paused because their old values are not recorded
+    paused      labels that stay paused, because their earlier values are not recorded
     """
 
     operations: tuple[Mapping[str, Any], ...] = ()
@@ -38,9 +39,9 @@ class NodePatch:
 
 
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
-    """Return the patch that cordons a node and sets its labels to `labels`.
+    """Return the patch that cordons a node and pauses components with labels.
 
-    Labels that the node lacks are skipped.
+    `labels` maps the names of labels to the values that pause. Labels that the node does not have are skipped.
     """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
@@ -68,7 +69,7 @@ def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
 def resumed(node: Any, labels: Mapping[str, str]) -> NodePatch:
     """Return the patch that uncordons a node and restores its paused labels.
 
-    A node that no drain cordoned stays cordoned.
+    The node is uncordoned only if a drain cordoned it.
     """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
@@ -90,7 +91,10 @@ def _is_cordoned(node: Any) -> bool:
 
 
 def _recorded(written: str | None, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded values of these labels that are valid and do not pause them."""
+    """Return the earlier values of these labels, as recorded.
+
+    Values that are invalid or that would pause a component are left out.
+    """
     try:
         record = json.loads(written or "{}")
     except ValueError:
@@ -125,5 +129,5 @@ def _label(name: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    """https://www.rfc-editor.org/rfc/rfc6901"""
+    """Escape a name for a JSON pointer (https://www.rfc-editor.org/rfc/rfc6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -1,11 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect NVIDIA's GPU operator on a node and states that block a change. Pure.
+"""Detect NVIDIA's GPU operator on a node, and states that block a change. Pure.
 
-https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. The operator labels each node with the
-components that it deploys, and keeps labels that have a value. mig-manager pauses other components with these labels while it
-changes a node, and leaves them paused if it is interrupted (https://github.com/NVIDIA/gpu-operator/issues/2833).
+https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
+
+Labels of a node determine which components the operator deploys there. The operator adds missing labels and keeps existing
+values. While mig-manager changes a node, it uses these labels to pause other components. If it is interrupted, the components
+stay paused (https://github.com/NVIDIA/gpu-operator/issues/2833).
 """
 
 from __future__ import annotations
@@ -21,33 +23,37 @@ from .backend import WITHOUT_MIG_MANAGER
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
 _MIG_STATE = "nvidia.com/mig.config.state"
-# mig-manager is changing or rebooting the node.
+# States in which mig-manager changes or reboots the node.
 _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
-# Components that keep GPUs open. mig-manager also pauses them for a change of MIG mode.
+# Components that hold GPUs. mig-manager pauses the same components when it changes the MIG mode.
 _CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
-# Different from mig-manager's value, whose leftovers an administrator must handle.
+# Label value that pauses a component. It differs from the value that mig-manager uses, because labels that mig-manager leaves
+# behind must be handled by an administrator.
 _PAUSED = "paused-for-openfleet-gpu"
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Whether the operator manages the node, and the states that block a change."""
+    """The state of the GPU operator on a node.
+
+    `is_there` is true if the operator manages the node. `problems` are the states that block a change.
+    """
 
     is_there: bool
     problems: tuple[str, ...] = ()
 
     @property
     def pausing(self) -> dict[str, str]:
-        """Return the node labels that pause components which keep GPUs open."""
+        """Return the node labels that pause the components that hold GPUs."""
         return {_DEPLOY + name: _PAUSED for name in _CLIENTS} if self.is_there else {}
 
 
 def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
-    """Return the operator's state from a node's labels and the ClusterPolicy objects.
+    """Return the state of the operator from a node's labels and the ClusterPolicies.
 
-    `place.config_map` is the ConfigMap that the operator's device plugin must read. If it is empty, the device plugin is not
-    checked.
+    `place.config_map` is the name of the ConfigMap that the operator's device plugin must read. If the name is empty, the
+    device plugin is not checked.
     """
     labels = labels_of(node)
     deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
@@ -69,7 +75,7 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
 
 
 def _config(policy: Any, place: Place) -> list[str]:
-    """Return a problem unless the operator's device plugin reads the role's ConfigMap."""
+    """Return a problem if the device plugin does not read the role's ConfigMap."""
     plugin = _mapping(_mapping(policy, "spec"), "devicePlugin")
     if plugin.get("enabled") is False:
         return []

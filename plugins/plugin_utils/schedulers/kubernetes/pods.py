@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe which pods are ready, and why others are not. Pure.
+"""Describe which pods are ready, and why the others are not. Pure.
 
-https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. Objects of the API are untrusted: values without
-the expected form count as absent.
+https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
+
+Objects of the API are untrusted. A value that does not have the expected format counts as absent.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _state(pod: Mapping[str, Any]) -> str:
         containers = [*_mappings(status.get("initContainerStatuses")), *_mappings(status.get("containerStatuses"))]
         reasons = [*filter(None, map(_container, containers))]
         if not reasons:
-            # Scheduler and kubelet write the reason to several conditions.
+            # The scheduler and the kubelet write the same reason to several conditions, so remove duplicates.
             messages = (_words(each.get("message")) for each in conditions if each.get("status") == "False")
             reasons = list(dict.fromkeys(messages))
         why = ", ".join(filter(None, reasons)) or _words(status.get("phase")) or "unknown"
@@ -38,7 +39,10 @@ def _state(pod: Mapping[str, Any]) -> str:
 
 
 def _container(status: Mapping[str, Any]) -> str:
-    """Return why a container does not run, or empty if it runs or completed."""
+    """Return why a container does not run.
+
+    Returns an empty text if the container runs or has completed.
+    """
     state = _mapping(status.get("state"))
     waiting, ended = _mapping(state.get("waiting")), _mapping(state.get("terminated"))
     name = _words(status.get("name"))

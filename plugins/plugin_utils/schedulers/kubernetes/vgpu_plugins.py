@@ -3,10 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Offer a node with HAMi 2.10 or with Volcano's vGPU plugin 1.12.
 
-Both read the same configuration of a node.
+Both plugins read the same node configuration. Both enforce quotas of memory and SMs with HAMi-core, a library in the container.
 HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
 Volcano: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
-Both enforce quotas of memory and SMs with HAMi-core, a library in the container.
 """
 
 from __future__ import annotations
@@ -24,35 +23,38 @@ from .backend import WITHOUT_MIG_MANAGER
 MIB = 1 << 20
 # Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
 DEFAULT_SPLIT_COUNT = 10
-# HAMi-core needs several processes on a GPU without MIG, in compute mode DEFAULT.
+# Sharing modes that work with HAMi-core. It needs a GPU without MIG on which several processes may run (compute mode DEFAULT).
 OFFERED = ("shared", "time_slicing", "vgpu")
-# Values of GPU_CORE_UTILIZATION_POLICY (docs/config.md): `force` always limits, `default` limits while another container uses the
-# GPU, `disable` never limits. None lends idle SMs like burst.
+# Values of GPU_CORE_UTILIZATION_POLICY by tenant policy (docs/config.md). `force` always limits. `default` limits only while
+# another container uses the GPU. `disable` never limits. None of them lends idle SMs, as the tenant policy `burst` does.
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
-# HAMi has a high and a low priority (docs/config.md, `resourcePriority`).
+# Priorities of HAMi: one high and one low (docs/config.md, `resourcePriority`).
 _HAMI_PRIORITIES = (0, 1)
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """Differences between the plugins. `key` is that of the backend."""
+    """The differences between the plugins.
+
+    `key` is the key of the backend. `number`, `memory` and `cores` are resource names.
+    """
 
     key: str
     name: str
     number: str
     memory: str
     cores: str
-    #: None without support for priorities.
+    #: Resource name of the priority, or None if the plugin does not support priorities.
     priority: str | None
-    #: Annotation that pins a pod to a GPU, or None.
+    #: Annotation that pins a pod to a GPU, or None if the plugin has none.
     pin: str | None
-    #: Whether memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations.
+    #: True if memory and SMs are resources of the node, too. HAMi's scheduler keeps them in annotations instead.
     counts_all: bool
     labels: dict[str, str]
 
 
 def offer(node: Node, plugin: Plugin) -> Offer:
-    """Return the plugin's offer of the node's GPUs."""
+    """Return the plugin's offer of the node's GPUs, or the refused entries."""
     offered = [each for each in node.gpus if each.sharing in OFFERED]
     others = [each for each in node.gpus if each.sharing not in OFFERED]
     refusals = [
@@ -105,7 +107,10 @@ def _notes(offered: Sequence[NodeGpu]) -> list[str]:
 
 
 def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
-    """Return the GPUs that the plugin ignores: by UUID, or by index without a driver."""
+    """Return the GPUs that the plugin must ignore.
+
+    They are listed by UUID. If a UUID is unknown because the driver is missing, the GPU is listed by index.
+    """
     return {
         "uuid": [each.gpu.uuid for each in others if each.has_uuid],
         "index": [each.gpu.index for each in others if not each.has_uuid],
@@ -137,7 +142,7 @@ def _refuse_tenants(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]
 
 
 def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
-    """Return the tenant settings of an entry that the plugin cannot express."""
+    """Return problems with tenant settings that the plugin does not support."""
     problems = []
     if vgpu.provider in ("mps", "dmem"):
         text = "provider: %s enforces quotas on the host, but %s enforces them in the container"
@@ -163,9 +168,9 @@ def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
 
 
 def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
-    """Refuse different pod counts and ratios, which apply per node.
+    """Refuse entries with different pod counts or oversubscription ratios.
 
-    docs/config.md, "Node Configs".
+    These settings apply to the whole node (docs/config.md, "Node Configs").
     """
     found = []
     sliced = [each for each in offered if each.sharing == "time_slicing"]
@@ -201,9 +206,10 @@ def _ratios(each: NodeGpu) -> tuple[float, float]:
 
 
 def _split_count(offered: Sequence[NodeGpu]) -> int:
-    """Return the number of pods per GPU.
+    """Return the number of pods that may share a GPU.
 
-    It is the number of replicas, or else the largest number of tenants, but at least the default.
+    It is the number of replicas for time slicing. Without time slicing, it is the largest number of tenants on a GPU, or the
+    default if that is higher.
     """
     replicas = max(_replicas(each) for each in offered)
     return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Backend: NVIDIA's device plugin for Kubernetes.
 
-It reads a key of a ConfigMap that a node label selects.
+The plugin reads its configuration from a ConfigMap. A label of the node selects the key of the ConfigMap.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..kubernetes.backend import KubernetesBackend
 from ..model import Node, Offer
 from .offer import CONFIG_LABEL, KEY, offer
 
-# Suffix of a profile after its size in resource names: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+# Suffix of a profile in resource names. It follows the memory size: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
 _VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
-# Before 0.20 the plugin matches patterns anywhere in a profile name, so "1g.10gb+me" matches 1g.10gb first
-# (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+# Before release 0.20, a pattern of the plugin can match any part of a profile name. So "1g.10gb+me" first matches the pattern
+# for 1g.10gb (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
 _MERGED = (
     "because the device plugin before release 0.20 counts instances with +me, -me or +gfx as plain ones: install release 0.20 "
     "or later"
@@ -33,17 +33,17 @@ class DevicePlugin(KubernetesBackend):
     applies = True
     config_label = CONFIG_LABEL
     empty_config = "version: v1\n"
-    # GPUs and MIG devices by profile, also renamed by `renameByDefault`.
+    # Resources for whole GPUs and for MIG profiles. `renameByDefault` appends `.shared` to their names.
     resource = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the plugin's offer of the node's GPUs, or the refused entries."""
         return offer(node)
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the known cause of missing instances, with its fix.
+        """Return the known cause of missing instances, and how to fix it.
 
-        It applies if missing instances equal the surplus of another profile of the same size.
+        The cause applies if the missing instances of a profile equal the surplus instances of another profile of the same size.
         """
         balance: Counter[str] = Counter()
         missing = []

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Offer the GPUs of a node with NVIDIA's device plugin, version 0.20.
 
-https://github.com/NVIDIA/k8s-device-plugin: its README.md ("README" below) and sources.
+Sources: https://github.com/NVIDIA/k8s-device-plugin. "README" below means the README.md of that repository, and paths are paths
+in it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from ..model import (
 
 KEY = "nvidia_device_plugin"
 GPU_RESOURCE = "nvidia.com/gpu"
-# Label that selects the node's key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
+# Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-# With MPS the plugin exits without it. This is the value of its Helm chart.
+# Root directory of MPS. If it is not set, the plugin exits when MPS is configured. The value is that of the plugin's Helm
+# chart.
 _MPS_ROOT = "/run/nvidia/mps"
-# The plugin rejects fewer replicas.
+# Minimum number of replicas that the plugin accepts.
 _FEWEST_REPLICAS = 2
 
 
 def offer(node: Node) -> Offer:
-    """Return the device plugin's offer of the node's GPUs."""
+    """Return the plugin's offer of the node's GPUs, or the refused entries."""
     gpus, mig_strategy = node.gpus, node.mig_strategy
     whole = [each for each in gpus if each.instances is None]
     partitioned = [each for each in gpus if each.instances is not None]
@@ -65,9 +67,9 @@ def offer(node: Node) -> Offer:
 
 
 def resource_name(profile: str) -> str:
-    """Return the resource name of a MIG profile under the strategy mixed.
+    """Return the resource name of a MIG profile with the MIG strategy "mixed".
 
-    A plus sign becomes a dot (README, "Configuration Option Details"). Since version 0.20, profiles that end in ``-me``,
+    Plus signs are replaced by dots (README, "Configuration Option Details"). Since version 0.20, profiles that end in ``-me``,
     ``+me.all`` and ``+gfx`` have separate resources.
     """
     return "nvidia.com/mig-%s" % profile.replace("+", ".")
@@ -76,8 +78,8 @@ def resource_name(profile: str) -> str:
 def config_name(config: Mapping[str, Any]) -> str:
     """Return the ConfigMap key of a configuration, derived from its content.
 
-    The config-manager compares the target of the key's link, so it does not notice a key edited in place. Changed content
-    therefore gets another key, and the node's label moves to it.
+    The plugin's config-manager does not notice if the content of a key changes, because it only compares the target of the link
+    to the selected file. So a changed configuration gets a new key, and the label of the node is set to the new key.
     """
     content = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return "openfleet-%s" % hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -86,8 +88,8 @@ def config_name(config: Mapping[str, Any]) -> str:
 def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
     """Return the plugin's configuration file.
 
-    README, "As a configuration file" and "Shared Access to GPUs". Requests for more than one replica fail, as the README
-    recommends, because they would not give more of a GPU.
+    See README, "As a configuration file" and "Shared Access to GPUs". As the README recommends, a request for more than one
+    replica fails: the pod would not get a larger part of the GPU.
     """
     flags: dict[str, Any] = {"migStrategy": strategy}
     config: dict[str, Any] = {"version": "v1", "flags": flags}
@@ -129,9 +131,9 @@ def _replicas(each: NodeGpu) -> int:
 
 
 def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse tenants, because the plugin has no quotas of memory and SMs.
+    """Refuse tenants, because the plugin has no quotas for memory and SMs.
 
-    README, "Shared Access to GPUs".
+    See README, "Shared Access to GPUs".
     """
     tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
     return [refusal(group, "the device plugin does not support tenants with quotas") for group in tenants]
@@ -142,7 +144,8 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
     for group in by_entry(partitioned):
         instances = group[0].instances or ()
         if not instances:
-            # internal/rm/device_map.go, assertAllMigDevicesAreValid, under both strategies.
+            # With both strategies, the plugin refuses a GPU in MIG mode without instances (internal/rm/device_map.go,
+            # assertAllMigDevicesAreValid).
             found.append(
                 refusal(
                     group,
@@ -151,11 +154,12 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
                 )
             )
         if any(instance.mps for instance in instances):
-            # README, "With CUDA MPS": only for full GPUs.
+            # MPS is supported only for full GPUs (README, "With CUDA MPS").
             found.append(refusal(group, "the device plugin has no MPS inside MIG instances"))
         split = next((instance for instance in instances if instance.compute_slices), None)
         if split and mig_strategy == MIXED:
-            # internal/rm/rm.go, AddDefaultResourcesToConfig: a MIG device that is not a whole GPU instance matches no pattern.
+            # A MIG device that is not a whole GPU instance matches none of the resource patterns (internal/rm/rm.go,
+            # AddDefaultResourcesToConfig).
             found.append(
                 refusal(
                     group,
@@ -168,9 +172,9 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
 
 
 def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the strategy single unless all GPUs have MIG devices of one kind.
+    """Refuse the MIG strategy "single" unless all MIG devices of the node are equal.
 
-    internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
+    See internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
     """
     cure = "Use the MIG strategy mixed (gpu_kubernetes_mig_strategy)."
     if whole:
@@ -190,10 +194,10 @@ def _kinds(instance: NodeInstance) -> list[str]:
 
 
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse different sharing of GPUs without MIG.
+    """Refuse entries if the sharing modes of the GPUs without MIG differ.
 
-    The plugin sets time slicing and MPS per resource. README, "Shared Access to GPUs": sharing cannot be configured per GPU, and
-    time slicing and MPS exclude each other. The field `devices` of the configuration is read and ignored
+    The plugin configures time slicing and MPS for a resource, not for single GPUs. A node can use only one of the two (README,
+    "Shared Access to GPUs"). The configuration has a field `devices`, but the plugin ignores it
     (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
@@ -217,10 +221,10 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
 
 
 def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse MPS that the plugin's daemon cannot express.
+    """Refuse MPS settings that the plugin's MPS daemon does not support.
 
-    It divides memory and SMs evenly (cmd/mps-control-daemon/mps/daemon.go). README, "With CUDA MPS": not on devices with
-    MIG. The plugin refuses ``sharing.mps`` with the strategy mixed.
+    The daemon divides memory and SMs evenly among its clients (cmd/mps-control-daemon/mps/daemon.go). MPS is not supported on
+    devices with MIG (README, "With CUDA MPS"), and the plugin refuses ``sharing.mps`` with the MIG strategy "mixed".
     """
     entry = group[0].entry
     assert entry is not None

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Backend: NVIDIA's DRA driver for Kubernetes.
 
-Pods reference claims, so the cluster needs no change.
+Pods request devices with ResourceClaims, so no object of the cluster needs to be changed.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ class Dra(KubernetesBackend):
     key = KEY
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the driver's offer of the node's GPUs, or the refused entries."""
         return offer(node)

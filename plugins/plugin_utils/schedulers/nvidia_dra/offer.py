@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Offer the GPUs of a node with NVIDIA's DRA driver, version 0.4.
 
-https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, below site/content/docs: concepts/gpu-sharing.md, reference/api.md,
-reference/feature-gates.md and reference/resourceslice-attributes.md.
+Sources: https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, in site/content/docs: concepts/gpu-sharing.md,
+reference/api.md, reference/feature-gates.md and reference/resourceslice-attributes.md.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _API = "resource.nvidia.com/v1beta1"
 
 
 def offer(node: Node) -> Offer:
-    """Return the DRA driver's offer of the node's GPUs.
+    """Return the driver's offer of the node's GPUs, or the refused entries.
 
-    Each GPU and each MIG instance is a device. The claim that several pods reference defines its sharing
-    (concepts/gpu-sharing.md, "User-mediated sharing").
+    Each GPU and each MIG instance is a device. Pods share a device by referencing the same claim. The claim defines how they
+    share it (concepts/gpu-sharing.md, "User-mediated sharing").
     """
     gpus = node.gpus
     refusals = _refusals(gpus)
@@ -48,11 +48,12 @@ def _refusals(node: Sequence[NodeGpu]) -> list[Refusal]:
     found = []
     for group in by_entry(node):
         if group[0].sharing == "vgpu":
-            # reference/api.md: a claim has time slicing or MPS, but no quotas per pod.
+            # A claim can configure time slicing or MPS, but no quotas per pod (reference/api.md).
             found.append(refusal(group, "the DRA driver does not support tenants with quotas"))
         split = next((instance for instance in group[0].instances or () if instance.compute_slices), None)
         if split:
-            # cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and getMigDevices: such a device has no profile.
+            # The driver has no profile for the parts of a split instance (cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and
+            # getMigDevices).
             found.append(
                 refusal(
                     group,
@@ -74,10 +75,10 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
 
 
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
-    """Return the driver's feature gates that the layout needs.
+    """Return the feature gates of the driver that the layout needs.
 
-    Source: reference/feature-gates.md. DynamicMIG is always off: it removes instances that it did not create, and excludes
-    MPSSupport.
+    See reference/feature-gates.md. DynamicMIG is always off, because with it the driver removes instances that it did not
+    create. In addition, DynamicMIG cannot be combined with MPSSupport.
     """
     gates = {"DynamicMIG": False}
     if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
@@ -93,7 +94,10 @@ def _slice(each: NodeGpu) -> str:
 
 
 def _requests(group: Sequence[NodeGpu]) -> list[Request]:
-    """Return a claim for the GPUs of an entry, or one per kind of its instances."""
+    """Return the claims for an entry.
+
+    An entry with instances has one claim for each kind of instance. Other entries have a single claim for their GPUs.
+    """
     here = group[0]
     entry = here.entry
     assert entry is not None
@@ -118,7 +122,7 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
 
 
 def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the `spec` of a ResourceClaim that pods of one namespace share."""
+    """Return the `spec` of a ResourceClaim that pods of a namespace can share."""
     exactly: dict[str, Any] = {"deviceClassName": device_class}
     if selector:
         exactly["selectors"] = [{"cel": {"expression": selector}}]
@@ -143,7 +147,7 @@ def _attribute(name: str) -> str:
 def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
     """Return the CEL expression that selects the GPUs of an entry.
 
-    Empty if their UUIDs are unknown.
+    Returns an empty text if a UUID is unknown.
     """
     if not all(each.has_uuid for each in group):
         return ""

@@ -31,5 +31,5 @@ class VolcanoVgpu(KubernetesBackend):
     key = PLUGIN.key
 
     def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or refusals."""
+        """Return the plugin's offer of the node's GPUs, or the refused entries."""
         return vgpu_plugins.offer(node, PLUGIN)
