@@ -92,7 +92,7 @@ def test_the_lease_of_the_dead_counts_no_more_and_their_seats_next_does(library,
 def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
     """The holder has ten seconds of pending work.
 
-    Others see the lease, but for at most one second at a time.
+    Others see the lease for at most one second at a time.
     """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 11 * SECOND)

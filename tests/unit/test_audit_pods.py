@@ -28,7 +28,10 @@ def item(uid=UID, name="web-6d4cf56db6-x2x7k", labels=None, owner=None):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The nodes that were asked for; the API server answers with the pods in the dictionary by node, or raises."""
+    """Return the list of queried nodes.
+
+    The simulated API server returns the pods of a node from the dictionary, or raises.
+    """
     nodes, answers = [], {}
 
     def pods_of(api, node):

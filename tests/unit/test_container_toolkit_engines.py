@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of the engines' configuration by nvidia-ctk, with a stand-in for it."""
+"""Changes to the configuration of container engines.
+
+nvidia-ctk is replaced.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ STAND_IN = REPOSITORY / "tests" / "lab" / "stand_in_nvidia_ctk.py"
 
 
 def call(version):
-    """nvidia-ctk of a version, by its stand-in."""
+    """Run the replacement for nvidia-ctk as this version."""
 
     def run(command):
         program = STAND_IN.read_text().replace("{version}", version)

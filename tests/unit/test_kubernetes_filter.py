@@ -21,7 +21,7 @@ EMPTY = {"resources": {}, "config": {}, "labels": {}, "config_name": "", "plan":
 
 
 def blocks(language):
-    """The blocks that are in no numbered step."""
+    """Return the code blocks that are not part of a numbered step."""
     return re.findall(r"^```%s\n(.*?)^```$" % language, DOCUMENT, flags=re.MULTILINE | re.DOTALL)
 
 
