@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Iterator
 
 HERE = Path(__file__).resolve().parent
-#: Groups with lab hosts. podman manages containers only from the PID namespace that it started them in.
+#: Groups with lab hosts. podman can only manage containers from the PID namespace in which they were started.
 ON_LAB_HOSTS = ("kubernetes", "site")
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
@@ -34,12 +34,15 @@ import apart
 
 
 def groups() -> list[str]:
-    """The names of the groups that can be measured."""
+    """Return the names of the groups."""
     return sorted(path.stem.replace("bench_", "", 1) for path in HERE.glob("bench_*.py"))
 
 
 def as_line(name: str, value: float | int | None, unit: str) -> str:
-    """A figure as it is printed; the unit of a figure without a value is the reason for that."""
+    """Return the output line of a figure.
+
+    Without a value, the unit is the reason.
+    """
     if value is None:
         return f"{name} n/a {unit}"
     return f"{name} {value if isinstance(value, int) else f'{value:.4g}'} {unit}"
@@ -54,7 +57,7 @@ def main(arguments: list[str]) -> int:
     for group in arguments or groups():
         print(f"bench: group {group}", file=sys.stderr, flush=True)
         if group not in ON_LAB_HOSTS and apart.can_make_namespace():
-            # Modules look for GPU holders among all processes of the machine.
+            # Modules search for GPU holders among all processes of the machine.
             command = [*apart.COMMAND, sys.executable, str(HERE / "run.py"), group]
             status = subprocess.run(command, env={**os.environ, apart.VARIABLE: "1"}, check=False).returncode
             if status:
@@ -66,7 +69,10 @@ def main(arguments: list[str]) -> int:
 
 
 def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
-    """Yield the figures of a group; where it fails, those that are missing with the reason."""
+    """Yield the figures of a group.
+
+    If the group fails, the missing figures have the error as their reason.
+    """
     module = importlib.import_module(f"bench_{group}")
     missing = list(module.FIGURES)
     try:

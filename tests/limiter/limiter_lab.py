@@ -100,7 +100,7 @@ class Built:
 
     @property
     def front(self) -> Path:
-        """Return a folder with a libcuda.so.1 that is found before the stub's, as in containers."""
+        """Return a folder with a libcuda.so.1 in front of the stub's, as in containers."""
         folder = self.folder / "front"
         paths = (f"FRONT_LIBRARY={self.library}", f"FRONT_DRIVER={self.stub / 'libcuda.so.1'}")
         run_make(SOURCE, folder, *paths, str(folder / "libcuda.so.1"))

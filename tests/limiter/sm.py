@@ -15,7 +15,7 @@ from limiter_lab import DEADLINE, Built, Tenant
 
 @dataclass
 class Worker:
-    """A process of a tenant: its launches, and reports of seconds, busy ns and launches.
+    """A process of a tenant and its reports: seconds, busy ns and launches.
 
     `calls` is the number of driver calls that the limiter made. `parted` is the number of dependent launches that one
     of the limiter's events separated from the previous launch. `waits` is how often the first thread slept or waited.
@@ -65,12 +65,17 @@ class World:
         return tenant.quota(*[0] * self.card.gpus, sm=sm, seat=seat, **quota)
 
     def worker(self, tenant: Tenant, options: str, preload: bool = True, ends_with: int = 0) -> Worker:
-        """Add a process of a tenant. run() starts it. client/sm_worker.c lists the options."""
+        """Add a process of a tenant, to be started by run().
+
+        client/sm_worker.c lists the options.
+        """
         self.workers.append(Worker(tenant, options.split(), preload, ends_with))
         return self.workers[-1]
 
     def start(self, parties: int = 0) -> None:
         """Start all workers.
+
+        The simulated clock starts when all threads have started.
 
         The simulated clock starts when all their threads have started.
         """
@@ -132,7 +137,7 @@ def two(
 
 
 def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 20000) -> float:
-    """Return the host time of a launch, measured with the real clock and empty kernels.
+    """Return the host time of a launch with the real clock and empty kernels.
 
     If percent is None, the limiter is not loaded.
     """
@@ -146,7 +151,7 @@ def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 2
 
 
 def driver_calls(folder: Path, built: Built, streams: int) -> float:
-    """Return the number of driver calls per kernel launch of 10 us, including the launch.
+    """Return the driver calls per kernel launch of 10 us, including the launch.
 
     The tenant has half of the GPU.
     """

@@ -114,7 +114,10 @@ def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, ag
 
 
 def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
-    """The agent exists to prevent this. If this test fails, the limitation is gone and the documentation must say so."""
+    """The agent exists to prevent this.
+
+    If this test fails, the limitation is gone and the documentation must change.
+    """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     for worker in workers:
         worker.ends_with = -signal.SIGBUS
@@ -175,7 +178,10 @@ def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
-    """Descriptors in flight count against the agent's limit, so the number of unread answers per tenant is limited."""
+    """Descriptors in flight count against the agent's own limit.
+
+    The number of unread answers per tenant is therefore limited.
+    """
     hostile, honest = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
     held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(64)]
@@ -202,7 +208,10 @@ class Stopped(Exception):
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
-    """Answers in flight count against the agent, and one user may connect to the sockets of all tenants without a group."""
+    """One user may connect to the sockets of all tenants without a group.
+
+    Descriptors in unread answers count against the agent's own limit.
+    """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
     agent = vgpu_agent.Agent(tenants[0].root, SharedMemory(Notifier({})))
@@ -278,7 +287,10 @@ def test_what_clients_send_is_not_read(world, agent):
 
 @pytest.mark.skipif(not can_mount(), reason="this user may make no mount namespace")
 def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
-    """Uses the mounts of the tenant's CDI device and runs as root, because root could bypass mere file permissions."""
+    """Uses the mounts of the tenant's CDI device, and runs as root.
+
+    Root could bypass mere file permissions.
+    """
     own_tenant, other = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
     folder = f"/{vgpu_files.AGENT}/{own_tenant.name}"

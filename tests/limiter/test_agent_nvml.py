@@ -96,7 +96,10 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 
 
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """The size of the process's first context was not known in advance, and the process makes no further call that would check it."""
+    """The process does not check its usage itself, because it makes no further call.
+
+    The size of its first context was not known in advance.
+    """
     with in_container(tenant, tmp_path), client(tenant) as other:
         assert settled(other, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
 

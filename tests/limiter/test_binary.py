@@ -51,7 +51,10 @@ def test_only_what_is_intercepted_is_exported(library: Path) -> None:
 
 @pytest.mark.parametrize("name", [LIBRARY, "vgpu-top"])
 def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
-    """One file is used on Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04, and older releases in containers."""
+    """One file is used on all supported distributions.
+
+    These are Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04. Containers may have older releases.
+    """
     needed = output("readelf", "--version-info", "--wide", library.parent / name)
     versions = re.findall(r"Name: GLIBC_([\d.]+)", needed)
     assert versions
@@ -61,7 +64,7 @@ def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
 
 
 def test_vgpu_top_runs(library: Path) -> None:
-    """The program must use a version of the C library's start function that old releases have."""
+    """The program must not need the C library's newer start function."""
     assert json.loads(output(library.parent / "vgpu-top", "--json"))["version"] == 1
 
 
@@ -96,7 +99,7 @@ def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
 
 
 def test_nothing_runs_when_it_is_loaded(library: Path) -> None:
-    """The library has no constructors or destructors except those that gcc adds to each library."""
+    """The library has no constructors or destructors except gcc's own."""
     sections = output("readelf", "--sections", "--wide", library)
     for name in (".init_array", ".fini_array"):
         size = re.search(rf"\s{re.escape(name)}\s+\S+\s+\S+\s+\S+\s+(\S+)", sections)
@@ -119,7 +122,10 @@ def test_it_limits(library: Path, tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("name", ["dlsym", "dlvsym"])
 def test_a_search_ends_in_a_jump(library: Path, name: str) -> None:
-    """RTLD_NEXT searches the libraries after the caller's. The C library must therefore not see our library as the caller."""
+    """The C library must not see our library as the caller.
+
+    RTLD_NEXT searches the libraries after the caller's.
+    """
     code = output("objdump", f"--disassemble={name}", "--no-show-raw-insn", library)
     jump = r"\b(jmp\s+\*|jmp\s+[0-9a-f]+ <\*ABS|br\s+x)"
     assert re.search(jump, code), code

@@ -35,7 +35,10 @@ def test_a_debt_has_a_limit_and_a_charge_never_lowers_one(library):
 
 
 def test_any_sequence_of_use_stays_within_the_share(library):
-    """A model that only knows wall time and busy time. The sum never exceeds the share by more than the credit limit."""
+    """Compare with a model that only knows wall time and busy time.
+
+    The sum never exceeds the share by more than the credit limit.
+    """
     for case in range(50):
         choose = random.Random(case)
         percent = choose.randint(1, 99)

@@ -81,7 +81,7 @@ def test_other_names_are_found_as_without_us(answers: object) -> None:
 
 
 def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant, tmp_path: Path) -> None:
-    """Covers another folder, the versioned file name of an upgrade, and a relative path."""
+    """Use another folder, the versioned name of an upgrade, and a relative path."""
     for copy in (tmp_path / "vgpu" / f"{LIBRARY}.1.2.3", tmp_path / "x.so"):
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(tenant.built.library, copy)
@@ -90,7 +90,10 @@ def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant,
 
 
 def test_loaded_twice_it_still_limits(answers: object, tmp_path: Path, tenant: Tenant) -> None:
-    """The library is listed in /etc/ld.so.preload by its link and in LD_PRELOAD by its versioned file."""
+    """Load the library from /etc/ld.so.preload and from LD_PRELOAD.
+
+    One has the link, and the other has the versioned file.
+    """
     copy = tmp_path / "copy.so"
     shutil.copy(tenant.built.library, copy)
     assert answers("limiter", str(copy), size=(1 << 20) + 1)["linked"] == "2"

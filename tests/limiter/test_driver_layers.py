@@ -74,7 +74,10 @@ PROGRAMS = {
 @pytest.mark.skipif(not os.environ.get("OPENFLEET_DRIVER_LAYERS"), reason="OPENFLEET_DRIVER_LAYERS names no folder")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_packages_ask_for_what_is_listed(tenant: Tenant, tmp_path: Path, layer: str) -> None:
-    """Needs the listed versions of cupy-cuda13x and numba-cuda[cu13], which pip has installed in a folder."""
+    """Needs the listed versions of cupy-cuda13x and numba-cuda[cu13].
+
+    pip must have installed both in one folder.
+    """
     package, _, version = layer.rpartition("-")
     settings = {"STUB_REQUESTS": str(tmp_path / "asked"), "PYTHONPATH": os.environ["OPENFLEET_DRIVER_LAYERS"]}
     done = subprocess.run(

@@ -119,7 +119,10 @@ def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Pat
 
 
 def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
-    """Programs that load the library through the front, through preload or through both share one quota."""
+    """Programs share one quota, however they load the library.
+
+    They load it through the front, through preload or through both.
+    """
     tenant.quota(8 * MIB)
     path = {"LD_LIBRARY_PATH": behind_the_front(tenant, preload=False)["LD_LIBRARY_PATH"]}
     with tenant.client(**path) as both, tenant.client(preload=False, **path) as front, tenant.client() as preloaded:
@@ -173,7 +176,10 @@ def found_first(folder: Path, named: dict[str, Path]) -> str:
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
 def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(tenant: Tenant) -> None:
-    """File names from nvidia-container-toolkit (00-nvcr-*.conf, 00-compat-*.conf) and from images (00-cuda-compat.conf)."""
+    """The names are those of nvidia-container-toolkit and of images.
+
+    The toolkit uses 00-nvcr-*.conf and 00-compat-*.conf, and images use 00-cuda-compat.conf.
+    """
     front, stub = tenant.built.front, tenant.built.stub
     ours = Path(vgpu_files.FRONT_CONF_INSIDE).name
     compat = tenant.root / "compat"
@@ -189,7 +195,10 @@ def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_of_a_container_finds_the_front(tenant: Tenant, preload: bool) -> None:
-    """Like docker exec or env -i: no variables of the tenant, and libcuda.so.1 is opened by its soname."""
+    """The program has no variables of the tenant, as with docker exec or env -i.
+
+    It opens libcuda.so.1 by its soname.
+    """
     tenant.quota(8 * MIB)
     hook = f"""
         mkdir /etc/ld.so.conf.d && echo 'include /etc/ld.so.conf.d/*.conf' >/etc/ld.so.conf

@@ -56,7 +56,7 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
 
 
 def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
-    """One GPU's credit is 50 ms below the allowed difference between the tenant's GPUs.
+    """One GPU has 50 ms less credit than the tenant's GPUs may differ by.
 
     The other GPU is working and waits for this one. An earlier version admitted the process only when the other GPU's
     work was late. Steps then took twice as long, and another tenant got a turn on one GPU.

@@ -70,7 +70,10 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 
 @pytest.mark.parametrize("variables", [{}, {"OPENFLEET_VGPU": "nobody"}, {"OPENFLEET_VGPU_ROOT": "/nowhere"}])
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
-    """Programs of docker exec, sshd, cron and env -i load the library through /etc/ld.so.preload."""
+    """Such programs load the library through /etc/ld.so.preload.
+
+    Examples are docker exec, sshd, cron and env -i.
+    """
     tenant.quota(8 * MIB)
     with client_in_container(tenant, **variables) as client, tenant.client() as outside:
         is_held_to(client, 8 * MIB)
@@ -123,7 +126,10 @@ def test_of_several_and_none_is_named_everything_is_refused(tenant: Tenant, othe
 
 @pytest.mark.parametrize("content", [None, "version 1\nnonsense\n"])
 def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -> None:
-    """The tenant was removed while its container runs, or its file is damaged. Memory is refused until a quota exists."""
+    """Memory is refused until a quota exists.
+
+    The tenant was removed while its container runs, or its file is damaged.
+    """
     if content is not None:
         tenant.write(content)
     with client_behind(tenant, bound(tenant), OPENFLEET_VGPU="") as client:

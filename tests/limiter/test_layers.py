@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the layers of the source: includes and calls, by compiler and linker output."""
+"""Test the layers of the source by the compiler's includes and the linker's calls."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_no_file_reaches_itself(includes: dict[str, set[str]]) -> None:
 
 
 def test_a_file_calls_its_own_layer_and_those_below(built: Built) -> None:
-    """A file with its own declaration of a function would bypass the check of includes."""
+    """A file could declare a function itself and bypass the check of includes."""
     folder = built.library.parent
     objects = [path for layer in LAYERS for path in sorted((folder / layer).glob("*.o"))]
     assert {str(path.relative_to(folder)) for path in objects} == {
@@ -137,7 +137,7 @@ def test_an_include_of_a_higher_layer_is_found(tmp_path: Path, file: str, text: 
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Covers a cycle of headers, and one of a header with another component's source file."""
+    """One cycle has only headers, and one has another component's source file."""
     texts = {
         "base/a.h": '#ifndef A\n#define A\n#include "base/b.h"\n#endif\n',
         "base/b.h": "",

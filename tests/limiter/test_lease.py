@@ -42,7 +42,7 @@ def test_one_process_of_a_tenant_has_its_lease(library, turnstile):
 
 
 def test_who_finds_another_after_taking_it_gives_it_back(library, turnstile):
-    """If two processes take the lease at the same time, each writes first and checks for the other afterwards."""
+    """If two take the lease at once, each writes first and then checks for the other."""
     t = view(turnstile)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 10 * MS) // 1000
     assert not library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)

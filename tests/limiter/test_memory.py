@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[int, tuple, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
-    """The allocation succeeds with a quota of its size, a second one fails, and so does a quota one byte smaller."""
+    """A quota of the exact size allows one allocation. A byte less allows none."""
     size, call, free = KINDS[kind]
     tenant.quota(size)
     with tenant.client() as client:
@@ -219,7 +219,10 @@ def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
 
 
 def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
-    """The handle comes from the middle of the mapping, after the first handle was released."""
+    """The address is in the middle of the mapping.
+
+    The first handle was released before.
+    """
     tenant.quota(STEP)
     with tenant.client() as client:
         handle = physical(client, STEP)
@@ -246,7 +249,10 @@ def test_pinned_memory_of_the_host_does_not_count(tenant: Tenant, call: tuple) -
 
 
 def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
-    """Like the driver, the limiter reports out of memory only after pools have released unused memory."""
+    """Out of memory is reported only after pools have released unused memory.
+
+    The driver does the same.
+    """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_POOL_GROWTH=str(32 * MIB)) as client:
         pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -337,7 +343,7 @@ def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
 
 
 def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
-    """The device comes from the allocation's properties or the stream, not from the thread's context."""
+    """The device comes from the properties or the stream, not from the context."""
     second = data(account.on_device(1))
     with pair.client(STUB_POOL_GROWTH="0") as client:
         handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
@@ -417,7 +423,7 @@ def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
 
 
 def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant) -> None:
-    """Managed memory then does not count, so RMM and cuDF can use more than the card's memory."""
+    """Managed memory does not count, so RMM and cuDF can exceed the card's memory."""
     call = ("cuMemAllocManaged", OUT, 200 * MIB, 1)
     with with_managed(tenant, "counted").client() as client:
         assert client.call(*call)[0] == OUT_OF_MEMORY
@@ -433,7 +439,7 @@ def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant)
 
 
 def test_managed_memory_of_before_is_given_back_once(tenant: Tenant) -> None:
-    """Memory that was charged when allocated is credited when freed, even if the quota's mode has changed."""
+    """Memory that was charged is credited, even if the quota's mode has changed."""
     with with_managed(tenant, "counted").client() as client:
         counted = client.ok("cuMemAllocManaged", OUT, 40 * MIB, 1)
         with_managed(tenant, "oversubscribed")

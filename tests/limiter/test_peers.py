@@ -98,7 +98,10 @@ def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
 
 
 def test_a_peer_that_is_late_is_helped(looks):
-    """The GPU hurries at once for work that only the other has received, and after a delay for the next work."""
+    """The GPU hurries at once for work that only the other has received.
+
+    For the next work, it hurries after a delay.
+    """
     assert looks(
         Look(0, own=4, peers=4, state="works"),
         Look(1, own=4, peers=5, state="late"),

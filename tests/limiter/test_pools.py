@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that memory which pools release is available to the tenant's other processes.
+"""Test that the tenant's other processes can use memory that pools release.
 
 Pools release memory when their process waits for the GPU. The memory must be available whatever that process does next.
 """
@@ -42,7 +42,10 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """Other processes used to be refused until the idle process made a call that allocates or frees, although the card was empty."""
+    """Other processes used to be refused, although the card was empty.
+
+    The refusals ended when the idle process made a call that allocates or frees.
+    """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
         call = prepared(idle, wait)

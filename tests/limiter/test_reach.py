@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check which ways to the driver the limiter covers, as the table in docs/vgpu-enforced.md says."""
+"""Check which ways to the driver are limited, by docs/vgpu-enforced.md."""
 
 from __future__ import annotations
 

@@ -122,7 +122,10 @@ def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("waiters", [0, 1])
 def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) -> None:
-    """The process was killed with the lock held: after it changed a slot but not the sum, or only the sum."""
+    """The process was killed with the lock held.
+
+    It had changed a slot but not the sum, or only the sum.
+    """
     tenant.quota(8 * MIB)
     with tenant.client() as keeper:
         keeper.alloc(MIB)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the memory and process data that programs get from the driver and from NVML.
+"""Test the memory and process data that programs get from the driver and NVML.
 
 The queries are those of nvidia-smi and similar tools.
 """
@@ -105,7 +105,7 @@ def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
 
 
 def test_no_more_is_free_than_the_card_has(tenant: Tenant) -> None:
-    """Another tenant of an oversubscribed card has used memory that the quota would still allow."""
+    """Another tenant of an oversubscribed card has used memory within this quota."""
     other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(tenant.card.memory)
     tenant.quota(tenant.card.memory)
     with tenant.client() as client, other.client() as taker:
@@ -152,7 +152,7 @@ def test_nvml_leaves_other_gpus_alone(tmp_path: Path, built: Built) -> None:
 
 
 def test_what_is_limited_elsewhere_is_shown_as_it_is(tenant: Tenant) -> None:
-    """With `memory 0`, another provider limits the tenant, and the card's own numbers are shown."""
+    """With `memory 0`, another provider sets the limit, and the card's numbers appear."""
     tenant.quota(0)
     with tenant.client() as client:
         client.alloc(MIB)
@@ -202,7 +202,9 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
 
 
 def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
-    """NVML returns host pids, which may be other processes' pids in this namespace, so they are ignored.
+    """NVML returns host pids, which can belong to other processes in this namespace.
+
+    They are therefore ignored.
 
     The size of a context is known from the other process.
     """

@@ -104,7 +104,10 @@ def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: 
 
 
 def test_every_variant_of_the_driver(tenant: Tenant) -> None:
-    """Covers each name at each version with a new variant, for both kinds of streams, and not only the requests of runtimes."""
+    """Request each name at each version with a new variant, for both kinds of streams.
+
+    Runtimes only request some of them.
+    """
     tenant.quota(1 << 30)
     with tenant.client() as limited, tenant.client(preload=False) as bare:
         driver = exported(limited, "cuInit"), exported(bare, "cuInit")
@@ -118,7 +121,7 @@ def test_every_variant_of_the_driver(tenant: Tenant) -> None:
 
 
 def test_hooks_stay_what_is_listed(tenant: Tenant) -> None:
-    """The library has all required hooks, and no hooks that are missing from the lists above."""
+    """All required hooks exist, and all hooks are in the lists above."""
     names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     assert names >= HOOKED
     assert names - HOOKED <= MAY_BE_HOOKED

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test dlsym without a driver, and with other libraries that export the same names.
+"""Test dlsym without a driver, and with libraries that export the same names.
 
 The results are the same as without the limiter.
 """
@@ -62,7 +62,10 @@ def test_with_a_driver_it_is_found_without_an_error(tenant: Tenant) -> None:
 
 
 def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> None:
-    """Functions that an old driver lacks are not found, and a lookup of existing ones leaves no dlerror."""
+    """Functions that an old driver lacks are not found.
+
+    A lookup of existing functions leaves no dlerror.
+    """
     tenant.quota(1 << 20)
     source = tmp_path / "old.c"
     source.write_text("int cuInit(unsigned f) { return (int)f; }\nint cuMemAlloc_v2(void) { return 77; }\n")
@@ -97,7 +100,7 @@ def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Pa
 
 
 def test_the_drivers_answer_stays_as_it_is(tenant: Tenant) -> None:
-    """Errors and the status of cuGetProcAddress are the driver's, even if arguments are missing."""
+    """Errors and the status are the driver's, even if arguments are missing."""
     tenant.quota(1 << 20)
     name = data(b"cuMemAlloc\0")
     calls = [
@@ -133,7 +136,10 @@ def test_cugetprocaddress_finds_itself(tenant: Tenant, entry: str) -> None:
 
 
 def test_each_hook_has_a_declaration_of_its_own() -> None:
-    """A macro in CUDA's headers may rename a function to another version, so its hook would have the wrong type."""
+    """A macro in CUDA's headers may rename a function to another version.
+
+    Its hook would then have the wrong type.
+    """
     declared = (SOURCE / "base/cuda_abi.h").read_text()
     for line in (SOURCE / "driver/hooks.h").read_text().splitlines():
         if line.startswith(("HOOK(", "HOOK_NVML(", "CALLED(", "CALLED_NVML(")):

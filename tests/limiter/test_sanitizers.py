@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the library and its clients under sanitizers, and many threads with and without them.
+"""Run the library and its clients under sanitizers, and many threads.
 
 The driver stub, loader.c and resolve.c are built without sanitizers, because the sanitizers look up their own functions
 through them.

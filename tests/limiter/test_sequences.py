@@ -43,7 +43,10 @@ sizes = st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st.sampled_fro
 
 
 class Sequences(RuleBasedStateMachine):
-    """Each process uses thread 1 for the first GPU, thread 2 for the second, and thread 3 for other contexts."""
+    """Each process uses threads 1 and 2 for the two GPUs.
+
+    Thread 3 is for other contexts.
+    """
 
     built: Built
     preload = True

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test shares of the stub GPU in simulated time, independent of the machine's speed.
+"""Test shares of the stub GPU in simulated time.
+
+The results do not depend on the machine's speed.
 
 The stub GPU counts the work that it did for each process. The limiter only sees events.
 """
@@ -150,7 +152,10 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     ],
 )
 def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
-    """Driver calls cost host time: at most two per launch, if this many launches fit into half a millisecond."""
+    """Driver calls cost host time, so there are at most two per launch.
+
+    This applies if as many launches fit into half a millisecond.
+    """
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
     # The machine decides the order of launches from several threads.
@@ -170,7 +175,7 @@ def test_launches_in_per_thread_streams_are_sampled(world, threads):
 @pytest.mark.parametrize("often", [400, 5000])
 @pytest.mark.parametrize(("short", "long"), [(10000, 100000), (10000, 1000000), (100000, 2000000)])
 def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
-    """Launches are charged the known length until a timed launch shows that the length has changed."""
+    """Launches are charged the known length until a timed launch shows a change."""
     share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
     assert share == pytest.approx(40, abs=POINTS)
 
@@ -186,7 +191,7 @@ def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
 
 
 def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
-    """An event between two launches prevents the second from starting before the first has ended."""
+    """An event between two launches makes the second wait for the end of the first."""
     worker = world.worker(world.tenant(50), "--kernel 10000 --form dependent --streams 1 --seconds 2")
     world.run()
     assert worker.share() == pytest.approx(50, abs=POINTS)
@@ -258,7 +263,7 @@ def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
 
 @pytest.mark.parametrize("launches", [1, 7])
 def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
-    """The known lengths of kernels are lost with their context, but the work is charged before that."""
+    """Known kernel lengths are lost with their context, but not the charged time."""
     options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 
@@ -279,13 +284,16 @@ def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
-    """The kernel takes 2 ms, which is also the library's estimate for an unknown kernel."""
+    """The kernel takes 2 ms, which is also the estimate for an unknown kernel."""
     share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
     assert share == pytest.approx(30, abs=POINTS)
 
 
 def test_a_killed_holder_does_not_stop_others(world):
-    """The first tenant is killed just after it launched 400 ms of work, for which it has a longer lease."""
+    """The first tenant launches 400 ms of work and is killed.
+
+    Its lease is longer than that.
+    """
     first = world.tenant(50, "tenant-a", 0)
     world.worker(first, "--kernel 400000000 --sync 1 --die-after 3 --seconds 60", ends_with=-signal.SIGKILL)
     other = world.worker(world.tenant(50, "tenant-b", 1), "--kernel 1000000 --report 0.01 --seconds 8")
@@ -307,7 +315,7 @@ def test_a_tenants_seat_is_empty_again_for_the_next(world):
 
 
 def test_kernels_that_wait_for_later_ones_do_not_hang(world):
-    """The first of two kernels ends only when the second is launched in another stream.
+    """The first of two kernels ends when the second is launched in another stream.
 
     If the second launch were delayed until the first kernel ends, neither would ever run. The waiting time counts as
     busy and delays others, so no tenant gets its full share, but all make progress.
@@ -321,7 +329,7 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """A waiter that polls every tenth of a millisecond would wake thousands of times a second."""
+    """Polling every tenth of a millisecond would wake a thread thousands of times."""
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy="contended") for seat in range(2)]
     workers = [world.worker(tenant, "--kernel 2000000 --seconds 5") for tenant in tenants]
     world.run()

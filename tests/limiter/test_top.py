@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test vgpu-top with running, killed, new and removed tenants, and with invalid files."""
+"""Test vgpu-top with running, killed, new and removed tenants, and invalid files."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ F_OFD_SETLK = 37  # fcntl.h; in Python since 3.9. Opening and closing the file e
 
 
 def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: Tenant) -> None:
-    """CUPTI callbacks run in the thread of the call, even if the limiter made the call while holding a lock."""
+    """CUPTI callbacks run in the thread of the call.
+
+    The limiter may have made the call while holding a lock.
+    """
     tenant.quota(64 * MIB)
     program = tenant.built.program("callbacks", "-Wno-strict-prototypes")
     environment = tenant.environment(STUB_POOL_GROWTH=str(2 * MIB))
@@ -90,7 +93,7 @@ def asked(tenant: Tenant) -> int:
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """There is one kernel call per process that holds memory on the GPU, and none for other processes."""
+    """Each process that holds memory costs one kernel call, and others cost none."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)

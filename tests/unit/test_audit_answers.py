@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Untrusted results of hosts about their GPUs: accepted, dropped and refused values."""
+"""Untrusted results of hosts: accepted, dropped and refused values."""
 
 from __future__ import annotations
 

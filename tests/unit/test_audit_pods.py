@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that hold GPUs: which are read, how the API's answer is used, and missing clusters."""
+"""Pods that hold GPUs: queried clusters, used answers, and missing clusters."""
 
 from __future__ import annotations
 

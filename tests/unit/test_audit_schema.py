@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/audit.schema.json matches the reports, names every key, and allows later keys."""
+"""docs/audit.schema.json matches reports, names every key and allows new keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpu(uuid, **more):
 
 @pytest.fixture
 def audit():
-    """Return an audit of a host with every value that needs history, none of them null."""
+    """Return an audit that has every value of the schema, and no null."""
     hosts = {"a": HostState([gpu("GPU-1")])}
     made = make(Order(3600.0, hosts=hosts, hosts_asked=["a"], prices=[Price("H100*", 2.5)], currency="EUR"), NOW)
     stat = model.Stat(3600.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.15)

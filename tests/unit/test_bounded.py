@@ -73,7 +73,7 @@ def test_no_child_is_left():
 
 
 def test_child_inherits_no_descriptors(tmp_path):
-    """A child that cannot be killed must not hold a lock or a pipe that the controller reads."""
+    """A child that cannot be killed must not hold a lock or the controller's pipe."""
     with (tmp_path / "lock").open("w"):
         opened = bounded(
             lambda: " ".join(map(os.readlink, map("/proc/self/fd/{}".format, (0, 1, 2)))), "here", LONG, 1000

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages of an APT repository for a bundle: versions, dependencies, alternatives."""
+"""APT packages for a bundle: versions, dependencies and alternatives."""
 
 from __future__ import annotations
 

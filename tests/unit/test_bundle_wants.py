@@ -228,7 +228,7 @@ def test_one_folder_has_one_origin():
 
 
 def test_request_is_that_of_a_bare_host():
-    """The request includes packages that are unnecessary on hosts with headers or a driver."""
+    """Hosts with headers or a driver need fewer packages than a bare host."""
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Platform
 
     ask = driver_ask(host(), "580", Platform("ubuntu-24.04"), DISTRIBUTIONS["ubuntu-24.04"])

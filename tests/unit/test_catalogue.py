@@ -129,7 +129,10 @@ SEVEN_SLICES = (("1g", 1, 7), ("1g", 1, 1), ("1g", 2, 4), ("2g", 2, 3), ("3g", 4
     ],
 )
 def test_models_with_seven_slices_have_the_profiles_of_nvidias_lists(device_id, key, sizes):
-    """Sources: config-default.yaml of NVIDIA/mig-parted (B300, GB300) and the vGPU documentation (H20 SXM5 141GB)."""
+    """Sources: NVIDIA/mig-parted's config-default.yaml, and the vGPU documentation.
+
+    The former has B300 and GB300, and the latter H20 SXM5 141GB.
+    """
     model = MODELS[key]
     assert [board.pci_device_id for board in model.boards] == [device_id]
     expected = [(f"{slices}.{size}", units, count) for (slices, units, count), size in zip(SEVEN_SLICES, sizes)]

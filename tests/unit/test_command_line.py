@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secrets in command lines are hidden if a name, program or prefix identifies them."""
+"""Secrets in command lines are hidden.
+
+A name, a program or a prefix identifies them.
+"""
 
 from __future__ import annotations
 

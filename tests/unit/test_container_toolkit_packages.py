@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The toolkit's repository and packages: files, DNF commands, and queries to a host."""
+"""The toolkit's repository and packages: files, DNF commands and host queries."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_dnf_downgrades_with_its_own_command(tmp_path):
 
 
 def test_package_in_two_versions_is_broken(tmp_path):
-    """rpm lists both versions after a killed transaction, because it removes the old one last."""
+    """After a killed transaction, rpm lists both versions.
+
+    It removes the old version last.
+    """
     whole, torn = rules.PACKAGES[:2]
     listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))
     packages = Dnf(Machine(rpm=(0, listed, "")), str(tmp_path / "none")).packages()

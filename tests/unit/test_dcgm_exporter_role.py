@@ -78,7 +78,10 @@ def test_counters_file_is_valid_for_dcgm_exporter():
 
 
 def test_counters_file_has_fields_that_shipped_ones_lack():
-    """NVIDIA's files have SM_ACTIVE and SM_OCCUPANCY only in comments, and no field for total memory."""
+    """NVIDIA's files have no field for total memory.
+
+    They have SM_ACTIVE and SM_OCCUPANCY only in comments.
+    """
     names = {row[0] for row in counters()}
     wanted = ["SM_ACTIVE", "SM_OCCUPANCY", "DRAM_ACTIVE", "PIPE_TENSOR_ACTIVE", "GR_ENGINE_ACTIVE"]
     assert {"DCGM_FI_PROF_" + name for name in wanted} <= names

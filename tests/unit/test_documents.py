@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links of documents have targets, every page is listed, and make has the named targets."""
+"""Links have targets, every page is listed, and mentioned make targets exist."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_red_hats_variants_have_their_own_packages(distribution, kernel, build, 
 
 
 def test_host_without_the_kernel_meta_package_gets_it():
-    """Headers were installed for the current kernel only, and those of the next kernel would be missing."""
+    """Without the meta package, headers of the next kernel would be missing."""
     entry = DISTRIBUTIONS["debian-12"]
     names = [*HEADLESS, "linux-image-amd64"]
     for more, version in (([], ""), (["linux-headers-amd64"], "580.95.05")):

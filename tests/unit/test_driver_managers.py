@@ -246,7 +246,10 @@ def test_dnf_handles_empty_and_unreadable_histories():
 
 
 def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path):
-    """If the key fails before any package changed, a rollback must not undo the administrator's last transaction."""
+    """No package has changed yet, so there is nothing to roll back.
+
+    A rollback would undo the administrator's last transaction.
+    """
     said, seen = History("the administrator's"), host("el-9")
     steps = (Step("key", "write the key"), Step("packages", "install", ("a", "", "1")))
     made = Plan("580.105.08", steps, transaction=Transaction("580.105.08", (("a", "", "1"),), (), ("a-1",)))
@@ -268,7 +271,10 @@ def test_dnf_gets_the_versionlock_plugin_if_missing():
 
 
 def test_locks_of_dnf():
-    """Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
+    """The guide's page on version locking has these locks.
+
+    Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html
+    """
     text = "# Added lock\nkmod-nvidia-open-dkms-3:575.51-1.fc41.*\n\n!nvidia-settings-3:575.51-1.fc41.*\nnvlsm-0:2025.06-1.*\n"
     assert locked(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
 

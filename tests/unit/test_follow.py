@@ -116,7 +116,7 @@ def test_boot_waits_for_nothing_and_leaves_refreshed_files():
 
 
 class Toolkit:
-    """A host below a folder: its CDI directories, and the nvidia-ctk replacement on PATH."""
+    """A host below a folder, with CDI directories and nvidia-ctk's replacement."""
 
     def __init__(self, root: Path, monkeypatch) -> None:
         self.root, self.etc, self.run = root, root / "etc/cdi", root / "var/run/cdi"

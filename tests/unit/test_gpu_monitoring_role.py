@@ -35,7 +35,7 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
 
 
 def test_exporter_defaults_are_equal_here():
-    """Scraping only knows the inventory of GPU hosts, so it repeats the exporter's defaults."""
+    """Scraping only reads the inventory of GPU hosts, and repeats these defaults."""
     exporter = defaults(ROLES / "dcgm_exporter")
     assert exporter["dcgm_exporter_state"] == "present"
     assert exporter["dcgm_exporter_listen_address"] == scraping.ADDRESS

@@ -371,7 +371,7 @@ def judged(reading):
 
 
 def test_unfilled_field_is_no_value():
-    """An H200 with driver 580 returns success for these fields and leaves zeros in them."""
+    """On an H200, driver 580 returns success for these fields and leaves zeros."""
     reading = whole_reading()
     call = "nvmlDeviceGetFieldValues"
     for of in ("power min limit", "module power default limit"):
@@ -565,7 +565,7 @@ def test_reading_has_limited_gpus_with_distinct_indices(change):
 
 @pytest.mark.parametrize("place", ["gpus", "mig_devices"])
 def test_nvidia_smi_reading_has_limited_gpus(place):
-    """The number of GPUs is limited because each serial number is searched in all texts."""
+    """Each serial number is searched in all texts, so the number of GPUs is limited."""
     reading = whole_reading()
     (gpu,) = reading["nvidia_smi"]["gpus"]
     rows = {"gpus": dict(gpu, serial=None), "mig_devices": ["0", "0"]}

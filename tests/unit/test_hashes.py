@@ -162,7 +162,10 @@ def test_controllers_file_is_verified_by_hash(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("entry", ["main", "plan"])
 def test_role_verifies_pynvml_first(entry):
-    """The check is the first task, also in plan.yml, which site.yml runs before any change."""
+    """The check comes before all other tasks.
+
+    site.yml runs plan.yml before any change.
+    """
     tasks = yaml.safe_load((ROOT / "roles/gpu_layout/tasks" / f"{entry}.yml").read_text())
     # A host's facts could otherwise override the file and the hash.
     assert tasks[0]["ansible.builtin.include_tasks"].endswith("/playbooks/tasks/facts.yml")

@@ -279,7 +279,10 @@ def test_unreadable_processes_count_as_holders(dev):
 
 
 def test_without_nodes_none_is_open(empty_dev):
-    """Simulated GPUs have no kernel driver, so no open file can be a GPU, not even an unreadable one."""
+    """Simulated GPUs have no kernel driver, so no open file can be a GPU.
+
+    This includes files that cannot be read.
+    """
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")
     assert as_nobody(find_holders, host(gpu(0)), "/proc", str(empty_dev), no_tools) == ()

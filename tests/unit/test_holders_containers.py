@@ -133,7 +133,10 @@ POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice
 )
 @pytest.mark.parametrize("opened", [(), ("nvidia0",)], ids=["given", "open"])
 def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watches, opened):
-    """Root in a container without a user namespace has the host's user ID and can choose file names."""
+    """Root in a container may have the host's user ID, and can choose file names.
+
+    The user ID is the same without a user namespace.
+    """
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)
     assert {holder.watches for holder in found} == {watches}

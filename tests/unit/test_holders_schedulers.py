@@ -471,7 +471,10 @@ def test_unreadable_id_of_a_gpu_resource_blocks_every_gpu(pods, shared, resource
 
 
 def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
-    """The schedulers of HAMi and Volcano choose the GPU, and the kubelet any free ID of the resource."""
+    """The plugin's answer names the GPU, and the ID in the checkpoint does not.
+
+    The schedulers of HAMi and Volcano choose the GPU, and the kubelet any free ID of the resource.
+    """
     value = b"NVIDIA_VISIBLE_DEVICES\x12\x28" + B.encode()
     answer = base64.b64encode(b"\x0a" + bytes([len(value) + 2]) + b"\x0a\x16" + value + b"\x12\x00").decode()
     (holder,) = pods(shared, dict(entry({"0": [A + "-3"]}, "volcano.sh/vgpu-number"), AllocResp=answer))
@@ -490,7 +493,10 @@ def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
     ],
 )
 def test_devices_of_virtual_machines_are_found_in_sys(tmp_path, shared, device, place):
-    """A mediated device is below its GPU, a virtual function links to it, and an IOMMU group lists its devices."""
+    """Three kinds of devices are passed to virtual machines.
+
+    A mediated device is below its GPU, a virtual function links to it, and an IOMMU group lists its devices.
+    """
     sys = tmp_path / "sys"
     card = sys / "devices/pci0000:3a/0000:3b:00.0"
     mediated = card / "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"

@@ -187,7 +187,10 @@ def test_process_without_a_unit_counts_alone(machine, run):
 
 
 def test_ipv6_socket_has_ipv4_clients(machine, run):
-    """Both ends of a connection within the unit are found, although the kernel lists them in two tables."""
+    """The kernel lists the two ends of such a connection in two tables.
+
+    Both ends are in the unit, so it is not a client's connection.
+    """
     front, worker = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     try:
         port = front("listen", "::", 0)

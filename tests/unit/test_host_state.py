@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for a lab host fails with its failed units and missing inotify instances.
+"""Waiting for a lab host fails with its failed units or missing inotify instances.
 
 Low limits for root's inotify instances are raised.
 """

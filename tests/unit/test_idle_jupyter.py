@@ -174,7 +174,10 @@ def unit(tmp_path, monkeypatch):
 
 
 def test_server_itself_continues(server, unit):
-    """The server continues even if its GPU is in use, because another kernel may be using it."""
+    """The server continues even if its GPU is busy.
+
+    Another kernel may be using the GPU.
+    """
     server.kernels = [kernel(1)]
     access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
     item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}

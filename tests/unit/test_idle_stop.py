@@ -113,7 +113,10 @@ def test_uncertain_units_are_spared(item, seen, holders, why):
 
 @pytest.mark.parametrize("elsewhere", ["GPU-0", "GPU-1"])
 def test_bare_handle_does_not_spare_a_unit(elsewhere):
-    """Another user's process in the service has a GPU's node open for a minute, without a CUDA context."""
+    """A bare handle is an open device node without a CUDA context.
+
+    Here another user's process in the service opened the node a minute ago.
+    """
     old = held(pid=6, started_seconds=0.0)
     bare = held(gpu=elsewhere, kind="device_handle", pid=7, started_seconds=time.time() - 60)
     for mine in ([old, bare], [bare, old]):

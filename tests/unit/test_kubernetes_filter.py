@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter kubernetes_mapping: its input, its result, and the examples of docs/kubernetes-mapping.md."""
+"""The filter kubernetes_mapping: input and result.
+
+The examples of docs/kubernetes-mapping.md are checked too.
+"""
 
 from __future__ import annotations
 

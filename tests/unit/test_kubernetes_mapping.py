@@ -114,7 +114,10 @@ def test_whole_gpu_with_each_backend(entry, by_device_plugin, by_dra, by_hami, b
 
 
 def test_each_sharing_is_in_the_table_of_backends():
-    """Otherwise, the device plugin and DRA would offer unknown kinds as an unshared GPU."""
+    """A kind that is missing in a backend's table would be offered as an unshared GPU.
+
+    This applies to the device plugin and DRA.
+    """
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
 

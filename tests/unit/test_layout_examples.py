@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts in documents and inventories are valid for the parser, the schema and the models."""
+"""Layouts in documents and inventories suit the parser, the schema and the models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_example_fits_on_its_gpus():
 
 
 def variables():
-    """Yield every variable that roles (argument_specs) or site.yml read from the inventory."""
+    """Yield every inventory variable of roles (argument_specs) and site.yml."""
     for path in sorted(REPOSITORY.glob("roles/*/meta/argument_specs.yml")):
         for entry_point in yaml_files.read(path)["argument_specs"].values():
             yield from entry_point.get("options", {})

@@ -81,7 +81,7 @@ def sources(value: Any, bare: bool = False) -> Iterator[str]:
 
 
 def is_layout(node: nodes.Node) -> bool:
-    """Return whether the node is the variable gpu_layout of this host or of another one."""
+    """Return whether the node is the variable gpu_layout of any host."""
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "gpu_layout"
     return getattr(

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of nvidia-mig-parted as layouts, with reports on unsupported parts."""
+"""Layouts from nvidia-mig-parted configurations, and reports on unsupported parts."""
 
 from __future__ import annotations
 

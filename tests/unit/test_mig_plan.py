@@ -44,7 +44,7 @@ def whole(gpu, sharing="shared"):
 
 @st.composite
 def situations(draw):
-    """Generate (GPU in a valid state, profile names that fit an empty GPU of its model)."""
+    """Generate (GPU in a valid state, profiles that fit an empty GPU of its model)."""
     gpu = gpu_of(draw(st.sampled_from(MIG_MODELS)))
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
 

@@ -68,7 +68,7 @@ SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS
 
 
 def documented_options(module):
-    """Return a module's documented options, including those of the collection's fragments."""
+    """Return a module's documented options and those of its documentation fragments."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
     for name in documentation.get("extends_documentation_fragment", []):
@@ -129,7 +129,7 @@ def test_the_layouts_of_the_examples_are_valid(module):
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
 def test_modules_document_the_parts_of_errors(path):
-    """Modules that use module_utils/runner.py document their return keys for failures through a fragment."""
+    """Modules that use module_utils/runner.py document their errors by a fragment."""
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
 

@@ -106,7 +106,7 @@ def test_missing_daemon():
 
 
 def answering_each(*answers):
-    """Return a control whose tool gives these replies in order, and the commands it got."""
+    """Return a control with these replies, and the list of its commands."""
     left, asked = list(answers), []
 
     def run(command, input="", **_options):

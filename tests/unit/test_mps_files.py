@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of MPS daemons. molecule/sharing tests them with systemd, Podman and the daemon."""
+"""The files of MPS daemons.
+
+molecule/sharing tests them with systemd, Podman and the real daemon.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_memory_limits_follow_the_order_of_devices():
 
 
 def test_cdi_specification_is_valid():
-    """Rules from SPEC.md of the Container Device Interface: keys, names, mounts and variables."""
+    """The rules are from SPEC.md of the Container Device Interface.
+
+    They cover keys, names, mounts and variables.
+    """
     spec = json.loads(mps_files.files(INSIDE, MIG)["etc/cdi/openfleet-mps-small-gpu0-4.json"])
     assert set(spec) == {"cdiVersion", "kind", "devices"}
     assert re.fullmatch(r"0\.[3-9]\.[0-9]", spec["cdiVersion"])
@@ -182,7 +188,10 @@ def run_as_systemd_does(line: str, root: Path) -> None:
 
 
 def test_device_nodes_of_every_gpu_and_mig_device_are_created(driver):
-    """Sources: nvidia-modprobe(1), and the MIG user guide (Device Nodes and Capabilities) for /proc."""
+    """The calls follow nvidia-modprobe(1), and /proc follows the MIG user guide.
+
+    The section is "Device Nodes and Capabilities".
+    """
     unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
     (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
     run_as_systemd_does(line, driver)

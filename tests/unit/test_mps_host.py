@@ -89,7 +89,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
 
 
 def test_late_boot_is_awaited(host, mps):
-    """Another unit may delay the boot for long, but the daemon only waits for the boot unit."""
+    """The daemon only waits for the boot unit, even if another unit delays the boot."""
     host.state = "starting"
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "restart -- " + UNIT
@@ -144,7 +144,7 @@ def test_unresponsive_server_is_named_and_blocks_no_other(host, mps, monkeypatch
 
 
 def test_server_with_an_old_limit_is_detected_and_repaired(host, mps):
-    """A run that was interrupted between changing the daemon and its servers leaves such a server."""
+    """A run interrupted between the daemon and its servers leaves such a server."""
     mps.start(DAEMON, DEVICES)
     host.servers = {
         41: {"percentage": 25.0, "limits": {}, "clients": []},
@@ -393,7 +393,10 @@ def test_pipe_directory_of_a_running_daemon_is_limited_after_the_next_boot(host,
 
 
 def test_restarted_daemon_gets_a_new_pipe_directory(host, mps):
-    """A container that mounted the old directory can still write to it. systemd does not mount over a folder with files."""
+    """A container that mounted the old directory can still write to it.
+
+    systemd does not mount over a folder with files.
+    """
     mps.start(DAEMON, DEVICES)
     (host.root / PIPES).mkdir(parents=True)
     (host.root / PIPES / "control").touch()

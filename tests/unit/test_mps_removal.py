@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host with an unresponsive driver, and daemons in module results."""
+"""MPS daemons without a working driver, and daemons in module results."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def trees():
 
 
 def renames(node: ast.AST) -> bool:
-    """Return whether a call renames a file: os.rename, os.replace or their Path methods.
+    """Return whether a call renames a file, through os or pathlib.
 
     Path.replace takes one argument, unlike str.replace.
     """

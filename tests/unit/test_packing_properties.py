@@ -96,7 +96,10 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
 
 @st.composite
 def small_groups(draw):
-    """Generate workloads with affinity, anti-affinity and hosts for three A100 on two hosts."""
+    """Generate workloads with affinity, anti-affinity and hosts.
+
+    They are for three A100 on two hosts.
+    """
     profiles = st.sampled_from(["1g.5gb+me", "2g.10gb", "3g.20gb", "4g.20gb"])
     return tuple(
         Workload(

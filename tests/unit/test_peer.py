@@ -122,7 +122,10 @@ def test_only_the_owner_of_this_connection_counts(processes):
 
 
 def test_unaccepted_connection_is_awaited(processes, monkeypatch):
-    """Before the server accepts, the kernel knows no owner: the socket has inode 0 and user ID 0."""
+    """Before the server accepts, the kernel knows no owner.
+
+    The socket has inode 0 and user ID 0.
+    """
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
         with pytest.raises(peer.PeerError, match="nothing accepts the connection"):
@@ -143,7 +146,7 @@ def test_unaccepted_connection_is_awaited(processes, monkeypatch):
 
 
 def test_connection_to_itself_is_refused(processes):
-    """If no server listens, a client may get the server's port as its own and connect to itself."""
+    """Without a listener, a client may get the server's port and connect to itself."""
     processes.add(os.getpid(), FOREIGN)
     with socket.socket() as client:
         client.bind(("127.0.0.1", 0))
@@ -298,7 +301,7 @@ def test_published_port_with_dockers_proxy_is_accepted(processes, engines, cgrou
 
 
 def test_translated_port_ends_in_the_container(processes, engines, accepted, monkeypatch):
-    """The other end is in the container's table, which shows the same client port only."""
+    """The container's table has the other end, with the same client port only."""
     engines("podman notebook", ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
     owner = ContainerOwner("podman", "notebook")
@@ -334,7 +337,7 @@ def test_translated_connection_is_recognized_by_the_clients_port(address, port, 
 
 
 def test_host_can_be_a_container(processes, accepted):
-    """Lab hosts are containers, so the container of the test's own process must not matter."""
+    """Lab hosts are containers, so the test's own container must not matter."""
     (processes.folder / "self/cgroup").write_text("0::/machine.slice/libpod-%s.scope/init.scope\n" % ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/system.slice/%s" % (ID, UNIT))
     peer.check(accepted, UnitOwner(UNIT))

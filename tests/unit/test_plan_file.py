@@ -100,7 +100,10 @@ def test_applied_plan_has_no_steps_left(situation):
 
 
 def test_saved_placement_is_kept_if_the_planner_could_choose():
-    """The restored target pins every instance, so the result is compared with the saved plan."""
+    """The restored target pins every instance.
+
+    The result is therefore compared with the saved plan.
+    """
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
     back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Root's code reads unbounded or blocking process files only with documented limits.
+"""Root's reads of unbounded or blocking process files have documented limits.
 
 The syntax tree is searched for texts that name such a file of /proc/PID. A new read fails this test until the table
 lists it with its limit.

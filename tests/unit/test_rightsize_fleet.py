@@ -350,7 +350,7 @@ def test_spared_holders_have_a_reason(found, more, why):
 
 @pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
 def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
-    """A shorter grace time set by the site must not count time before the holder started as idle."""
+    """A short grace time must not count time before the holder started as idle."""
     for age, spared in (
         (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
@@ -381,7 +381,10 @@ def bare(name, uuid, **more):
 
 
 def test_bare_handle_does_not_spare_a_unit():
-    """Another user's process in the service has a GPU's node open for a minute, without a CUDA context."""
+    """A bare handle is an open device node without a CUDA context.
+
+    Here another user's process in the service opened the node a minute ago.
+    """
     young = NOW - 60
     first = gpu("a", 0, H100, "hub.service")
     first["holders"] += [bare("hub.service", "GPU-a-0", started_seconds=young), bare(None, "GPU-a-0")]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of fleets: changes within limits, and workloads that share by turns."""
+"""Right-sizing of fleets: changes within limits, and workloads that take turns."""
 
 from __future__ import annotations
 

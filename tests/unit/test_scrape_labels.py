@@ -89,7 +89,7 @@ def test_labels_of_the_site_are_allowed(name):
 
 @pytest.mark.parametrize("name", RULES_LABELS)
 def test_label_of_the_rules_is_refused_with_its_place(name):
-    """The label would change series that use it, or keep two sides of a rule from matching."""
+    """The label would change series, or keep two sides of a rule from matching."""
     host = {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1"}}
     plan = scrape_plan(["a"], {"a": host}, extra=[{"targets": ["npu-01:8082"], "labels": {name: "1"}}])
     mine = "a: gpu_monitoring_labels has the label %s, which " % name

@@ -138,7 +138,7 @@ def test_more_days_never_raise_the_margin(one, other):
 @few
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]))
 def test_repeated_days_lower_the_need(seed, times):
-    """The number of repeats is even, so that both halves are equal and no trend appears."""
+    """With an even number of repeats, both halves are equal and no trend appears."""
     once = random_fleet(seed, 3, 1)
     again = Fleet.of(
         once.names,

@@ -86,7 +86,10 @@ def test_small_quiet_workloads_share():
 
 
 def test_only_non_coinciding_peaks_share():
-    """Two workloads run by day and two by night, each with 80 % of a GPU, for two weeks."""
+    """Two workloads run by day and two by night, each with 80 % of a GPU.
+
+    The history has two weeks.
+    """
     day, night = hours(14, (8, 18)), hours(14, (20, 24), (0, 6))
     found = fleet([day, day, night, night], [np.full(14 * DAY, 10.0)] * 4)
     policy = Policy(saturated_ratio=0.02)
@@ -122,7 +125,10 @@ def test_memory_peaks_are_expected_to_coincide():
 
 
 def test_two_maxima_always_fit_at_once():
-    """Single samples of 40 GiB in a month rarely coincide, but there must be room for both."""
+    """There must be room for all peaks at once.
+
+    Here, single samples of 40 GiB in a month rarely coincide.
+    """
     memory = [np.full(30 * DAY, 20.0) for _ in range(3)]
     for i, row in enumerate(memory):
         row[5000 + 1000 * i] = 40

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks of real processes: shared descriptor tables, equal files, and ended processes."""
+"""Threads of real processes: shared descriptors, equal files, ended processes."""
 
 from __future__ import annotations
 

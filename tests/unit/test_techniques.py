@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Techniques stay in their folders, and packages of module_utils have no cyclic imports."""
+"""Techniques stay in their folders, and packages have no cyclic imports."""
 
 from __future__ import annotations
 

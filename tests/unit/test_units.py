@@ -111,7 +111,7 @@ def test_limits_of_every_unit_are_documented():
 
 @pytest.mark.parametrize(("name", "special"), ALL)
 def test_units_have_the_documented_limits(name, special):
-    """Users and libraries depend on the limits, so a change must also change the table."""
+    """Users and libraries depend on the limits, so the table must match."""
     text = rendered(name, special)
     capabilities, calls, most = bounds()[name, special]
     wanted = {"none": [""], "all": []}.get(capabilities, [capabilities])
@@ -139,7 +139,10 @@ def ordering(text: str, name: str) -> set[str]:
 
 
 def test_only_gpu_clients_wait_for_the_layout_at_boot():
-    """A hanging driver must not lock out administrators: targets, and with them SSH, logins and the network, do not wait."""
+    """A hanging driver must not lock out administrators.
+
+    Targets do not wait, and neither do SSH, logins and the network.
+    """
     text = rendered("gpu-layout.service", "")
     before = ordering(text, "Before")
     assert before >= CLIENTS
@@ -169,7 +172,10 @@ def test_stopping_a_unit_does_not_wait_for_the_driver():
     [("gpu-layout.service", ""), ("gpu-layout-metrics.service", ""), ("dcgm-exporter.service", "embedded")],
 )
 def test_units_can_access_the_state_of_simulated_gpus(name, special):
-    """The inventory may not mark the host as simulated, because a playbook or a person may have set it up."""
+    """Any host may have simulated GPUs, even if the inventory does not mark it.
+
+    A playbook or a person may have set them up.
+    """
     paths = re.findall(r"^ReadWritePaths=(.*)$", rendered(name, special), re.MULTILINE)
     assert "-/var/lib/gpusim" in " ".join(paths).split()
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the inventory's variable names, for every variable, and their use in playbooks."""
+"""Check the inventory's variable names, and the use of the check in playbooks."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_name_used_by_another_variable_is_the_inventorys_own(value):
 
 
 def names_of_other_collections():
-    """Return the role variables of collections that are installed with Ansible, by role."""
+    """Return role variables of the collections installed with Ansible, by role."""
     folder = Path(sysconfig.get_path("purelib")) / "ansible_collections"
     names = {}
     for path in [

@@ -63,7 +63,7 @@ def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 
     ],
 )
 def test_process_counts_only_for_a_tenant_that_it_may_use(tmp_path, group, ids, counts):
-    """Otherwise, any user of the host could use up a tenant's quota by setting a variable."""
+    """Otherwise, any host user could set a variable and use up a tenant's quota."""
     process(tmp_path / "proc", 7, **ids)
     found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
     assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
@@ -128,7 +128,7 @@ def test_slot_of_other_processes_is_unused(tmp_path, report):
 
 
 def test_dead_processes_are_skipped(tmp_path, report):
-    """Otherwise, the agent would call NVML every second on an unused host, which wakes its GPUs."""
+    """Otherwise, the agent would call NVML every second and wake unused GPUs."""
     path = tmp_path / region_path("a")
     data = bytearray(vgpu_files.REGION_BYTES)
     struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)

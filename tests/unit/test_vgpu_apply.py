@@ -123,7 +123,7 @@ def counting(monkeypatch):
 
 @pytest.fixture(name="make")
 def maker(tmp_path, monkeypatch):
-    """Return a function that makes a new host with BEFORE, and returns it and its root."""
+    """Return a function that makes a host with BEFORE, and returns it and its root."""
     # The tests write thousands of files that need not survive a power loss.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     numbers = iter(range(1000))

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants. tests/limiter and molecule/vgpu test them with the library, systemd and Podman."""
+"""The files of tenants.
+
+tests/limiter and molecule/vgpu test them with the library, systemd and Podman.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def test_quota_is_readable_for_the_library():
 
 
 def test_managed_oversubscription_is_a_line_of_the_quota():
-    """Without the option, the quota has no such line, so older libraries report no error."""
+    """Without the option there is no line, so older libraries report no error."""
     beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
@@ -109,7 +112,7 @@ def test_spec_of_a_tenant_with_one_name_is_compatible():
 
 
 def test_library_enforces_the_slices_limits():
-    """A container is not in the slice by default, so the library must enforce the limits."""
+    """A container is outside the slice by default, so the library enforces the limits."""
     bound = dataclasses.replace(PAIR, provider="dmem")
     assert of(bound, "quota") == of(PAIR, "quota")
     # A dash in its name would make the slice a child of another tenant's slice.
@@ -208,7 +211,7 @@ def test_files_in_run_are_restored_at_boot():
 
 
 def test_tenant_with_a_group_shares_its_region_only_with_it():
-    """The GPU's turnstile stays writable for all users, because tenants of other groups share it."""
+    """All users can write to the GPU's turnstile, because all tenants share it."""
     tenant = dataclasses.replace(ONE, group="researchers")
     lines = vgpu_files.tmpfiles([tenant]).splitlines()
     assert "f /%s 0660 root researchers -" % vgpu_files.region_path(ONE.name) in lines

@@ -354,7 +354,10 @@ def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_pa
 
 
 def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeypatch):
-    """The scan holds the host's lock, which thousands of processes with very many mounts must not block."""
+    """The scan holds the host's lock, so its time is limited.
+
+    Tenants may have thousands of processes with very many mounts.
+    """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0])
@@ -426,7 +429,7 @@ SLICE = "sys/fs/cgroup/openfleet.slice/openfleet-vgpu.slice/openfleet-vgpu-a.sli
 
 @pytest.fixture(name="kernel")
 def with_dmem(tmp_path):
-    """Return a cgroup tree like systemd's, whose files keep only the last written text."""
+    """Return a cgroup tree like systemd's, whose files keep the last written text."""
     for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
         (tmp_path / ("sys/fs/cgroup" + folder)).mkdir(parents=True)
     (tmp_path / SLICE).mkdir()

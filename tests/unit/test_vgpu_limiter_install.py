@@ -30,7 +30,7 @@ def test_mapped_library_is_in_use(proc):
 
 
 def test_unresponsive_process_may_use_all_versions(proc, monkeypatch):
-    """Opening maps waits until a running exec ends, for example one from a user's file system."""
+    """Opening maps waits for an exec, which may hang on a user's file system."""
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(proc / "8/maps")
     assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}
