@@ -43,7 +43,7 @@ def _overlap(paths: list[Path], names: Iterable[str]) -> bool:
 
 
 def can_make_namespace() -> bool:
-    """Return whether this process is outside such a namespace and may make one."""
+    """Return whether this process may make a PID namespace and is not in one yet."""
     if VARIABLE in os.environ or os.geteuid() != 0 or not shutil.which("unshare"):
         return False
     return subprocess.run([*COMMAND, "true"], capture_output=True, check=False).returncode == 0

@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     with tempfile.TemporaryDirectory(prefix="openfleet-limiter-") as name:
         folder = Path(name)
         built = Built(folder / "built")

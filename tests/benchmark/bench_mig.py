@@ -58,7 +58,7 @@ RUNS = 7
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     if options.get("CASES"):
         cases = list(read_cases(options["CASES"]))
     else:

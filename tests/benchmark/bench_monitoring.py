@@ -285,8 +285,8 @@ class Server:
 def measure(directory: Path, port: int, fleet: Fleet, interval: int) -> tuple[float, float, float, float]:
     """Run Prometheus with all rules and return the worst values of the last rounds.
 
-    These are the number of series, the seconds of all groups in sequence, the seconds of the slowest group, and the
-    peak memory in MiB.
+    Returns the number of series, the seconds of all groups in sequence, the seconds of the slowest group, and the peak
+    memory in MiB.
     """
     rules = sorted((*(FILES / "rules").glob("*.yml"), *(FILES / "alerts").glob("*.yml")))
     targets = [

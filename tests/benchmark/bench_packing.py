@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     reason = None
     if not options.get("PODS") or not options.get("NODES"):
         reason = "needs PODS=FILE and NODES=FILE, as docs/packing.md says"
@@ -192,7 +192,7 @@ def _say(what: str, packing: Packing, more: str = "") -> None:
 def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, seed: int):
     """Pack two sets of requests on a large fleet.
 
-    One set is mixed as in the file and exceeds the fleet. The other is without requests for one whole GPU.
+    One set has the mix of the file and exceeds the fleet. The other set has no requests for one whole GPU.
     """
     rng = random.Random(seed)
     several = [request for request in requests if request.gpus > 1]

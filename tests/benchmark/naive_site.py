@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Count module executions of a run without changes with one task per object.
 
-The table lists the tasks that a role of ansible.builtin modules needs for the same result as all roles of this
-collection, with the number of executions per host. The count favors such a role: a copy or template counts once
-although Ansible queries the host twice, and one nvidia-smi query covers all GPUs. There are no retries, waits, drains
-or rollbacks, and no plan before the first change.
+The table lists the tasks of a role of ansible.builtin modules that gives the same result as all roles of this
+collection, with the executions per host. Where there is a choice, the count is low. A copy or template counts once,
+although Ansible queries the host twice. One nvidia-smi query covers all GPUs. There are no retries, waits, drains or
+rollbacks, and no plan before the first change.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ Other output goes to standard error.
 
 usage: run.py [GROUP]      every group if none is named
 
-A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file: FIGURES names what it
-measures, and figures(options) yields (name, value, unit), or (name, None, reason). The options are the environment variables
-SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES, as far as they are set. SMALL=1 measures as little as possible: it proves that
-each figure can be measured, and the values mean nothing.
+A figure that cannot be measured is printed as `name n/a reason`.
+
+A group is a module bench_GROUP.py in this folder. Its FIGURES lists the names of its figures, and figures(options) yields (name,
+value, unit) or (name, None, reason). The options are those of the environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS
+and NODES that are set. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the values mean
+nothing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def pitched(width: int, height: int) -> int:
 def array_bytes(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0, levels: int = 1) -> int:
     """Return the size in bytes of an array with several levels.
 
-    Each level has half the size of the previous one in each direction, except that the number of layers stays the same.
+    Each level has half the size of the previous level in each direction. The number of layers stays the same.
     """
     longest = max(width, height, 0 if flags & LAYERED else depth)
     total = 0
@@ -43,27 +43,27 @@ def array_bytes(width: int, height: int, depth: int, form: int, channels: int, f
 
 
 def on_device(device: int) -> bytes:
-    """CUmemAllocationProp: pinned memory on a device."""
+    """Return a CUmemAllocationProp for pinned memory on a device."""
     return struct.pack("<iiii8x8x", 1, 0, 1, device)
 
 
 def pool_on_device(device: int, most: int = 0) -> bytes:
-    """CUmemPoolProps: a pool on a device."""
+    """Return a CUmemPoolProps for a pool on a device."""
     return struct.pack("<iiii8xQ56x", 1, 0, 1, device, most)
 
 
 def array_2d(width: int, height: int, form: int, channels: int) -> bytes:
-    """CUDA_ARRAY_DESCRIPTOR."""
+    """Return a CUDA_ARRAY_DESCRIPTOR."""
     return struct.pack("<QQiI", width, height, form, channels)
 
 
 def array_3d(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0) -> bytes:
-    """CUDA_ARRAY3D_DESCRIPTOR."""
+    """Return a CUDA_ARRAY3D_DESCRIPTOR."""
     return struct.pack("<QQQiII4x", width, height, depth, form, channels, flags)
 
 
 def graph_memory_node(device: int, size: int) -> bytes:
-    """CUDA_MEM_ALLOC_NODE_PARAMS."""
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
     return pool_on_device(device) + struct.pack("<QQQQ", 0, 0, size, 0)
 
 

@@ -45,8 +45,8 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def wait_until_read(path: Path) -> None:
     """Wait until the agent has read a file twice.
 
-    After the second read, the agent has acted on the content of the first one. The kernel updates the access time of a
-    file only if it is older than the modification time (mount(8), relatime).
+    By the second read, the agent has acted on what it read first. The kernel updates a file's access time only if it is
+    older than the modification time (mount(8), relatime).
     """
     for _ in range(2):
         os.utime(path, (0, time.time()))

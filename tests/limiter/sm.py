@@ -161,7 +161,8 @@ def driver_calls(folder: Path, built: Built, streams: int) -> float:
     return worker.calls_per_launch
 
 
-#: What a Linux machine adds to a sleep (timer slack and wake-up), so that the results do not assume exact sleeps.
+#: The delay that a Linux machine adds to a sleep (timer slack and wake-up). With this delay, the results do not depend
+#: on exact sleeps.
 LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 

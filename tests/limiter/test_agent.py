@@ -110,9 +110,9 @@ def test_the_agent_tells_who_has_which_seat(world, agent):
 
 
 def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
-    """The new tenant is in the same memory.
+    """Running programs must see the new tenant's seat, or they would not wait for it.
 
-    If running programs did not see it, they would not wait for it.
+    The seat is in memory that the programs already share.
     """
     first = make_tenant(world.tenant(50, "tenant-0", 0, policy="contended"))
     second = world.tenant(50, "tenant-1", 1)
@@ -315,7 +315,10 @@ def test_a_socket_without_an_agent_costs_nothing(world, agent):
     ids=["none", "long", "odd", "empty", "of-an-earlier-release", "of-no-memory"],
 )
 def test_a_strange_answer_is_no_answer(world, answer):
-    """For example, an agent of another release."""
+    """Programs ignore an answer that they cannot parse.
+
+    An agent of another release may send one.
+    """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptor = folder_of(workers[0].tenant)

@@ -52,8 +52,8 @@ def speaking(agent: Agent, tenant: Tenant) -> Agent:
 def speak(agent: Agent, *tenants: Tenant) -> Agent:
     """Start the agent.
 
-    The agent reads the real PID namespaces of programs, so the simulated namespace of each tenant is set to the real
-    one.
+    The agent reads the real PID namespaces of programs. The simulated namespace of each tenant is therefore set to the
+    real namespace.
     """
     for tenant in tenants:
         tenant.in_namespace(int(Path("/proc/self/ns/pid").readlink().name[5:-1]))

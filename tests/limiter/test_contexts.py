@@ -94,7 +94,7 @@ def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
 
 
 def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tenant) -> None:
-    """This happens in a container with its own PID namespace."""
+    """NVML does not know the pid of a process in a container's own PID namespace."""
     tenant.quota(3 * COST)
     with client(tenant) as outside:
         assert create(outside) == 0

@@ -18,7 +18,7 @@ def test_overlapping_stretches_are_counted_once(library):
         ((6, 11), 0),  # all of it is already counted
         ((20, 30), 10),  # after a gap
         ((15, 25), 5),  # starts in the gap
-        ((10, 40), 3 + 10),  # surrounds the previous interval: adds the rest of the gap and what follows
+        ((10, 40), 3 + 10),  # around the previous interval: adds the rest of the gap and what follows
         ((0, 12), 0),  # entirely in the past
     ]
     for (start, end), added in steps:

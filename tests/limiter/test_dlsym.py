@@ -90,9 +90,9 @@ def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant,
 
 
 def test_loaded_twice_it_still_limits(answers: object, tmp_path: Path, tenant: Tenant) -> None:
-    """Load the library from /etc/ld.so.preload and from LD_PRELOAD.
+    """Load the library through /etc/ld.so.preload and through LD_PRELOAD.
 
-    One has the link, and the other has the versioned file.
+    One of the two names the link, and the other names the versioned file.
     """
     copy = tmp_path / "copy.so"
     shutil.copy(tenant.built.library, copy)

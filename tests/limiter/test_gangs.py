@@ -27,8 +27,8 @@ STARTS = {True: (11, 47), False: (9, 30)}
 def limit(gangs: Gangs) -> float:
     """Return the accepted ratio of a cell's time to the time at its share.
 
-    Tenants that run on a GPU at the same time wait for its time slices. If steps are shorter than a time slice and both
-    tenants admit each other's next steps, the run takes four times as long.
+    Tenants that run on a GPU at the same time wait for each other's time slices. If steps are shorter than a time
+    slice, and both tenants admit each other's next steps, the run takes four times as long.
     """
     return 1.4 if gangs.ranks == gangs.tenants == 2 else 2
 

@@ -70,9 +70,9 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 
 @pytest.mark.parametrize("variables", [{}, {"OPENFLEET_VGPU": "nobody"}, {"OPENFLEET_VGPU_ROOT": "/nowhere"}])
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
-    """Such programs load the library through /etc/ld.so.preload.
+    """Programs without the tenant's variables use /etc/ld.so.preload.
 
-    Examples are docker exec, sshd, cron and env -i.
+    Examples are programs of docker exec, sshd, cron and env -i.
     """
     tenant.quota(8 * MIB)
     with client_in_container(tenant, **variables) as client, tenant.client() as outside:
@@ -141,7 +141,7 @@ def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -
 
 
 def test_programs_of_no_tenant_look_once(tenant: Tenant) -> None:
-    """The cost for such programs is one failed open of a folder in the first call."""
+    """A program without a tenant only pays for one failed open of a folder."""
     strace = subprocess.run(["which", "strace"], capture_output=True, text=True, check=False).stdout.strip()
     if not strace:
         pytest.skip("no strace")

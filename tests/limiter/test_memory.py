@@ -458,9 +458,9 @@ def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> N
 
 
 def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
-    """NVML reports one total per process.
+    """NVML reports one total per process, which includes managed memory.
 
-    When the second client is charged from it, the first one's turn has also passed.
+    When the second client's memory has been charged from NVML, the first client has been queried too.
     """
     context = {"STUB_CONTEXT_BYTES": str(10 * MIB)}
     with_managed(tenant, "oversubscribed")

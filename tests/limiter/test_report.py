@@ -105,7 +105,10 @@ def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
 
 
 def test_no_more_is_free_than_the_card_has(tenant: Tenant) -> None:
-    """Another tenant of an oversubscribed card has used memory within this quota."""
+    """The quota allows more memory than the card has left.
+
+    Another tenant of the oversubscribed card uses the rest.
+    """
     other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(tenant.card.memory)
     tenant.quota(tenant.card.memory)
     with tenant.client() as client, other.client() as taker:

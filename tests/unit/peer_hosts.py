@@ -68,7 +68,7 @@ class Processes:
 class Stranger:
     """A separate process that listens on a port.
 
-    It has another user if the test is root.
+    If the test runs as root, the process runs as another user.
     """
 
     def __init__(self, *tls: str, port: int = 0, uid: int = 65534) -> None:

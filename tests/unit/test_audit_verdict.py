@@ -209,7 +209,7 @@ def test_every_verdict_has_a_reason_and_a_waste():
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
     assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
     assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
-    # It needs a quarter of the memory (with a margin) and a tenth of the compute. The larger share counts.
+    # The workload needs a quarter of the memory (with a margin) and a tenth of the compute. The larger share counts.
     small = judge(holding(memory=stat(20 * GIB), compute=stat(0.1)), seconds=TWO_WEEKS)
     assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
 
@@ -229,7 +229,7 @@ def test_busy_gpu_can_be_underused():
         ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
         ("oversized_memory", {"memory": stat(2 * GIB)}),
         ("idle", {"memory": stat(0.0)}),
-        # Six days.
+        # 45 percent of two weeks are six days.
         ("no_data", {"memory": stat(0.0, coverage=0.45)}),
         ("no_data", {"memory": None}),
         ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),

@@ -129,7 +129,9 @@ SEVEN_SLICES = (("1g", 1, 7), ("1g", 1, 1), ("1g", 2, 4), ("2g", 2, 3), ("3g", 4
     ],
 )
 def test_models_with_seven_slices_have_the_profiles_of_nvidias_lists(device_id, key, sizes):
-    """Sources: NVIDIA/mig-parted's config-default.yaml, and the vGPU documentation.
+    """NVIDIA's lists are mig-parted's config-default.yaml and the vGPU documentation.
+
+    B300 and GB300 are in the file. H20 SXM5 141GB is in the documentation.
 
     The former has B300 and GB300, and the latter H20 SXM5 141GB.
     """

@@ -65,7 +65,7 @@ def test_comments_stay_if_only_formatting_would_change():
 
 
 def test_drop_in_must_not_hide_the_main_files_plugin_settings():
-    """A manual run of nvidia-ctk leaves such a drop-in."""
+    """A manual run of nvidia-ctk leaves a drop-in that hides the main file's settings."""
     hides = {
         CONTAINERD.drop_in: '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
     }

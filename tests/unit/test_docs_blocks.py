@@ -26,7 +26,7 @@ PAGES = [
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping with a key twice, which YAML forbids and PyYAML accepts."""
+    """Refuses duplicate keys in a mapping, which YAML forbids and PyYAML accepts."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _value in node.value]

@@ -189,7 +189,7 @@ OURS = "openfleet-nvidia-driver"
 class History(Said):
     """A transaction history in the format of DNF 4.14.
 
-    `breaks` has the result of `install` and `remove`: no transaction, or one.
+    `breaks` makes `install` and `remove` fail: "before" their transaction is recorded, or after it.
     """
 
     def __init__(self, *comments, breaks=""):
@@ -285,7 +285,8 @@ def test_dnf_removes_the_drivers_packages():
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
 
 
-# -- What is written down ----------------------------------------------------------------------------------------------
+# -- Written files
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))

@@ -298,7 +298,7 @@ def test_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
 
 
 def test_packages_with_their_own_version_are_held_at_once():
-    """Otherwise a second run would hold them."""
+    """Without the hold, a second run would have to hold the packages."""
     board = host(gpus=gpus("2901"), nvlink_bridges=2)
     transaction = change("580.95.05", board, *HEADLESS, "nvidia-fabricmanager")
     more = (("nvlsm", "", "2025.06.11-1"), ("infiniband-diags", "", "44.0-2"))

@@ -47,7 +47,7 @@ def spec(path, written=(1, 1)):
 LASTING, PASSING = spec("/etc/cdi/nvidia.yaml"), spec("/run/cdi/nvidia.yaml")
 
 
-# --- What is decided ----------------------------------------------------------------------------------------------
+# --- Decisions -----------------------------------------------------------------------------------------------------
 
 
 def test_no_service_is_restarted_without_device_lists():

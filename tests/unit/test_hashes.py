@@ -57,7 +57,7 @@ def test_one_version_of_pynvml_everywhere():
     assert pins(EMBEDDED)["nvidia-ml-py"] == pin == pins(ROOT / "requirements-locked.txt")["nvidia-ml-py"]
     defaults = yaml.safe_load((ROOT / "roles/gpu_layout/defaults/main.yml").read_text())
     assert defaults["gpu_layout_nvml_version"] == pin.version and defaults["gpu_layout_nvml_hashes"] == []
-    # The hash of the copied file is that of the file that pip installed, with the same version.
+    # pip has installed the same file with the same version, so the hashes must be equal.
     assert importlib.metadata.version("nvidia-ml-py") == pin.version
     import pynvml
 

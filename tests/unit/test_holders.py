@@ -253,7 +253,7 @@ def test_node_is_recognized_by_number_not_name(dev, tmp_path):
 def as_nobody(look, *arguments):
     """Call a function as an unprivileged user.
 
-    If the tests do not run as root, the user stays the same.
+    If the tests already run without root's rights, the user stays the same.
     """
 
     def become() -> None:

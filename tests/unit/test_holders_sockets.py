@@ -187,7 +187,9 @@ def test_process_without_a_unit_counts_alone(machine, run):
 
 
 def test_ipv6_socket_has_ipv4_clients(machine, run):
-    """The kernel lists the two ends of such a connection in two tables.
+    """The kernel lists the two ends of a connection from IPv4 to IPv6 in two tables.
+
+    Both ends are in the unit, so it is not a client's connection.
 
     Both ends are in the unit, so it is not a client's connection.
     """

@@ -42,7 +42,7 @@ GPUS = (WHOLE, SPLIT)
 def told(**seen):
     """Return {name: {labels: value}} as Prometheus parses the text.
 
-    The labels are a sorted tuple without empty ones.
+    Labels are a sorted tuple. Labels with an empty value are left out.
     """
     daemons, tenants, deaths = seen.pop("daemons", ()), seen.pop("tenants", ()), seen.pop("deaths", {})
     gpus = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}

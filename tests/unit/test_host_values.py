@@ -299,7 +299,7 @@ def test_only_the_hostile_host_is_refused():
     ],
 )
 def test_result_without_gpus_is_no_answer(result, reason):
-    """Such a result is not from a host without GPUs or holders."""
+    """A result without GPUs is not an answer from a host without GPUs or holders."""
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
 

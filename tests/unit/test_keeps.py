@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Owners of keep requests, what a keep applies to, and limits.
+"""Owners of keep requests, what a keep request protects, and limits.
 
 Uses real processes in simulated cgroups.
 """

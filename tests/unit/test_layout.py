@@ -241,7 +241,7 @@ def test_profile_names(text, name):
     [
         ("3g.45gb", "3g.40gb"),
         ("1g.5gb", "1g.10gb"),
-        # 1g.10gb and 1g.20gb are both similar. The nearer one is suggested.
+        # The nearest profile in size is suggested.
         ("1g.18gb", "1g.20gb"),
         ("1g.12gb+me", "1g.10gb+me"),
         ("2g.40gb", "2g.20gb"),

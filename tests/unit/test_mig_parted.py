@@ -20,7 +20,7 @@ MODELS = load_models()
 def one(*elements):
     """Return the layout and the problems of a label with these elements.
 
-    The layout is accepted by the parser.
+    Checks that the parser accepts the layout.
     """
     data = {"version": "v1", "mig-configs": {"label": list(elements)}}
     found = convert(data, "config.yaml", MODELS)["label"]

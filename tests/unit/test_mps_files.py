@@ -207,7 +207,7 @@ def test_containers_may_use_the_pipe_directory_under_selinux():
     without, under = (mps_unit.shared_files(selinux=s)[mps_unit.UNIT_PATH].splitlines() for s in (False, True))
     (line,) = [line for line in under if line not in without]
     assert line == "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i"
-    # The type is set before files are created in the directory, so that they get the same type.
+    # The directory gets its SELinux type before files are created in it, because the files inherit the type.
     assert under.index(line) > max(i for i, text in enumerate(under) if "find " in text)
     assert [line for line in under if line in without] == without
 

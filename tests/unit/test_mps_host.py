@@ -144,7 +144,7 @@ def test_unresponsive_server_is_named_and_blocks_no_other(host, mps, monkeypatch
 
 
 def test_server_with_an_old_limit_is_detected_and_repaired(host, mps):
-    """A run interrupted between the daemon and its servers leaves such a server."""
+    """If a run is interrupted after it changed the daemon, servers keep the old limit."""
     mps.start(DAEMON, DEVICES)
     host.servers = {
         41: {"percentage": 25.0, "limits": {}, "clients": []},
@@ -599,7 +599,7 @@ def test_spec_is_readable_json(host, mps):
 def test_client_with_slow_files_is_not_confirmed(tmp_path, monkeypatch):
     """Answers at a daemon's pipes can name any process.
 
-    Such a process may have a million open files, or files on a server that does not respond.
+    The named process may have a million open files, or files on a server that does not respond.
     """
     proc = tmp_path / "proc"
     for pid in (41, 77):

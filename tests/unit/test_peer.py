@@ -163,7 +163,7 @@ def test_closed_or_remote_connection_is_refused(processes):
         for name in far:
 
             class Elsewhere:
-                """A connection that this host's tables show as one to another host."""
+                """A connection that appears in this host's tables as a connection to another host."""
 
                 getsockname, getpeername = (lambda self: real), (lambda self, name=name: name)
 
@@ -301,7 +301,10 @@ def test_published_port_with_dockers_proxy_is_accepted(processes, engines, cgrou
 
 
 def test_translated_port_ends_in_the_container(processes, engines, accepted, monkeypatch):
-    """The container's table has the other end, with the same client port only."""
+    """The other end is in the container's table.
+
+    Only the client's port is the same in both tables.
+    """
     engines("podman notebook", ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
     owner = ContainerOwner("podman", "notebook")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A saved plan is applied unchanged, or refused with the name of what has changed."""
+"""A saved plan is applied unchanged, or refused if something has changed.
+
+The message names the change.
+"""
 
 from __future__ import annotations
 

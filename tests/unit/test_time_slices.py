@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices from nvidia-smi (texts of version 535) and in plans."""
+"""Time slices from nvidia-smi (output of version 535) and in plans."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When the module unit_request sends a password.
+"""Conditions under which the module unit_request sends a password.
 
 Uses real sockets and a server in the test's process.
 """

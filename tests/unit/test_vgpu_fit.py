@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing tenants onto GPUs compared with brute force."""
+"""Packing of tenants onto GPUs, compared with brute force."""
 
 from __future__ import annotations
 

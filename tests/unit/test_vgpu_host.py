@@ -512,7 +512,7 @@ def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
 def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
     """Processes stay in the slice of the tenant's key.
 
-    With any of its names, new ones start in this slice.
+    New processes start in the same slice, whichever of the tenant's names they use.
     """
     host, tools = kernel
     host.write(BOUND)

@@ -357,7 +357,7 @@ def test_a_tenant_is_renamed_and_changed_in_one_step():
 
 
 def test_new_tenant_has_its_earlier_name():
-    """This way, all hosts of a layout have the same names."""
+    """Otherwise, the tenant would have different names on the hosts of a layout."""
     assert lines(entry([0], tenant("b", was="a"))) == [
         "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
     ]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Forked runs of ansible-playbook end like real ones."""
+"""Runs of ansible-playbook in a forked process end like those in a new process."""
 
 from __future__ import annotations
 
