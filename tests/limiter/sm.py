@@ -75,8 +75,6 @@ class World:
     def start(self, parties: int = 0) -> None:
         """Start all workers.
 
-        The simulated clock starts when all threads have started.
-
         The simulated clock starts when all their threads have started.
         """
         for worker in self.workers:

@@ -59,7 +59,10 @@ KINDS: dict[str, tuple[int, tuple, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
-    """A quota of the exact size allows one allocation. A byte less allows none."""
+    """A quota of the exact size allows one allocation and no second one.
+
+    A quota that is one byte smaller allows none.
+    """
     size, call, free = KINDS[kind]
     tenant.quota(size)
     with tenant.client() as client:

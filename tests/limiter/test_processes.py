@@ -120,7 +120,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
 def test_killed_at_any_instruction(tenant: Tenant, sequence: str, kills: int) -> None:
     """Kill a program at instructions spread over the whole sequence.
 
-    SEED shifts the instructions, and CASES changes the number of kills.
+    SEED shifts the instructions, and CASES sets the number of kills.
     """
     quota = 64 * MIB
     tenant.quota(quota)

@@ -328,7 +328,7 @@ def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) ->
 def test_a_region_that_was_made_anew_says_nothing_of_the_old_one(tenant: Tenant) -> None:
     """The tenant was removed and recreated while its processes ran.
 
-    They still see each other's memory.
+    The old processes still count each other's memory.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as first, tenant.client() as second:

@@ -207,9 +207,7 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
 def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
     """NVML returns host pids, which can belong to other processes in this namespace.
 
-    They are therefore ignored.
-
-    The size of a context is known from the other process.
+    The pids are therefore ignored. The size of a context is known from the other process.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as named:

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test shares of the stub GPU in simulated time.
 
-The results do not depend on the machine's speed.
-
-The stub GPU counts the work that it did for each process. The limiter only sees events.
+The results do not depend on the machine's speed. The stub GPU counts the work that it did for each process. The limiter
+only sees events.
 """
 
 from __future__ import annotations

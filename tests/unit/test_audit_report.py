@@ -103,7 +103,7 @@ FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
 @pytest.mark.parametrize("starter", ["=", "+", "-", "@", *FORMS])
 def test_no_csv_cell_starts_a_formula(audit, before, starter):
     cell, text = cell_of(audit, "%s%s1+1" % (before, starter))
-    # Leading blanks are kept, and all other control characters are escaped.
+    # Leading blanks are kept. Other invisible characters are escaped.
     assert cell == "'%s%s1+1" % (before, starter) if not before.strip(" ") else cell[0] in "\\x"
     assert cell.isprintable() and len(text.splitlines()) == 2
 

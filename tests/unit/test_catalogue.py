@@ -58,8 +58,8 @@ def test_table_rows_match_the_model_files(row):
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
     """Return a profile's name from NVML's data, as NVIDIA's go-nvlib derives it.
 
-    Source: pkg/nvlib/device/mig_profile.go. Memory is rounded up to eighths of the GPU and to half GBs: 1/8 of 180 GB
-    is 23 GB.
+    Source: pkg/nvlib/device/mig_profile.go. The memory is rounded up to eighths of the GPU, and half a GB is rounded
+    up: 1/8 of 180 GB is 23 GB.
     """
     eighths = math.ceil(memory_mib * 8 / memory_total_mib)
     total_gib = math.ceil(memory_total_mib / 1024)
@@ -132,8 +132,6 @@ def test_models_with_seven_slices_have_the_profiles_of_nvidias_lists(device_id, 
     """NVIDIA's lists are mig-parted's config-default.yaml and the vGPU documentation.
 
     B300 and GB300 are in the file. H20 SXM5 141GB is in the documentation.
-
-    The former has B300 and GB300, and the latter H20 SXM5 141GB.
     """
     model = MODELS[key]
     assert [board.pci_device_id for board in model.boards] == [device_id]

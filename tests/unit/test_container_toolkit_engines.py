@@ -1,9 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes to the configuration of container engines.
-
-nvidia-ctk is replaced.
-"""
+"""Changes to the configuration of container engines, with a simulated nvidia-ctk."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_label_paused_later_is_added_to_the_record():
     ],
 )
 def test_node_can_change_only_labels_that_the_inventory_pauses(written):
-    """A compromised kubelet may write the node, and can forge the annotation."""
+    """A compromised kubelet may write the node, so it can forge the annotation."""
     annotations = {BEFORE: written} if written is not None else None
     during = node({"x/plugin": "paused", "node-restriction.kubernetes.io/trusted": "false"}, annotations)
     found = resumed(during)

@@ -189,7 +189,8 @@ OURS = "openfleet-nvidia-driver"
 class History(Said):
     """A transaction history in the format of DNF 4.14.
 
-    `breaks` makes `install` and `remove` fail: "before" their transaction is recorded, or after it.
+    With `breaks`, `install` and `remove` fail: for "before", without a transaction, and otherwise with one in the
+    history.
     """
 
     def __init__(self, *comments, breaks=""):
@@ -271,7 +272,7 @@ def test_dnf_gets_the_versionlock_plugin_if_missing():
 
 
 def test_locks_of_dnf():
-    """The guide's page on version locking has these locks.
+    """The locks are those of NVIDIA's page on version locking.
 
     Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html
     """
@@ -285,8 +286,7 @@ def test_dnf_removes_the_drivers_packages():
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
 
 
-# -- Written files
-# ------------------------------------------------------------------------------------------------------
+# -- Written files -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))

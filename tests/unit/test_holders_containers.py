@@ -136,8 +136,6 @@ def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watch
     """Root in a container may have the host's user ID, and can choose file names.
 
     Without a user namespace, the two user IDs are equal.
-
-    The user ID is the same without a user namespace.
     """
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)

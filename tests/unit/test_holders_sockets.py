@@ -190,8 +190,6 @@ def test_ipv6_socket_has_ipv4_clients(machine, run):
     """The kernel lists the two ends of a connection from IPv4 to IPv6 in two tables.
 
     Both ends are in the unit, so it is not a client's connection.
-
-    Both ends are in the unit, so it is not a client's connection.
     """
     front, worker = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     try:

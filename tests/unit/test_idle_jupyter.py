@@ -154,7 +154,7 @@ class NotThisProcess(ThisProcess):
 
 @pytest.mark.parametrize("token", [TOKEN, ""])
 def test_server_of_another_process_is_not_queried(server, token):
-    """Another process could give false answers, even if no token is sent."""
+    """Another process could give false answers, even if it gets no token."""
     server.kernels = [kernel(1)]
     with pytest.raises(JupyterError, match="held by pid %d .*the state of the kernels is not known" % os.getpid()):
         shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)

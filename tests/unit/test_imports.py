@@ -68,7 +68,7 @@ def imports(path: Path) -> set[Path]:
 def carried(module: str) -> set[str]:
     """Return the collection's files in a module's payload, below module_utils.
 
-    Files of Ansible packages are left out.
+    The `__init__.py` files of packages are left out.
     """
     found, left = set(), {Path("modules", module + ".py")}
     while left:

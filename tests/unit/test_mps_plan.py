@@ -228,7 +228,7 @@ def test_unconfirmed_client_is_named_but_not_ended():
     assert str(who) == (
         "pid 77 (python3 serve.py, user alice), its client according to the server 42 only, and is not ended"
     )
-    # The client holds other GPUs directly, like any other process.
+    # An unconfirmed client is not one of the daemon's own processes, so it counts as a separate holder.
     assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
     assert mps_plan.serves([dataclasses.replace(RUNNING, clients=(CLIENT,))])[H100[0].uuid] == {41, 42, 77}
 

@@ -190,7 +190,7 @@ def test_help_describes_each_leg():
     )
     names = " ".join("".join(each) for each in legs).replace("\\", "").split()
     assert sorted(described) == sorted(names) and len(names) > 20
-    # Names that differ only by a plural s are easy to confuse.
+    # Names that differ only by a final s are easy to confuse.
     assert not {name + "s" for name in names} & set(names)
 
 

@@ -78,7 +78,7 @@ def test_schema_accepts_what_the_parser_accepts(case):
 
 @pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" not in case], ids=lambda case: case["name"])
 def test_schema_rejects_where_the_parser_does(case):
-    """The location is the same value, its container, or a key in it."""
+    """The error is at the same value, at its container, or at a key in the value."""
     found = schema_errors(case["layout"])
     for where in case["finds"]:
         path = path_of(where)

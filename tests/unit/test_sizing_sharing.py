@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Workloads that share a card.
 
-They fit, their peaks do not coincide, they have data, and sharing must save enough.
+They must fit, their peaks must not coincide, they must have data, and sharing must save enough.
 """
 
 from __future__ import annotations

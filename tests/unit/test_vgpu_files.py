@@ -241,7 +241,7 @@ def test_sizes_of_shared_files_match_the_library():
 def test_tmpfs_has_room_for_twice_the_files(tenants, mib):
     """Each tenant needs 328,512 bytes and each GPU 17,024.
 
-    Twice the sum is rounded up to 64 MiB.
+    Twice the sum is rounded up to a multiple of 64 MiB.
     """
     there = [dataclasses.replace(ONE, name="t%d" % number) for number in range(tenants)]
     options = next(
