@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts in documents and inventories suit the parser, the schema and the models."""
+"""Layouts in documents and inventories are valid for parser, schema and models."""
 
 from __future__ import annotations
 
