@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run pytest in its own PID namespace where tests use simulated GPUs.
+"""Run pytest in its own PID namespace if tests use simulated GPUs.
 
-Modules look for GPU holders among all processes of the machine. A container of another project or checkout that was given a GPU
-counts as a holder of the simulated ones too.
+Modules search for GPU holders among all processes of the machine. A container of another project or checkout that has a
+GPU would count as a holder of the simulated GPUs too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WITH_LAB_HOSTS = (
     "tests/lab",
     *("tests/kubernetes/test_%s.py" % name for name in ("cdi", "nodes", "site")),
 )
-#: Is set in the namespace. Set it to run pytest without one.
+#: Set in the namespace. Users can set it to run pytest without a namespace.
 VARIABLE = "OPENFLEET_APART"
-#: The first process of the namespace reaps the others.
+#: The first process of the namespace must reap the others.
 COMMAND = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", '"$@"; exit $?', "--")
 
 
 def needs_namespace(paths: Iterable[Path]) -> bool:
-    """Return whether these paths have tests on this machine, and none with lab hosts."""
+    """Return whether the paths have tests for this machine and no lab hosts."""
     paths = [path.resolve() for path in paths]
     return _overlap(paths, ON_THIS_MACHINE) and not _overlap(paths, WITH_LAB_HOSTS)
 
@@ -43,14 +43,17 @@ def _overlap(paths: list[Path], names: Iterable[str]) -> bool:
 
 
 def can_make_namespace() -> bool:
-    """Return whether this process is in no such namespace yet, and may make one."""
+    """Return whether this process may make a PID namespace and is not in one yet."""
     if VARIABLE in os.environ or os.geteuid() != 0 or not shutil.which("unshare"):
         return False
     return subprocess.run([*COMMAND, "true"], capture_output=True, check=False).returncode == 0
 
 
 def enter_namespace(paths: Iterable[Path]) -> None:
-    """Replace this process by the same command in a PID namespace, if the paths need one and root may make one."""
+    """Restart this command in a PID namespace.
+
+    Does nothing if the paths need no namespace or root may not make one.
+    """
     if not needs_namespace(paths) or not can_make_namespace():
         return
     sys.stdout.flush()

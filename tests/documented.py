@@ -15,9 +15,9 @@ from typing import Any, Mapping
 import yaml
 
 PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
-#: Any module may return these: those of Ansible's page Return Values, and what its diff mode and failures add.
+#: Keys that any module may return: those on Ansible's page Return Values, and those of diff mode and failures.
 COMMON = {"changed", "deprecations", "diff", "exception", "failed", "invocation", "msg", "skipped", "warnings"}
-#: What the fragment `errors` tells of.
+#: Keys that the fragment `errors` documents.
 FAILURE = {
     "where",
     "problem",
@@ -30,12 +30,12 @@ FAILURE = {
     "reboot_required",
     "busy",
 }
-#: What a module returns to its own action plugin, which takes it out of the result.
+#: Keys that a module returns to its own action plugin, which removes them from the result.
 FOR_ACTION = {"reading", "sources_needed"}
 
 
 def _blocks(name: str) -> dict[str, Any]:
-    """Return DOCUMENTATION and RETURN of a module, as data."""
+    """Return a module's DOCUMENTATION and RETURN as data."""
     tree = ast.parse((PLUGINS / "modules" / f"{name}.py").read_text())
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     return {block: yaml.safe_load(ast.literal_eval(assigned[block])) for block in ("DOCUMENTATION", "RETURN")}
@@ -43,7 +43,10 @@ def _blocks(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _returned(name: str) -> frozenset[str]:
-    """Return the keys that the module's documentation has, by its own block, its fragments' notes and Ansible."""
+    """Return the documented return keys of a module.
+
+    Sources are its own block, the notes of its fragments, and Ansible's common keys.
+    """
     blocks = _blocks(name)
     known = COMMON | FOR_ACTION | set(blocks["RETURN"] or {})
     fragments = blocks["DOCUMENTATION"]["extends_documentation_fragment"]
@@ -57,6 +60,6 @@ def _returned(name: str) -> frozenset[str]:
 
 
 def check_documented(name: str, result: Mapping[str, Any]) -> None:
-    """Raise AssertionError where the module returned a key that its documentation does not have."""
+    """Raise AssertionError if a result has a key that the documentation lacks."""
     unknown = sorted(set(result) - _returned(name))
     assert not unknown, "RETURN of the module %s does not name what it returned: %s" % (name, ", ".join(unknown))

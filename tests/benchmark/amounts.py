@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose how much a group measures: the usual amount, or a little to prove that the group works."""
+"""Choose how much a benchmark group measures.
+
+This is the usual amount, or a small one that only proves that the group works.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Mapping
 
 
 def amount(options: Mapping[str, str], usual: int, small: int, option: str = "") -> int:
-    """Return the number that `option` asks for, else `small` in a run with SMALL=1, else `usual`.
+    """Return the option's number, or `small` with SMALL=1, or `usual`.
 
     Raises ValueError if the option is not a number.
     """

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure audits of two weeks of fleets of several sizes in a real Prometheus.
+"""Measure audits over two weeks, with fleets of three sizes in a real Prometheus.
 
-What is measured at three sizes is brought to 10,000 GPUs by the straight line that fits them, which leaves the fixed part of
-an audit fixed. SIZE is the largest fleet (1,800 GPUs); the others are a third and a ninth of it.
+The results for 10,000 GPUs come from a straight line through the three sizes, which keeps the fixed cost of an audit
+separate. SIZE is the largest fleet (1,800 GPUs). The other fleets have a third and a ninth of its GPUs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ DAYS = 14
 STEP = 300
 TARGET = 10_000
 RUNS = 3
-#: Courses that differ; the GPUs of a fleet share them in turn.
+#: Number of different utilization curves. The GPUs of a fleet use them in turn.
 _VARIANTS = 32
 _PER_HOST = 8
-#: A block of history, in seconds: what Prometheus makes of its blocks of two hours, with a retention of 15 days.
+#: Length of a history block in seconds. Prometheus compacts its two-hour blocks to this length with a retention of 15
+#: days.
 _BLOCK = 18 * 3600
 _GAUGES = {
     "gpu:memory_used_bytes:max5m": lambda n, i: int((10 + 60 * _wave(n, i)) * GIB),
@@ -62,7 +63,7 @@ FIGURES = (
 
 
 def figures(options):
-    """Yields (name, value, unit) or (name, None, reason)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     largest = amount(options, 1800, 72, "SIZE")
     sizes = [size for size in (largest // 9, largest // 3, largest) if size >= _PER_HOST]
     if len(sizes) < 3:
@@ -77,20 +78,23 @@ def figures(options):
     yield FIGURES[0], seconds, "s"
     yield FIGURES[1], received / 2**20, "MiB"
     yield FIGURES[2], memory / 2**20, "MiB"
-    # 1 is linear: of the part that grows, between the two largest.
+    # The exponent of growth between the two largest fleets, without the fixed cost. 1 is linear.
     grown = [max(1e-9, value - lines[0][0]) for value in columns[0][-2:]]
     yield FIGURES[3], math.log(grown[1] / grown[0]) / math.log(sizes[-1] / sizes[-2]), "ratio"
 
 
 def line(xs, ys):
-    """(intercept, slope) of the straight line through the points, by least squares."""
+    """Return (intercept, slope) of the least-squares line through the points."""
     middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
     slope = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys)) / sum((x - middle_x) ** 2 for x in xs)
     return middle_y - slope * middle_x, slope
 
 
 def measure(gpus, days, runs):
-    """(seconds, bytes over the wire, bytes of memory at the most) of one audit, the best of `runs`."""
+    """Return the best of `runs` audits.
+
+    The values are seconds, bytes received, and peak memory in bytes.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-audit-") as name:
         folder = Path(name)
         print(f"bench: {gpus} GPUs, {days} days: making their history", file=sys.stderr, flush=True)
@@ -123,14 +127,17 @@ def text(gpus, start, first, last):
 
 
 def _wave(variant, step):
-    """From 0 to 1, with a day and a week in it; a fourth of the GPUs rest."""
+    """Return a utilization from 0 to 1 with a daily and a weekly cycle.
+
+    A fourth of the GPUs are always idle.
+    """
     if variant % 4 == 0:
         return 0.0
     return (2 + math.sin(step / 45.8 + variant) + math.sin(step / 320.9)) / 4
 
 
 def audit(url, folder, days):
-    """What the action does, and its figures."""
+    """Run an audit like the action. Returns seconds, received bytes and peak memory."""
     import resource
 
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import prometheus, write

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure the idle rule with usage patterns of known truth in a real Prometheus. docs/audit.md.
+"""Measure the idle rule on usage patterns with known answers (docs/audit.md).
 
-Each wrong verdict is a line on standard error, and so is what no rule could tell.
+The history is in a real Prometheus. Standard error lists each wrong verdict, and each pattern that the rule cannot
+judge.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops
 
 
 def figures(options):
-    """Yields (name, value, unit)."""
-    # Named patterns have holders who came four and two weeks before the end, each at two times of day and week.
+    """Yield (name, value, unit)."""
+    # Holders of named patterns started four and two weeks before the end, each at two times of the day and week.
     patterns = [
         *idle_working.named(0, 4),
         *idle_working.named(2 * WEEK, 2),
@@ -40,7 +41,7 @@ def figures(options):
     with tempfile.TemporaryDirectory(prefix="bench-idle-") as name, idle_judge.serve(patterns, Path(name)) as url:
         say(f"{len(audits)} audits")
         outcomes = [idle_judge.judge(url, patterns, audits)]
-        # The same again on hosts that see clients, see none, or do not look.
+        # Repeat with hosts that see clients, see no clients, or do not check for clients.
         for seen in clients:
             outcomes.append(idle_judge.judge(url, idle_judge.seen_with(patterns, seen), idle_judge.LAST))
     outcome = idle_judge.total(outcomes)

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure Kubernetes: time to offer a new layout, disturbed pods, and API requests of a run.
+"""Measure layout changes on Kubernetes.
 
-The cluster is that of tests/kubernetes with one node: API server, scheduler, kubelet and NVIDIA's device plugin are real, GPUs
-are simulated. site.yml runs with the role's defaults and the rights of the role's manifest. SEED chooses the transitions of the
-eviction plan, CASES=N their number.
+The figures are the time until a new layout is offered, disturbed pods, and API requests. The cluster is that of
+tests/kubernetes with one node. The API server, scheduler, kubelet and NVIDIA's device plugin are real, and the GPUs are
+simulated. site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the
+transitions of the eviction plan, and CASES sets their number.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned")
 NODE = "node1"
 GPUS = ["H100-80GB"] * 4
 TRANSITIONS = 10
-# Delays in seconds for a small run. The kubelet of a node here has a new key within 5 s.
+# Delays in seconds for a small run. The kubelet of a test node sees a new key within 5 s.
 QUICK_DELAYS = {"gpu_kubernetes_config_delay": 10, "gpu_kubernetes_poll": 1}
 PLANNED_TRANSITIONS = 1_000
-#: What a second GPU is divided into beside an instance that stays, one transition after the other.
+#: Instances of the second GPU in successive layouts, in addition to one that stays.
 RESTS = (
     [{"profile": "2g.20gb"}],
     [{"profile": "1g.10gb", "count": 2}],
@@ -81,7 +82,7 @@ def figures(options):
 
 
 def why_no_cluster() -> str:
-    """Return the reason why no cluster can be started here; empty where one can."""
+    """Return why no cluster can be started here. Empty if one can."""
     if os.environ.get("KUBERNETES") == "skip":
         return "KUBERNETES=skip"
     if not shutil.which("go"):
@@ -93,9 +94,9 @@ def why_no_cluster() -> str:
 
 
 def planned_evictions(seed: int, count: int) -> tuple[int, int, int]:
-    """Return the pods that plans would evict without need, all that they would evict, and those that they leave.
+    """Return the pods evicted without need, all evicted pods, and the remaining pods.
 
-    A pod has each instance that is in use. It has to go where the plan destroys its instance, and is left alone otherwise.
+    Each instance in use has one pod. A pod must be evicted if the plan destroys its instance, and left alone otherwise.
     """
     needless = evicted = left = 0
     for number, case in enumerate(random_cases(seed, count)):
@@ -116,7 +117,7 @@ def planned_evictions(seed: int, count: int) -> tuple[int, int, int]:
 
 
 def with_pods(gpu, number):
-    """Return the GPU with a pod as the holder of each instance in use."""
+    """Return the GPU with one pod as the holder of each instance in use."""
     instances = []
     for instance in gpu.mig.instances:
         uid = uid_of(number, instance.id)
@@ -131,7 +132,7 @@ def uid_of(number: int, instance: int) -> str:
 
 
 def as_pod(uid: str) -> dict:
-    """Return a pod as the API has it."""
+    """Return a pod in the format of the API."""
     owners = [{"kind": "ReplicaSet", "name": "app"}]
     metadata = {"namespace": "default", "name": "app-%s" % uid[-12:], "uid": uid, "ownerReferences": owners}
     return {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
@@ -141,7 +142,7 @@ def as_pod(uid: str) -> dict:
 
 
 def on_cluster(cluster, clusters, transitions, delays):
-    """Change the layout so many times, and yield the figures of ON_CLUSTER in their order.
+    """Change the layout several times. Yield the figures of ON_CLUSTER in order.
 
     `delays` are variables of site.yml that replace the role's defaults.
     """
@@ -184,7 +185,10 @@ def on_cluster(cluster, clusters, transitions, delays):
 
 
 def layout_with(rest):
-    """Return a layout that changes the second GPU alone, and of it only what is beside its first instance."""
+    """Return a layout that only changes the second GPU.
+
+    On this GPU, the first instance stays.
+    """
     return [
         {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]},
         {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, *rest]},
@@ -193,7 +197,10 @@ def layout_with(rest):
 
 
 def run_site(cluster, variables, layout) -> float:
-    """Bring the node to the layout by site.yml; return the seconds from the layout on the GPUs to the node that offers it."""
+    """Apply the layout with site.yml and return a time in seconds.
+
+    The time is from the change of the GPUs until the node offers the new resources.
+    """
     told = site(cluster, variables, layout)
     ends = {}
     for play in told["plays"]:
@@ -208,12 +215,12 @@ def run_site(cluster, variables, layout) -> float:
 
 
 def site(cluster, variables, layout) -> dict:
-    """Run site.yml on the node, and return what the callback `json` tells of it."""
+    """Run site.yml on the node. Return the output of the callback `json`."""
     given = {
         "gpu_layout": layout,
         "gpu_layout_on_busy": "drain",
         "gpu_drain_kubernetes": True,
-        # The pods of this benchmark have no owner.
+        # The pods of this benchmark have no owner, so a drain must be forced.
         "gpu_drain_kubernetes_delete_options": {"ignore_daemonsets": True, "force": True},
         **variables,
     }
@@ -223,7 +230,7 @@ def site(cluster, variables, layout) -> dict:
 
 
 def calls_of_run_without_changes(cluster, variables, layout) -> list[tuple[str, str]]:
-    """Return what the role's account asks in a run that changes nothing, as verb and path."""
+    """Return (verb, path) of the role's API requests in a run without changes."""
     before = len(cluster.plane.requests_of_role())
     told = site(cluster, variables, layout)
     if told["stats"][NODE]["changed"]:
@@ -236,7 +243,10 @@ def create(cluster, pod) -> None:
 
 
 def state(pod) -> tuple | None:
-    """Return what shows that a pod was left alone: its UID and how often its containers have started again."""
+    """Return the UID and the restart count of a pod.
+
+    Both stay the same if the pod is left alone.
+    """
     if pod is None:
         return None
     return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure the vGPU limiter on a stub driver: overhead per call, accuracy of quotas and shares.
+"""Measure the vGPU limiter on a stub driver: call overhead, quotas and shares.
 
-The added cost is that on an empty stub: the same program with and without the library, in turn. The shares are measured
-on a simulated clock. SEED chooses the quotas that limiter_quota_error fills.
+The overhead is measured on an empty stub, by running the same program with and without the library in turn. Shares are
+measured on a simulated clock. SEED selects the quotas for limiter_quota_error.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ FIGURES = (
     "limiter_gang_worst_ratio",
 )
 PROCESSES = 300
-#: Runs of the program with and without the library; the median of the pairs' differences is printed.
+#: Number of runs with and without the library. The median difference of the pairs is printed.
 RUNS = 9
-#: Quotas that three processes fill to the last byte.
+#: Number of quotas that three processes fill to the last byte.
 QUOTAS = 20
 MIB = 1 << 20
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     with tempfile.TemporaryDirectory(prefix="openfleet-limiter-") as name:
         folder = Path(name)
         built = Built(folder / "built")
@@ -74,9 +74,12 @@ def _measured(program: Path, environment: dict[str, str]) -> list[float]:
 
 
 def _start(folder: Path, built: Built, processes: int) -> float:
-    """Seconds until so many processes that were started at once have all allocated something."""
+    """Return the seconds until all processes have allocated memory.
+
+    The processes start at the same time.
+    """
     tenant = _tenant(folder, built, "start").quota(processes * MIB)
-    _ = built.library  # its making is not part of the time
+    _ = built.library  # built before the measurement
     started = time.monotonic()
     clients = [tenant.client(start=False) for _ in range(processes)]
     try:
@@ -96,8 +99,10 @@ def _start(folder: Path, built: Built, processes: int) -> float:
 
 
 def _quota_error(folder: Path, built: Built, generator: random.Random, quotas: int) -> int:
-    """The greatest distance, over many quotas, of what the card held from the quota that was to be filled, and of its peak
-    from the quota."""
+    """Return the largest deviation of the card's memory from a filled quota.
+
+    The deviation of the peak is included. `quotas` is the number of random quotas.
+    """
     worst = 0
     for number in range(quotas):
         quota = generator.randrange(1, 4 << 30)
@@ -129,13 +134,14 @@ def _shares(folder: Path, built: Built, small: bool):
 
     for name, error in sm.sm_errors(folder / "shares", built, 1 if small else 10).items():
         yield name, error, "percentage points"
-    # Not in the list of what is to be reached: what a launch costs a tenant that is held back. On a real driver two events
-    # and their reading come on top.
+    # A figure without a target: the added cost of a launch for a throttled tenant. A real driver adds the cost of two
+    # events and of reading them.
     bare = sm.launch_ns(folder / "bare", built, None)
     yield "limiter_throttled_launch_added", sm.launch_ns(folder / "held", built, 50) - bare, "ns"
-    # Amortized: kernels of known length are sampled. Where several streams have work, a row of launches is timed.
+    # Averages: kernels of known length are only sampled. If several streams have work, a series of launches is timed.
     yield "limiter_throttled_driver_calls", sm.driver_calls(folder / "one-stream", built, 1), "count"
     yield "limiter_throttled_driver_calls_4_streams", sm.driver_calls(folder / "four-streams", built, 4), "count"
-    # Several processes a tenant, on a GPU each, that wait for each other: wall time over the time at their share.
+    # Tenants with several processes on one GPU each that wait for each other: wall time divided by the time at their
+    # share.
     runs, gang_cells = (1, gangs.BENCH[-1:]) if small else (gangs.BENCH_RUNS, gangs.BENCH)
     yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built, runs, gang_cells), "ratio"

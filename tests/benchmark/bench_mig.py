@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the MIG planner, the module and the command on simulated GPUs.
 
-SEED chooses the random transitions, and SIZE is the number of GPUs in the fleet that is planned at once.
-CASES=FILE reads transitions from a file instead, and prints the outcome of each on standard error.
-FAULTS is the number of transitions in the sweep of faults, each with a fault in every call and with a sick GPU.
+SEED selects the random transitions. SIZE is the number of GPUs in the fleet that is planned at once. CASES=FILE reads
+transitions from a file and prints each result to standard error. FAULTS is the number of transitions in the fault
+sweep, each with a fault in every call and with a failing GPU.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ FIGURES = (
     "mig_fault_cases",
     "mig_fault_bad_endings",
 )
-#: Transitions whose every NVML call is made to fail and to die; half a minute for each on one core.
+#: Number of transitions in the fault sweep. Every NVML call fails once and crashes once, which takes half a minute per
+#: transition on one core.
 FAULT_TRANSITIONS = 10
-#: For each transition, cases in which one GPU of three is sick; a third of a second for each.
+#: Number of cases per transition in which one GPU of three fails. Each takes a third of a second.
 SICK_CASES = 40
 ROOT_ONLY = "partitioning needs root, also on the simulator"
-#: Two layouts of eight H100 that have no instance in common.
+#: Two layouts of eight H100 without common instances.
 RELAYOUTS = (
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}],
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}],
 )
-#: Runs of a whole process per figure; the median is printed.
+#: Number of runs of a whole process. The median is printed.
 RUNS = 7
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     if options.get("CASES"):
         cases = list(read_cases(options["CASES"]))
     else:
@@ -88,7 +89,8 @@ def _transitions(cases, verbose):
     yield "mig_transitions", len(outcomes), "count"
     yield "mig_destroyed_over_optimum", *_ratio(destroyed, least)
     yield "mig_destroyed_over_recreate_all", *_ratio(destroyed, recreated)
-    # Where no arrangement spares a busy instance, the plan is refused before it starts; beyond these it must be none.
+    # Busy instances that the plan destroys although an arrangement exists that spares them. This must be 0. Plans that
+    # must destroy busy instances are refused before they start.
     yield "mig_busy_destroyed", sum(found.busy_destroyed - found.least_busy_destroyed for found in outcomes), "count"
 
 
@@ -115,7 +117,7 @@ def _plan_fleet(cases, size):
 def _faults(seed, count, most):
     """Sweep `count` random transitions.
 
-    Each has all faults, or `most` of each kind if that is not 0.
+    Each has all faults, or `most` faults of each kind if `most` is not 0.
     """
     if os.geteuid() != 0:
         yield "mig_fault_cases", None, ROOT_ONLY
@@ -126,10 +128,11 @@ def _faults(seed, count, most):
 
     transitions = random_transitions(seed, count)
     if most:
-        # The few transitions of a sample have a process, so that all parts of a sweep run.
+        # A small sample only uses transitions with busy instances, so that it covers all parts of a sweep.
         transitions = islice((case for case in random_transitions(seed, 100 * count) if case[2]), count)
     cases = bad = 0
-    # Processes of their own: each run is a fork, and one of this process, which has planned for thousands of GPUs, takes longer.
+    # Sweeps run in new processes, because each run forks. A fork of this process takes longer after it has planned
+    # thousands of GPUs.
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         library = SimulatedHost.build(Path(folder)).library
         sweeps = {
@@ -147,9 +150,9 @@ def _faults(seed, count, most):
 
 
 def _sweep(folder, library, transition, most):
-    """Run a transition with faults; return the number of runs, and those that ended badly.
+    """Run a transition with faults. Return the number of runs, and the bad endings.
 
-    There are `most` faults of each kind. If that is 0, there are all faults, and SICK_CASES with a sick GPU.
+    There are `most` faults of each kind. If `most` is 0, there are all faults, and SICK_CASES runs with a failing GPU.
     """
     from fault_sweep import Sweep
 
@@ -163,7 +166,7 @@ def _sweep(folder, library, transition, most):
 
 
 def _module(runs):
-    """Time the module's process on eight simulated H100, without Ansible's connection."""
+    """Time the module on eight simulated H100, without Ansible's connection."""
     if os.geteuid() != 0:
         yield "mig_module_noop", None, ROOT_ONLY
         yield "mig_module_apply", None, ROOT_ONLY
@@ -185,7 +188,7 @@ def _module(runs):
 
 
 def _command(runs):
-    """Whole runs of `gpu-layout apply`, as it is installed, on eight simulated H100."""
+    """Time the installed command `gpu-layout apply` on eight simulated H100."""
     if os.geteuid() != 0:
         yield "mig_apply_8_gpus", None, ROOT_ONLY
         yield "mig_apply_noop", None, ROOT_ONLY
@@ -198,7 +201,7 @@ def _command(runs):
         host = CommandHost(simulated, build_command(Path(folder) / "gpu-layout"))
         files = [host.layout(layout, f"{number}.json") for number, layout in enumerate(RELAYOUTS)]
         apply, noop = [], []
-        # One run more than is measured: the first one turns MIG mode on.
+        # The first run is not counted, because it enables MIG mode.
         for run in range(runs + 1):
             for seconds, changed in ((apply, True), (noop, False)):
                 start = time.perf_counter()

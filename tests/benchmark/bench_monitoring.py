@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure monitoring: 1,000 simulated GPUs in one real Prometheus with all rules and alerts.
+"""Measure monitoring of 1,000 simulated GPUs in a real Prometheus.
 
-125 hosts of 8 GPUs, served by one small HTTP server: every second one in the text of the embedded exporter, the others in
-dcgm-exporter's; one GPU in eight has seven MIG instances. With each host comes what `gpu-layout metrics` writes. Values
-change with every scrape. SIZE is the number of GPUs.
+All rules and alerts are loaded. One small HTTP server provides the metrics of 125 hosts with 8 GPUs each. Half of the
+hosts have the format of the embedded exporter, and half have that of dcgm-exporter. One GPU in eight has seven MIG
+instances. Each host also has the metrics of `gpu-layout metrics`. Values change with every scrape. SIZE is the number
+of GPUs.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ FIGURES = (
     "monitoring_peak_memory_1000_gpus",
 )
 GPUS_PER_HOST = 8
-#: Between two scrapes, and two evaluations; the role's is longer, and a round costs the same.
+#: Seconds between scrapes and between evaluations. The role's interval is longer, but the cost per round is the same.
 INTERVAL = 10
 ROUNDS = 6
-#: In the first ones all series are made, which happens once.
+#: Number of rounds to skip. In the first rounds, Prometheus creates all series.
 WARM_UP = 2
-#: A machine on which this does not come in time has other troubles.
+#: Seconds after which Prometheus is considered broken.
 DEADLINE = 600
 MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = "580.105.08"
-#: What nvitop serves besides. Rules read the use of encoders and decoders, and throughputs only where GPM tells none.
+#: Further metrics of nvitop. Rules only read the utilization of encoders and decoders, and throughputs if GPM has none.
 UNREAD = (
     "gpu_memory_utilization_Percentage",
     "gpu_encoder_utilization_Percentage",
@@ -63,7 +64,7 @@ UNREAD = (
     "gpu_nvlink_mean_tx_throughput_MiBps",
     "gpu_nvlink_mean_rx_throughput_MiBps",
 )
-#: Of the role's counters.csv.
+#: Profiling fields in the role's counters.csv.
 PROF = (
     "GR_ENGINE_ACTIVE",
     "SM_ACTIVE",
@@ -75,7 +76,7 @@ PROF = (
     "NVLINK_TX_BYTES",
     "NVLINK_RX_BYTES",
 )
-#: Of the same; FB_*, XIDs and others apart.
+#: Device fields in the role's counters.csv, without FB_*, XIDs and some others.
 DEV = (
     "SM_CLOCK",
     "MEM_CLOCK",
@@ -100,7 +101,7 @@ DEV = (
 
 
 def figures(options):
-    """Yields (name, value, unit) or (name, None, reason)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     gpus = amount(options, 1000, 16, "SIZE")
     fleet = Fleet(-(-gpus // GPUS_PER_HOST))
     interval = amount(options, INTERVAL, 1)
@@ -117,20 +118,20 @@ def figures(options):
 
 
 class BenchError(Exception):
-    """Why there is no figure."""
+    """Raised with the reason why the figures cannot be measured."""
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------
 
 
 class Fleet:
-    """The text of each host's exporter, other values each time."""
+    """The exporter text of each host. Values change in each scrape."""
 
     def __init__(self, hosts: int) -> None:
         self.hosts, self.gpus = hosts, hosts * GPUS_PER_HOST
         self.random = random.Random(1)
 
-        # Made before, two for each host: Prometheus is measured, not this.
+        # Two texts per host are created in advance, so that their creation does not affect the measurement.
         self.texts = [[self.text(host).encode() for _ in range(2)] for host in range(hosts)]
         self.turn = [0] * hosts
 
@@ -207,7 +208,7 @@ class Fleet:
             if instance is None:
                 labels += f',hpc_job="{4000 + index}"'
                 lines.append(f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} {100 * value():.0f}")
-            # The exporter gives the GPU's own values with each of its instances.
+            # The exporter repeats the GPU's own values for each of its instances.
             lines += [f"DCGM_FI_{name}{{{labels}}} {number}" for name, number in dcgm_values(value)]
 
     def _host(self, lines, uuid, index, instances) -> None:
@@ -234,7 +235,7 @@ class Fleet:
 
 
 def dcgm_values(value):
-    """The fields of the role's counters.csv."""
+    """Yield (field, value) for the fields of the role's counters.csv."""
     used = 9000 * value()
     yield from (("DEV_FB_USED", f"{used:.0f}"), ("DEV_FB_FREE", f"{9984 - used:.0f}"), ("DEV_FB_RESERVED", "519"))
     yield from (("DEV_POWER_USAGE", f"{100 + 600 * value():.3f}"), ("DEV_GPU_TEMP", f"{30 + 50 * value():.0f}"))
@@ -247,7 +248,7 @@ def dcgm_values(value):
 
 
 class Server:
-    """Serves each host's text under its number."""
+    """Serves each host's text at the path of its number."""
 
     def __init__(self, fleet: Fleet) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -260,11 +261,11 @@ class Server:
                 self.wfile.write(body)
 
             def log_message(self, *_):
-                """Says nothing."""
+                """Log nothing."""
 
         class Quiet(ThreadingHTTPServer):
             def handle_error(self, request, client_address):
-                """A scrape that Prometheus gave up."""
+                """Ignore scrapes that Prometheus aborted."""
 
         self.server = Quiet(("127.0.0.1", 0), Handler)
         self.port = self.server.server_address[1]
@@ -282,8 +283,11 @@ class Server:
 
 
 def measure(directory: Path, port: int, fleet: Fleet, interval: int) -> tuple[float, float, float, float]:
-    """Of one Prometheus with all rules, the worst of the last rounds: (series, seconds of all groups one after the other,
-    seconds of the one that takes longest, MiB)."""
+    """Run Prometheus with all rules and return the worst values of the last rounds.
+
+    Returns the number of series, the seconds of all groups in sequence, the seconds of the slowest group, and the peak
+    memory in MiB.
+    """
     rules = sorted((*(FILES / "rules").glob("*.yml"), *(FILES / "alerts").glob("*.yml")))
     targets = [
         {
@@ -335,7 +339,7 @@ def watch(
         time.sleep(interval)
         if process.poll() is not None or time.monotonic() > until:
             raise BenchError(f"Prometheus does not run, or not in time: {log.read_text()[-300:]!r}")
-        # The first rounds have not all hosts yet.
+        # In the first rounds, some hosts are still missing.
         try:
             if len(query(url, "count by (host) (gpu:info)")) < hosts:
                 continue
@@ -367,13 +371,16 @@ def watch(
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process; they are a little more where others want the same cores."""
+    """Return a process's user and system time in seconds.
+
+    The time is slightly higher if other processes use the same cores.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of_groups(url: str) -> list[float]:
-    """What the last evaluation of each group took."""
+    """Return the duration of each group's last evaluation in seconds."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return [

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure packing: gap to the optimum, time and memory of a large fleet, and changes. docs/packing.md.
+"""Measure packing: the gap to the optimum, a large fleet, and changes.
 
-PODS=FILE are requests and NODES=FILE hosts, in the form of Alibaba's cluster-trace-gpu-v2023 (CSV, gzip or not). SEED chooses
-what is sampled, SIZE how many workloads the large fleet has (10,000, and 6 GPUs for each 10 of them). Every layout is checked
-against its problem and accepted by the MIG planner, or the run ends.
+See docs/packing.md. PODS=FILE has requests and NODES=FILE has hosts, in the format of Alibaba's cluster-trace-gpu-v2023
+(CSV, may be gzipped). SEED selects the samples. SIZE is the number of workloads of the large fleet (10,000, with 6 GPUs
+for every 10 workloads). Every layout is checked against its problem and accepted by the MIG planner. Otherwise, the
+benchmark aborts.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
 
 FIGURES = ("packing_gap_to_optimum", "packing_seconds", "packing_peak_memory", "replan_destroyed_over_fresh")
-#: Every GPU of the hosts counts as one of these: the models of the trace have no MIG, or are not named.
+#: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.
 MODEL = "A100-40GB"
 WORKLOADS, GPUS_PER_WORKLOAD = 10_000, 0.6
 REPLANS, CHANGED = 10, 0.05
-#: GPUs of a NUMA node; a host's GPUs are one NVLink group.
+#: GPUs per NUMA node. All GPUs of a host are one NVLink group.
 NODE_GPUS = 4
 
 
@@ -54,7 +55,7 @@ class Request(NamedTuple):
 
 
 def figures(options):
-    """Yield (name, value or None, unit or the reason why there is no value)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     reason = None
     if not options.get("PODS") or not options.get("NODES"):
         reason = "needs PODS=FILE and NODES=FILE, as docs/packing.md says"
@@ -76,7 +77,7 @@ def figures(options):
     yield _replans(parts, fleet, first, seed, amount(options, REPLANS, 2))
 
 
-# -- What is read ------------------------------------------------------------------------------------------------------
+# -- Input --
 
 
 def _rows(path: str, columns: Iterable[str]) -> list[dict[str, str]]:
@@ -100,7 +101,7 @@ def _number(path: str, line: int, row: dict[str, str], column: str) -> int:
 
 
 def read_requests(path: str) -> list[Request]:
-    """The requests that ask for GPUs at all."""
+    """Return the requests that ask for GPUs."""
     rows = enumerate(_rows(path, ("name", "num_gpu", "gpu_milli")), 2)
     found = [
         Request(row["name"], _number(path, line, row, "num_gpu"), _number(path, line, row, "gpu_milli"))
@@ -115,7 +116,10 @@ def read_hosts(path: str) -> list[tuple[str, int]]:
 
 
 def nearest(thousandths: int) -> Shape:
-    """The plain MIG profile whose share of compute slices is nearest, the one with less memory of two."""
+    """Return the plain MIG profile with the nearest share of compute slices.
+
+    If two are equally near, the profile with less memory is returned.
+    """
     capacity = geometry(MODEL).capacity
     plain = [profile for profile in capacity.profiles.values() if profile.name.endswith("gb")]
     return mig(
@@ -132,7 +136,10 @@ def as_workloads(requests: list[Request]) -> tuple[Workload, ...]:
 
 
 def fleet_of(hosts: list[tuple[str, int]], most: int) -> tuple[FleetGpu, ...]:
-    """The first GPUs of the hosts; the hosts again, by other names, where there are not so many."""
+    """Return the first GPUs of the hosts.
+
+    If there are too few, the hosts are repeated with other names.
+    """
     if not any(count for _name, count in hosts):
         raise SystemExit("bench: the hosts have no GPUs")
     found: list[FleetGpu] = []
@@ -146,12 +153,12 @@ def fleet_of(hosts: list[tuple[str, int]], most: int) -> tuple[FleetGpu, ...]:
 
 
 def sample(requests: list[Request], count: int, rng: random.Random) -> list[Request]:
-    """So many requests; each may come again where there are not so many."""
+    """Return a sample of requests. If there are too few, requests are repeated."""
     chosen = rng.sample(requests, count) if len(requests) >= count else rng.choices(requests, k=count)
     return [request._replace(name="w%05d" % n) for n, request in enumerate(chosen)]
 
 
-# -- What is measured --------------------------------------------------------------------------------------------------
+# -- Measurements --
 
 
 def checked(problem: Problem, what: str) -> Packing:
@@ -183,7 +190,10 @@ def _say(what: str, packing: Packing, more: str = "") -> None:
 
 
 def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, seed: int):
-    """The requests as they are mixed in the file, which are more than the fleet holds; and without those for one whole GPU."""
+    """Pack two sets of requests on a large fleet.
+
+    One set has the mix of the file and exceeds the fleet. The other set has no requests for one whole GPU.
+    """
     rng = random.Random(seed)
     several = [request for request in requests if request.gpus > 1]
     parts = [r for r in requests if r.gpus == 1 and geometry(MODEL).load(shape_of(r)) < 1000]
@@ -196,7 +206,7 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
     seconds, peaks = [], []
     for name, mix in mixes.items():
         problem = Problem(fleet, as_workloads(mix))
-        # A separate process, so that its peak is that of one packing.
+        # A separate process, so that its peak memory is that of one packing.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             packing, took, peak = pool.submit(timed, problem).result()
         wrong = check.problems(problem, packing)
@@ -211,16 +221,17 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
 
 
 def timed(problem: Problem) -> tuple[Packing, float, float]:
-    """(the packing, seconds, the process's peak in MiB)."""
+    """Return (packing, seconds, peak memory of the process in MiB)."""
     start = time.perf_counter()
     packing = pack(problem)
     return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int, replans: int):
-    """Instances that replans destroy over those that planning afresh destroys, after 5 % of the workloads changed.
+    """Return the figure for instances that replans destroy.
 
-    A changed workload asks for what another one of the file asks for, drawn at random.
+    The number is divided by that of packing from scratch. Before each replan, 5 % of the workloads change. A changed
+    workload gets the request of a random workload of the file.
     """
     today = tuple(Standing(s.host, s.index, s.shape, s.start, s.workload) for s in first.standing)
     mine = fresh = 0

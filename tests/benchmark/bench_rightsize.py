@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure sizing on a real trace: plan on one part of a day, judge on the other. docs/sizing.md."""
+"""Measure sizing on a real trace (docs/sizing.md).
+
+One part of a day is used for the plan, and the other part for scoring the plan.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,19 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Pol
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
 
-#: GiB: each container of the trace has a whole card of this class; and the cards to share.
+#: Card sizes in GiB: the card that each container of the trace has, and the cards to share.
 HELD, CARDS = 48, (80, 141)
-#: Containers with fewer samples of duty are left out of the sharing.
+#: Containers with fewer duty samples are excluded from sharing.
 LEAST_SAMPLES = 1300
 CELLS = [(reverse, card) for reverse in (False, True) for card in CARDS]
-#: Idle: false if duty comes to this within so long after the first flag, which counts if there is so much left.
+#: Idle flags are false if duty reaches this percentage within this time after the first flag. Flags too close to the
+#: end do not count. INJECTED is the number of idle containers that are added.
 WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
-#: The idle rule as audits use it, in hours in place of days: the trace is one day long. Work is duty of 1 %; samples that are
-#: missing for ten minutes are a gap.
+#: The audit's idle rule with hours instead of days, because the trace is one day long. Duty of 1 % is work, and ten
+#: minutes without samples are a gap.
 IDLE = Policy(grace_seconds=2 * 3600, new_seconds=86400, new_threshold_seconds=6.4 * 3600)
 WORKING_PERCENT, GAP_SECONDS = 1, 600
-#: Random parts of the containers on which the bar is tried besides.
+#: Number and size of the random subsets of containers for which the limits are also checked.
 SUBSETS, SUBSET_SHARE = 6, 0.7
 
 SUBSET_NAMES = (
@@ -42,7 +46,7 @@ def cell(reverse, card):
 
 
 def all_names():
-    """Every figure's name, in the order of printing."""
+    """Yield the names of all figures in the order in which they are printed."""
     for what in ("gpus", "over_memory", "saturated"):
         yield from (f"rightsize_{what}_{cell(*which)}" for which in CELLS)
     yield "rightsize_gpus_total"
@@ -56,7 +60,7 @@ FIGURES = tuple(all_names())
 
 
 def figures(options):
-    """Yields (name, value, unit) or (name, None, reason)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     try:
         if "TRACE" not in options:
             raise trace.TraceError("no trace: make bench BENCH=rightsize TRACE=FILE")
@@ -75,13 +79,13 @@ def figures(options):
 
 
 def planned(fleet, card_bytes):
-    """The groups of names of the policy as it is by default."""
+    """Return the default policy's groups of container names."""
     found = share(fleet, card_bytes)
     return [card.names for card in found.cards] + [(name,) for name, _reason in found.left_alone]
 
 
 def cells(fleet, rule):
-    """A Verdict of each of CELLS."""
+    """Yield a Verdict for each of CELLS."""
     for reverse, card in CELLS:
         seen, to_come = trace.halves(fleet, reverse)
         yield trace.judge(rule(seen, card * trace.GIB), to_come, card * trace.GIB)
@@ -108,7 +112,10 @@ def sharing_figures(fleet):
 
 
 def subset_figures(fleet, subsets, seed):
-    """The same four cells for random parts of the containers: how often the bar does not hold for others."""
+    """Score the four cells for random subsets of the containers.
+
+    The figures count how often a subset does not meet the limits.
+    """
     size = round(SUBSET_SHARE * len(fleet.names))
     if not subsets or not size:
         for name in SUBSET_NAMES:
@@ -128,7 +135,7 @@ def subset_figures(fleet, subsets, seed):
 
 
 def first_flags(fleet):
-    """The index of the first sample at which each workload is idle, -1 where there is none."""
+    """Return the index of each workload's first idle sample, or -1."""
     memory = fleet.whole_memory()
     return [first_flag(fleet.times, duty, held) for duty, held in zip(fleet.duty, memory)]
 
@@ -155,7 +162,10 @@ def first_flag(times, duty, memory):
 
 
 def idle_figures(fleet, seed):
-    """Flags on the trace with containers put in that hold memory and do nothing, half of them with noise under 1 %."""
+    """Flag idle containers, after adding containers that hold memory without work.
+
+    Half of the added containers have noise below 1 %.
+    """
     length, there = len(fleet.times), len(fleet.names)
     chance = np.random.default_rng(seed)
     noise = np.where(np.arange(INJECTED)[:, None] % 2, chance.uniform(0, 0.99, (INJECTED, length)), 0.0)

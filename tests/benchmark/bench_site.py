@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure site.yml on the lab: a run without changes, and the times of the demo."""
+"""Measure site.yml in the lab: a run without changes, and the demo's times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import naive_site
 from fleet import LAB, FleetError, Run, play_and_read, play_quietly
 
-#: The GPU hosts of the demo, with settings that make site.yml run every role on them.
+#: The demo's GPU hosts, with settings that make site.yml run every role on them.
 INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory")
 ROLES = tuple(
     f"openfleet.gpu.{name} :"
@@ -31,13 +31,13 @@ FIGURES = (
 
 
 def figures(options):
-    """Yields (name, value, unit) or (name, None, reason)."""
+    """Yield (name, value, unit) or (name, None, reason)."""
     yield from demo_times()
     yield from run_without_changes("l40s" if options.get("SMALL") else "gpu_hosts")
 
 
 def demo_times():
-    """The times that the last cold and the last warm `make demo` noted."""
+    """Yield the times recorded by the last cold and the last warm `make demo`."""
     noted = LAB / "times.json"
     times = json.loads(noted.read_text()) if noted.exists() else {}
     for name, how in (("demo_cold", "`make clean demo`"), ("demo_warm", "`make demo` a second time")):
@@ -45,9 +45,9 @@ def demo_times():
 
 
 def run_without_changes(hosts):
-    """Run all roles on lab hosts that need no change, from simulator to exporter, with nothing to drain.
+    """Run all roles, from simulator to exporter, on lab hosts without changes.
 
-    `hosts` is a pattern of the inventory.
+    There is nothing to drain. `hosts` is a pattern of the inventory.
     """
     inventory = (*INVENTORY, "--limit", f"{hosts},localhost")
     names = ("site_module_executions_noop", "site_seconds_per_host_noop", "site_bytes_per_host_noop")
@@ -63,7 +63,7 @@ def run_without_changes(hosts):
             counted = play_and_read(
                 "site.yml", "bench-counted.json", *inventory, "-e", f"ansible_podman_executable={counter.path}"
             )
-            # Timed separately from the count, which has its own cost.
+            # Timed in a separate run, because counting takes time.
             timed = play_and_read("site.yml", "bench-timed.json", *inventory)
         finally:
             play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *inventory)
@@ -82,7 +82,10 @@ def run_without_changes(hosts):
 
 
 def what_is_wrong(first: Run, *later: Run) -> str:
-    """Figures of roles that were off, or of a run that had something to do, would be none; empty where all is well."""
+    """Return why the figures would be invalid. Empty if they are valid.
+
+    They are invalid if a role was disabled, or if a later run changed something.
+    """
     brought = {(change.host, role) for change in first.changes for role in ROLES if change.task.startswith(role)}
     missing = sorted(f"{role} on {host}" for host in first.hosts for role in ROLES if (host, role) not in brought)
     if missing:
@@ -91,9 +94,9 @@ def what_is_wrong(first: Run, *later: Run) -> str:
 
 
 class PodmanCounter:
-    """A podman that notes each call, and keeps what is sent to the command that it runs.
+    """A wrapper for podman that logs each call and the input of each command.
 
-    Each module that Ansible runs on a host is one Python started there, which reads the module from its standard input.
+    Each module that Ansible runs on a host is one Python process, which reads the module from standard input.
     """
 
     def __init__(self, path: Path, calls: Path, sent: Path) -> None:
@@ -112,10 +115,10 @@ esac
         path.chmod(0o755)
 
     def bytes_sent(self) -> int:
-        """How much was sent to all hosts together: modules with their arguments, as they are behind the connection."""
+        """Return the bytes sent to all hosts: the modules and their arguments."""
         return self.sent.stat().st_size if self.sent.exists() else 0
 
     def module_executions(self) -> int:
-        """How many modules ran on all hosts together since the counter was made."""
+        """Return how many modules ran on all hosts since the counter was created."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return sum("exec " in line and "python3" in line for line in lines)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Transitions of one GPU between layouts, random or from a file."""
+"""Random transitions of one GPU between layouts, or transitions from a file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ MIG_MODELS = sorted(key for key, model in MODELS.items() if model.mig_capable)
 
 
 class Case(NamedTuple):
-    """A GPU with instances, some of them busy, and the target it shall reach."""
+    """A GPU with instances, some of them busy, and its target."""
 
     gpu: Gpu
     target: gpu_plan.Target
 
 
 class Outcome(NamedTuple):
-    """Instances destroyed and the busy ones among them: by the plan, at the least, and by re-creating everything."""
+    """Numbers of destroyed instances: planned, minimum, and if all are recreated.
+
+    Busy instances are also counted separately.
+    """
 
     destroyed: int
     busy_destroyed: int
@@ -44,7 +47,10 @@ class Outcome(NamedTuple):
 
 
 def random_cases(seed: int, count: int) -> Iterator[Case]:
-    """Random legal states and random layouts that fit, over all models with MIG; the same for the same seed."""
+    """Yield random valid states with random layouts that fit, for all MIG models.
+
+    The same seed gives the same cases.
+    """
     rng = random.Random(seed)
     for _ in range(count):
         gpu = assumed_gpus([rng.choice(MIG_MODELS)], MODELS)[0]
@@ -63,7 +69,7 @@ def _some(rng, gpu, pairs):
 
 
 def read_cases(path: str) -> Iterator[Case]:
-    """Cases from a file, one JSON object a line.
+    """Yield cases from a file with one JSON object per line.
 
     {"model": key, "have": [[profile, start], ...], "busy": [[profile, start], ...], "want": [profile, ...]}
     """
@@ -88,7 +94,7 @@ def _case(gpu, have, busy, names):
 
 
 def judge(case: Case) -> Outcome:
-    """Plan the case, and hold the plan against the best of all arrangements."""
+    """Plan the case and compare the plan with the best arrangement."""
     plan = planner.plan_gpu(*case)
     destroyed = sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
     least_busy, least = least_destroyed(case.gpu, [wanted.profile for wanted in case.target.instances])

@@ -1,19 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure a run without changes that has one task per object.
+"""Count module executions of a run without changes with one task per object.
 
-The tasks that a role of ansible.builtin modules takes for the same end, with all roles on, one line each: how many module
-executions a host, and what it is for. Favourable to such a role: a copy or template counts once, though Ansible asks the host
-twice for it; what can be asked of nvidia-smi for all GPUs in one command counts once; nothing is retried, waited for, drained
-or rolled back; no plan is made ahead of the first change.
+The table lists the tasks of a role of ansible.builtin modules that gives the same result as all roles of this
+collection, with the executions per host. Where there is a choice, the count is low. A copy or template counts once,
+although Ansible queries the host twice. One nvidia-smi query covers all GPUs. There are no retries, waits, drains or
+rollbacks, and no plan before the first change.
 """
 
 from __future__ import annotations
 
-#: role, executions on a host, the task
+#: (role, executions per host, task)
 TASKS = (
     ("play", 1, "setup: the facts that decide names of packages and paths"),
-    # -- what gpu_simulator does in one command
+    # -- gpu_simulator does this in one command
     ("simulator", 1, "apt: compiler and make"),
     ("simulator", 4, "file: directories of the library, the tool, the models and the state"),
     ("simulator", 3, "unarchive: the sources, the tool, the models; one by one they would be some seventy files"),
@@ -22,7 +22,7 @@ TASKS = (
     ("simulator", 1, "copy: the loader's configuration"),
     ("simulator", 1, "template: which GPUs there are"),
     ("simulator", 1, "command: lay the GPUs out, unless they are"),
-    # -- what openfleet.gpu.driver does in one execution
+    # -- openfleet.gpu.driver does this in one execution
     ("driver", 1, "package_facts: what is installed"),
     ("driver", 1, "command: lspci, for the GPUs, their generation and NVSwitches"),
     ("driver", 1, "command: mokutil --sb-state, for Secure Boot"),
@@ -38,7 +38,7 @@ TASKS = (
     ("driver", 1, "modprobe: load the module"),
     ("driver", 1, "slurp: the loaded version, to hold against the library's"),
     ("driver", 1, "systemd_service: the persistence daemon"),
-    # -- what openfleet.gpu.container_toolkit does in one execution
+    # -- openfleet.gpu.container_toolkit does this in one execution
     ("toolkit", 1, "get_url: the repository's key"),
     ("toolkit", 1, "command: the key's fingerprint"),
     ("toolkit", 1, "apt_repository: the repository"),
@@ -54,7 +54,7 @@ TASKS = (
     ("toolkit", 1, "command: nvidia-ctk cdi generate, to hold against the specification"),
     ("toolkit", 1, "slurp: the specification"),
     ("toolkit", 1, "command: getenforce, for SELinux"),
-    # -- what openfleet.gpu.mig and the command's installation do in one execution each
+    # -- openfleet.gpu.mig and the command's installation do this in one execution each
     ("layout", 1, "pip or copy: pynvml"),
     ("layout", 1, "command: nvidia-smi --query-gpu, for names, UUIDs, MIG modes and compute modes"),
     ("layout", 1, "command: nvidia-smi mig -lgip, for profiles"),
@@ -68,7 +68,7 @@ TASKS = (
     ("layout", 1, "copy: the command that restores it"),
     ("layout", 1, "template: the unit that does so at boot"),
     ("layout", 1, "systemd_service: the unit enabled"),
-    # -- what the exporter's installation does in one command
+    # -- the exporter's installation does this in one command
     ("exporter", 1, "pip or unarchive: the exporter's Python packages"),
     ("exporter", 1, "copy: the exporter"),
     ("exporter", 1, "template: its settings"),
@@ -86,5 +86,5 @@ TASKS = (
 
 
 def executions() -> int:
-    """Module executions a host in a run that changes nothing."""
+    """Return the module executions per host in a run without changes."""
     return sum(number for _role, number, _task in TASKS)

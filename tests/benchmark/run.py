@@ -7,10 +7,12 @@ Other output goes to standard error.
 
 usage: run.py [GROUP]      every group if none is named
 
-A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file: FIGURES names what it
-measures, and figures(options) yields (name, value, unit), or (name, None, reason). The options are the environment variables
-SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES, as far as they are set. SMALL=1 measures as little as possible: it proves that
-each figure can be measured, and the values mean nothing.
+A figure that cannot be measured is printed as `name n/a reason`.
+
+A group is a module bench_GROUP.py in this folder. Its FIGURES lists the names of its figures, and figures(options) yields (name,
+value, unit) or (name, None, reason). The options are those of the environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS
+and NODES that are set. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the values mean
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Iterator
 
 HERE = Path(__file__).resolve().parent
-#: Groups with lab hosts. podman manages containers only from the PID namespace that it started them in.
+#: Groups with lab hosts. podman can only manage containers from the PID namespace in which they were started.
 ON_LAB_HOSTS = ("kubernetes", "site")
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
@@ -34,12 +36,15 @@ import apart
 
 
 def groups() -> list[str]:
-    """The names of the groups that can be measured."""
+    """Return the names of the groups."""
     return sorted(path.stem.replace("bench_", "", 1) for path in HERE.glob("bench_*.py"))
 
 
 def as_line(name: str, value: float | int | None, unit: str) -> str:
-    """A figure as it is printed; the unit of a figure without a value is the reason for that."""
+    """Return the output line of a figure.
+
+    Without a value, the unit is the reason.
+    """
     if value is None:
         return f"{name} n/a {unit}"
     return f"{name} {value if isinstance(value, int) else f'{value:.4g}'} {unit}"
@@ -54,7 +59,7 @@ def main(arguments: list[str]) -> int:
     for group in arguments or groups():
         print(f"bench: group {group}", file=sys.stderr, flush=True)
         if group not in ON_LAB_HOSTS and apart.can_make_namespace():
-            # Modules look for GPU holders among all processes of the machine.
+            # Modules search for GPU holders among all processes of the machine.
             command = [*apart.COMMAND, sys.executable, str(HERE / "run.py"), group]
             status = subprocess.run(command, env={**os.environ, apart.VARIABLE: "1"}, check=False).returncode
             if status:
@@ -66,7 +71,10 @@ def main(arguments: list[str]) -> int:
 
 
 def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
-    """Yield the figures of a group; where it fails, those that are missing with the reason."""
+    """Yield the figures of a group.
+
+    If the group fails, the missing figures have the error as their reason.
+    """
     module = importlib.import_module(f"bench_{group}")
     missing = list(module.FIGURES)
     try:

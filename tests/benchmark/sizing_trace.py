@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a trace of duty and memory per container, split it, and apply simple rules for comparison.
+"""Read a trace of duty and memory per container, and apply simple rules to it.
 
-A trace is CSV, gzipped or not: timestamp (seconds), container, duty_percent, memory_used_bytes; an empty cell is no sample.
+The rules are for comparison. A trace is a CSV file, possibly gzipped, with the columns timestamp (seconds), container,
+duty_percent and memory_used_bytes. An empty cell is a missing sample.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import 
 
 GIB = 2**30
 COLUMNS = ("timestamp", "container", "duty_percent", "memory_used_bytes")
-#: The first share of the times; forward plans on it, reverse on the rest.
+#: The first part of the times. `forward` plans on this part, and `reverse` plans on the rest.
 SPLIT = 0.6
 
 
 class TraceError(Exception):
-    """The trace cannot be read; the text says why."""
+    """Raised with the reason why the trace cannot be read."""
 
 
 def read(path: str, card_bytes: float) -> Fleet:
-    """All containers on the times of the trace. Raises TraceError."""
+    """Return all containers at the times of the trace. Raises TraceError."""
     file = Path(path)
     try:
         with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
@@ -52,12 +53,15 @@ def read(path: str, card_bytes: float) -> Fleet:
 
 
 def lasting(fleet: Fleet, samples: int) -> Fleet:
-    """The containers with more than so many samples of duty."""
+    """Return the containers with more than this number of duty samples."""
     return fleet.part(np.flatnonzero((~np.isnan(fleet.duty)).sum(axis=1) > samples))
 
 
 def halves(fleet: Fleet, reverse: bool, split: float = SPLIT) -> tuple[Fleet, Fleet]:
-    """(to plan on, to judge on). Memory before a half is carried into it, as the whole trace has it."""
+    """Return (part for the plan, part for scoring).
+
+    Memory from before the cut is carried over into the second part.
+    """
     cut = int(len(fleet.times) * split)
     whole = Fleet(fleet.names, fleet.times, fleet.whole_duty(), fleet.whole_memory(), fleet.card)
     parts = (whole.between(0, cut), whole.between(cut, len(fleet.times)))
@@ -66,7 +70,10 @@ def halves(fleet: Fleet, reverse: bool, split: float = SPLIT) -> tuple[Fleet, Fl
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a plan, on what came: GPUs, how many of them ran over their memory, samples over 100 % duty in percent."""
+    """The score of a plan.
+
+    Fields: number of GPUs, GPUs whose memory was exceeded, and samples above 100 % duty in percent.
+    """
 
     gpus: int
     over: int
@@ -78,7 +85,10 @@ class Verdict:
 
 
 def judge(groups, fleet: Fleet, card_bytes: float) -> Verdict:
-    """groups: names of containers, one group a GPU; every container of the fleet must be in one."""
+    """Score a plan. `groups` has one group of container names per GPU.
+
+    Raises ValueError if a container of the fleet is in no group or in two.
+    """
     row = {name: place for place, name in enumerate(fleet.names)}
     groups = [[row[name] for name in group] for group in groups]
     if sorted(place for group in groups for place in group) != list(range(len(row))):
@@ -89,11 +99,14 @@ def judge(groups, fleet: Fleet, card_bytes: float) -> Verdict:
     return Verdict(len(groups), over, 100 * float(saturated))
 
 
-# --- Rules to compare with ------------------------------------------------------------------------------------------
+# --- Rules for comparison ---
 
 
 def krr_rule(fleet: Fleet, card_bytes: float):
-    """Duty's 95th percentile and the maximum of memory + 15 % (KRR's rules for CPU and memory), first-fit decreasing."""
+    """Group by the 95th percentile of duty and the memory maximum plus 15 %.
+
+    These are KRR's rules for CPU and memory, with first-fit decreasing.
+    """
     memory = 1.15 * fleet.whole_memory().max(axis=1)
     duty = np.quantile(fleet.whole_duty(), 0.95, axis=1)
     order = np.argsort(-np.maximum(memory / card_bytes, duty / 100), kind="stable")
@@ -109,7 +122,11 @@ def krr_rule(fleet: Fleet, card_bytes: float):
 
 
 def joint_rule(fleet: Fleet, card_bytes: float):
-    """Peak of the summed memory times 1.3, summed duty times 1.2 over 100 in at most 1 % of the samples; best fit."""
+    """Group containers by their joint use, with best fit.
+
+    The peak of the summed memory times 1.3 must fit. The summed duty times 1.2 may exceed 100 % in at most 1 % of the
+    samples.
+    """
     memory, duty = fleet.whole_memory(), fleet.whole_duty()
     groups: list[list[int]] = []
     for item in np.argsort(-memory.max(axis=1), kind="stable"):

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run each group of `make bench` once with SMALL=1: every figure has a value, or a reason that the test knows."""
+"""Run each group of `make bench` once with SMALL=1.
+
+Each figure must have a value or a known reason.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LONGEST_SECONDS = 900
-#: Reasons for a figure without a value, by the beginning of its name: a tool that this machine lacks, or a time that only
-#: `make demo` measures.
+#: Accepted reasons for a figure without a value, by the start of its name: a tool is missing on this machine, or only
+#: `make demo` measures the time.
 REASONS = {
     "demo_": ["not measured yet: "],
     "mig_": ["partitioning needs root"],
@@ -46,7 +49,7 @@ def groups() -> list[str]:
 
 
 def measured(group: str, options: dict[str, str]) -> dict[str, str]:
-    """Run a group; return what it prints behind the name of each figure."""
+    """Run a group. Return the output after each figure's name."""
     environment = {**os.environ, "SMALL": "1", **options}
     done = subprocess.run(
         [sys.executable, str(HERE / "run.py"), group],
@@ -63,7 +66,7 @@ def measured(group: str, options: dict[str, str]) -> dict[str, str]:
 
 
 def without_reason(printed: dict[str, str]) -> list[str]:
-    """Return the figures that have no value and no known reason."""
+    """Return the figures without a value and without a known reason."""
     missing = {name: rest.removeprefix("n/a ") for name, rest in printed.items() if rest.startswith("n/a ")}
     known = [
         name

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the calls of a program cost, said again in Python from what CUDA's documentation and the project's design say.
+"""Calculate the memory cost of a program's CUDA calls.
 
-Nothing here is taken from the library. A `Book` is the account of one process; the sum of a tenant's books on a GPU is
-what cuMemGetInfo must report and the quota must bind.
+Written in Python from CUDA's documentation and the project's design. No code is shared with the library. A `Book` is
+the account of one process. The sum of a tenant's books for a GPU is what cuMemGetInfo must report and what the quota
+must limit.
 """
 
 from __future__ import annotations
@@ -12,24 +13,27 @@ import struct
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
-STEP = 2 * MIB  # of physical memory and of what pools reserve
+STEP = 2 * MIB  # granularity of physical memory and of pool reservations
 PITCH = 512
 ELEMENT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 LAYERED = 1
 
 
 def rounded(size: int, step: int = STEP) -> int:
-    """Up to a whole number of steps."""
+    """Round up to a whole number of steps."""
     return -(-size // step) * step
 
 
 def pitched(width: int, height: int) -> int:
-    """Bytes of rows that begin at multiples of the pitch."""
+    """Return the size of an allocation whose rows start at multiples of the pitch."""
     return rounded(width, PITCH) * height
 
 
 def array_bytes(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0, levels: int = 1) -> int:
-    """Elements of an array with so many levels, each half of the one before in each direction but that of the layers."""
+    """Return the size in bytes of an array with several levels.
+
+    Each level has half the size of the previous level in each direction. The number of layers stays the same.
+    """
     longest = max(width, height, 0 if flags & LAYERED else depth)
     total = 0
     for level in range(min(levels, longest.bit_length())):
@@ -39,33 +43,33 @@ def array_bytes(width: int, height: int, depth: int, form: int, channels: int, f
 
 
 def on_device(device: int) -> bytes:
-    """CUmemAllocationProp: pinned memory on a device."""
+    """Return a CUmemAllocationProp for pinned memory on a device."""
     return struct.pack("<iiii8x8x", 1, 0, 1, device)
 
 
 def pool_on_device(device: int, most: int = 0) -> bytes:
-    """CUmemPoolProps: a pool on a device."""
+    """Return a CUmemPoolProps for a pool on a device."""
     return struct.pack("<iiii8xQ56x", 1, 0, 1, device, most)
 
 
 def array_2d(width: int, height: int, form: int, channels: int) -> bytes:
-    """CUDA_ARRAY_DESCRIPTOR."""
+    """Return a CUDA_ARRAY_DESCRIPTOR."""
     return struct.pack("<QQiI", width, height, form, channels)
 
 
 def array_3d(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0) -> bytes:
-    """CUDA_ARRAY3D_DESCRIPTOR."""
+    """Return a CUDA_ARRAY3D_DESCRIPTOR."""
     return struct.pack("<QQQiII4x", width, height, depth, form, channels, flags)
 
 
 def graph_memory_node(device: int, size: int) -> bytes:
-    """CUDA_MEM_ALLOC_NODE_PARAMS."""
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
     return pool_on_device(device) + struct.pack("<QQQQ", 0, 0, size, 0)
 
 
 @dataclass
 class Physical:
-    """Memory behind a handle: there until nobody refers to it and nothing maps it."""
+    """Memory behind a handle. It exists until it has no references and no mappings."""
 
     gpu: int
     size: int
@@ -75,17 +79,20 @@ class Physical:
 
 @dataclass
 class Held:
-    """What a pointer or an array handle stands for."""
+    """The allocation that a pointer or an array handle refers to."""
 
     gpu: int
     size: int
     context: int
-    free: str  # the function that gives it back
+    free: str  # name of the function that frees it
 
 
 @dataclass
 class Book:
-    """One process: what it holds besides pools and graphs, whose reserves only the driver knows."""
+    """The account of one process: its allocations outside pools and graphs.
+
+    Only the driver knows how much pools and graphs reserve.
+    """
 
     held: dict[int, Held] = field(default_factory=dict)
     physical: dict[int, Physical] = field(default_factory=dict)
@@ -93,12 +100,12 @@ class Book:
     pooled: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # address -> gpu, pool, size
 
     def used(self, gpu: int) -> int:
-        """Bytes on a GPU."""
+        """Return the number of bytes used on a GPU."""
         linear = sum(held.size for held in self.held.values() if held.gpu == gpu)
         return linear + sum(memory.size for memory in self.physical.values() if memory.gpu == gpu)
 
     def context_gone(self, context: int) -> None:
-        """A context takes its pointers and arrays along; handles belong to no context."""
+        """Remove a context with its pointers and arrays. Handles belong to no context."""
         self.held = {key: held for key, held in self.held.items() if held.context != context}
 
     def drop_unused(self, handle: int) -> None:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent that hands out turnstiles, under a service manager that keeps its descriptors; and a client that attacks it."""
+"""Run the agent that distributes turnstiles, and clients that attack it.
+
+The tests stand in for the service manager and keep the agent's descriptors.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The interpreter that stands for a host's.
+#: The Python interpreter of the simulated host.
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 MAIN = "import sys; from ansible_collections.openfleet.gpu.plugins.module_utils.cli.main import main; sys.exit(main())"
 FIRST = 3
@@ -40,9 +43,10 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def wait_until_read(path: Path) -> None:
-    """Wait until the agent has read a file twice, so that it has acted on what the first time showed.
+    """Wait until the agent has read a file twice.
 
-    The kernel notes an access in a file whose access time is older than its change (mount(8), relatime).
+    By the second read, the agent has acted on what it read first. The kernel updates a file's access time only if it is
+    older than the modification time (mount(8), relatime).
     """
     for _ in range(2):
         os.utime(path, (0, time.time()))
@@ -50,11 +54,14 @@ def wait_until_read(path: Path) -> None:
 
 
 class Agent:
-    """`gpu-layout vgpu-agent` below a root, and what systemd is to it: told when it is ready, and keeps descriptors."""
+    """Run `gpu-layout vgpu-agent` below a root directory.
+
+    Acts as systemd: receives the agent's readiness message and keeps its file descriptors.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.kept, self.ready, self.process = root, {}, 0, None
-        #: Of the agent's process, beside its own: where it finds an NVML.
+        #: Additional environment variables for the agent's process, for example the location of NVML.
         self.environment: dict[str, str] = {}
         self.log = root.parent / "agent.log"
         self._address = f"openfleet-test-{os.getpid()}-{id(self)}"
@@ -78,11 +85,11 @@ class Agent:
                 os.close(descriptor)
 
     def start(self) -> Agent:
-        """Starts it with the descriptors that were kept, and waits until it serves."""
+        """Start the agent with the stored descriptors, and wait until it is ready."""
         before, descriptors = self.ready, list(self.kept.values())
 
         def hand_over() -> None:
-            # Above all that are to be had, so that none is overwritten before it was copied.
+            # Use high numbers, so that no descriptor is overwritten before it is copied.
             high = [os.dup2(descriptor, 200 + n) for n, descriptor in enumerate(descriptors)]
             for n, descriptor in enumerate(high):
                 os.dup2(descriptor, FIRST + n)
@@ -114,7 +121,10 @@ class Agent:
         self.process.wait(DEADLINE)
 
     def restart(self, lose: bool = False) -> None:
-        """As systemd does when it was killed; `lose`: as after `systemctl stop`, which drops what was kept."""
+        """Restart the agent like systemd after a kill.
+
+        With `lose`, restart it like `systemctl stop` and `start`: the stored descriptors are dropped.
+        """
         self.kill()
         if lose:
             self.lose()
@@ -133,12 +143,12 @@ class Agent:
             last.sendto(b"END", "\0" + self._address)
 
     def page(self, gpu_uuid: str, tenant: str) -> bytes:
-        """What is in a tenant's page."""
+        """Return the content of a tenant's page."""
         return os.pread(self.kept[f"seat-1-{gpu_uuid}-{tenant}"], 1 << 20, 0)
 
 
 def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
-    """The tenant as gpu_layout has it, as its quota says."""
+    """Return the gpu_layout entry that matches the tenant's quota."""
     said = [line.split() for line in (tenant.folder / "quota").read_text().splitlines() if not line.startswith("#")]
     words = {line[0]: line[1] for line in said}
     gpus = [line for line in said if line[0] == "gpu"]
@@ -154,7 +164,7 @@ def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
 
 
 def make_tenant(tenant: Tenant, group: str | None = None) -> Tenant:
-    """What the agent goes by."""
+    """Write the tenant's files that the agent reads."""
     spec = vgpu_files.to_data(spec_of(tenant, group))
     (tenant.root / vgpu_files.agent_folder(tenant.name)).mkdir(parents=True, exist_ok=True)
     new = tenant.folder / "tenant.json.new"
@@ -165,7 +175,7 @@ def make_tenant(tenant: Tenant, group: str | None = None) -> Tenant:
 
 @contextlib.contextmanager
 def connected(folder: Path) -> Iterator[socket.socket]:
-    """A connection to the agent's socket in the folder."""
+    """Connect to the agent's socket in the folder."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(DEADLINE)
         with socket_folder(folder) as path:
@@ -175,7 +185,7 @@ def connected(folder: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def handed(folder: Path) -> Iterator[dict[str, int]]:
-    """What a client gets there: descriptors by the lines of the answer."""
+    """Return the descriptors that a client receives, by the lines of the answer."""
     found: dict[str, int] = {}
     with connected(folder) as connection:
         while True:
@@ -192,7 +202,7 @@ def handed(folder: Path) -> Iterator[dict[str, int]]:
 
 
 class Pause:
-    """A moment at which the world's time stands still until the test lets it go on."""
+    """A point in simulated time at which the clock stops until the test continues."""
 
     def __init__(self, world: World, tenant: Tenant, seconds: float) -> None:
         self._folder = world.folder / f"pause-{len(world.workers)}"
@@ -211,23 +221,23 @@ class Pause:
         (self._folder / "on").touch()
 
 
-POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
+POINTS = 5  # tolerance for a tenant's share, in percentage points; one turn is 2 points of a second
 HALF_MS = "--kernel 500000 --report 0.1"
 
 
 def pair(world: World, words: str, percents: tuple[int, int] = (50, 50)) -> list[Worker]:
-    """Two tenants on one GPU, known to the agent, each with a worker."""
+    """Create two tenants on one GPU, each known to the agent and with one worker."""
     tenants = [make_tenant(world.tenant(sm, f"tenant-{seat}", seat)) for seat, sm in enumerate(percents)]
     return [world.worker(tenant, words) for tenant in tenants]
 
 
 def own(tenant: Tenant) -> Path:
-    """The folder that only this tenant's containers have."""
+    """Return the folder that is mounted only in this tenant's containers."""
     return tenant.root / vgpu_files.agent_folder(tenant.name)
 
 
 def seat_of(agent: Agent, tenant: Tenant) -> Seat:
-    """What is in the tenant's page."""
+    """Return the seat in the tenant's page."""
     return Seat.from_buffer_copy(agent.page(tenant.card.uuid(), tenant.name))
 
 

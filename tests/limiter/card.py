@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the stub's cards hold, read from outside the processes: the judge of what a limiter let through.
+"""Read the memory use of the stub's cards from outside the tested processes.
 
-The file is that of stub/card.h. Its figures come from the stub driver alone, which the limiter cannot reach.
+This is how tests judge whether the limiter let too much through. The file format is that of stub/card.h. Only the stub
+driver writes the numbers, and the limiter cannot access them.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ def _lives(pid: int) -> bool:
 
 
 class Card:
-    """The cards of one test: a file, made by the first process that uses it."""
+    """The cards of one test: a file that the first process creates."""
 
     def __init__(self, path: Path, gpus: int = 1, memory: int = 16 << 30) -> None:
         self.path, self.gpus, self.memory = path, gpus, memory
 
     def environment(self) -> dict[str, str]:
-        """What the stub needs to use this file."""
+        """Return the environment variables that make the stub use this file."""
         return {"STUB_CARD": str(self.path), "STUB_GPUS": str(self.gpus), "STUB_MEMORY": str(self.memory)}
 
     def uuid(self, gpu: int = 0) -> str:
-        """The UUID that the stub gives a GPU."""
+        """Return the UUID that the stub gives a GPU."""
         return f"GPU-{0x5C890000 + gpu:08x}-0000-4000-8000-{gpu + 1:012x}"
 
     def _read(self) -> _Card | None:
@@ -84,7 +85,7 @@ class Card:
         return names.index(group) if group in names else None
 
     def used(self, gpu: int = 0, group: str | None = None) -> int:
-        """Bytes that living processes hold, of one group or of all."""
+        """Return the bytes that running processes hold, for one group or for all."""
         card = self._read()
         if card is None:
             return 0
@@ -99,7 +100,7 @@ class Card:
         return used
 
     def peak(self, gpu: int = 0, group: str | None = None) -> int:
-        """The most bytes that were ever held at one time."""
+        """Return the highest number of bytes ever held at one time."""
         card = self._read()
         if card is None:
             return 0
@@ -109,16 +110,16 @@ class Card:
         return 0 if index is None else card.gpu[gpu].group_peak[index]
 
     def refused(self, gpu: int = 0) -> int:
-        """How often the card itself had no room, or a fault was injected."""
+        """Return how often the card had no room or a fault was injected."""
         card = self._read()
         return 0 if card is None else card.gpu[gpu].refused
 
     def kinds(self, gpu: int = 0) -> dict[str, int]:
-        """Bytes by what they were taken for; right only while no process was killed."""
+        """Return the bytes by kind of allocation. Wrong after a process was killed."""
         card = self._read()
         return {} if card is None else dict(zip(KIND_NAMES, card.gpu[gpu].kinds))
 
     def processes(self) -> list[int]:
-        """The pids that use the card."""
+        """Return the pids that use the card."""
         card = self._read()
         return [] if card is None else [p.pid for p in card.process if p.pid and _lives(p.pid)]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of the limiter's tests: what is built once, and a card and tenants of each test's own."""
+"""Fixtures for the limiter tests: shared builds, and a card and tenants per test."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all test processes of a run."""
+    """Return a build folder that all test processes of a run share."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if base.name.startswith("popen-") else base) / "limiter"
 
 
 @pytest.fixture(scope="session")
 def built(build_folder: Path) -> Built:
-    """The library as it is released, the stub and the client; with the sanitizer that OPENFLEET_SANITIZER names, if any."""
+    """Build the release library, the stub and the client.
+
+    OPENFLEET_SANITIZER selects a sanitizer for the build.
+    """
     sanitizer = os.environ.get("OPENFLEET_SANITIZER", "")
     return Built(build_folder / (f"all-{sanitizer.replace(',', '-')}" if sanitizer else "release"), sanitizer)
 
 
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> ctypes.CDLL:
-    """The turnstile's arithmetic, by itself."""
+    """Load the arithmetic functions of the turnstile without the rest of the library."""
     return turnstile_lab.load(build_folder)
 
 
 @pytest.fixture
 def turnstile(library: ctypes.CDLL) -> turnstile_lab.Turnstile:
-    """An empty turnstile."""
+    """Return an empty turnstile."""
     new = turnstile_lab.Turnstile()
     assert library.turnstile_adopt(ctypes.byref(new))
     return new
@@ -50,13 +53,13 @@ def turnstile(library: ctypes.CDLL) -> turnstile_lab.Turnstile:
 
 @pytest.fixture
 def world(tmp_path: Path, built: Built) -> World:
-    """A GPU in virtual time."""
+    """Return a GPU with a simulated clock."""
     return World(tmp_path, built)
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    """The host's agent, to be started."""
+    """Return the host's agent, not started yet."""
     from agent_lab import Agent
 
     made = Agent(tmp_path / "root")
@@ -66,11 +69,11 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 @pytest.fixture
 def card(tmp_path: Path) -> Card:
-    """One card of 16 GiB."""
+    """Return one card with 16 GiB."""
     return Card(tmp_path / "card")
 
 
 @pytest.fixture
 def tenant(tmp_path: Path, card: Card, built: Built) -> Tenant:
-    """A tenant without a quota yet: `tenant.quota(1 << 30)`."""
+    """Return a tenant without a quota. `tenant.quota(1 << 30)` sets one."""
     return Tenant(tmp_path / "root", card, built)

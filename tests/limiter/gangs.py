@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants whose processes, one on each GPU, wait for each other after each step, as in data-parallel training."""
+"""Tenants with one process per GPU that wait for each other after each step.
+
+This is the pattern of data-parallel training.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ MS = 10**6
 
 @dataclass(frozen=True)
 class Gangs:
-    """Tenants with equal shares and the same work: steps of a kernel and a collective operation on each of their GPUs."""
+    """Tenants with equal shares and equal work.
+
+    On each of its GPUs, a tenant runs steps that consist of a kernel and a collective operation.
+    """
 
     ranks: int
     tenants: int
     policy: str
     kernel_ns: int
-    sync: bool = True  # the host waits for each step
-    work_ns: int = 400 * MS  # of each rank, the collective operations included
+    sync: bool = True  # if true, the host waits for each step
+    work_ns: int = 400 * MS  # work of each rank, including the collective operations
 
     def __str__(self) -> str:
         sync = "" if self.sync else "-async"
@@ -36,7 +42,10 @@ class Gangs:
         return 100 // self.tenants
 
     def ratio(self, folder: Path, built: Built, seed: int) -> float:
-        """Wall time of the slowest rank over the time that its work takes at its share."""
+        """Return the wall time of the slowest rank divided by its expected time.
+
+        The expected time is the time that the work takes at the tenant's share.
+        """
         choose = random.Random(seed)
         world = World(folder, built, gpus=self.ranks, **LATE)
         meet_ns = max(self.kernel_ns // 5, 20_000)
@@ -58,7 +67,7 @@ class Gangs:
         return max(worker.lines[-1][0] - start for worker, start in zip(world.workers, starts)) / ideal
 
 
-#: Every cell of the matrix.
+#: All cells of the test matrix.
 MATRIX = tuple(
     Gangs(ranks, tenants, policy, kernel_ns, sync)
     for sync in (True, False)
@@ -68,11 +77,11 @@ MATRIX = tuple(
     for kernel_ns in (MS // 5, 2 * MS, 20 * MS)
 )
 
-#: The cells of the benchmark's figure, each run so often.
+#: The cells of the benchmark. Each is run BENCH_RUNS times.
 BENCH = tuple(gangs for gangs in MATRIX if gangs.ranks == gangs.tenants == 2)
 BENCH_RUNS = 20
 
 
 def worst_ratio(folder: Path, built: Built, runs: int = BENCH_RUNS, cells: Sequence[Gangs] = BENCH) -> float:
-    """Return the greatest ratio of all runs of the cells."""
+    """Return the highest ratio over all runs of the cells."""
     return max(gangs.ratio(folder / f"{gangs}-{seed}", built, seed) for gangs in cells for seed in range(runs))

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Builds the limiter and the stub driver, keeps a tenant's files, and runs programs under them.
+"""Build the limiter and the stub driver, and run programs with a tenant's files.
 
-Everything lies in folders that the caller names; nothing of the host's own is read or written.
+All files are in folders that the caller passes. No file of the host is read or written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from card import Card
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "roles/vgpu_limiter/files/src"
 LIBRARY = "libopenfleet-vgpu.so"
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the host's own, on every Linux
-DEADLINE = 120  # seconds; generous, for a loaded machine
-BUILD_DEADLINE = 600  # a build with a sanitizer is 15 s of work
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # inode number of the host's initial PID namespace on every Linux
+DEADLINE = 120  # seconds; generous, for a busy machine
+BUILD_DEADLINE = 600  # a build with a sanitizer takes 15 s of CPU time
 
 
 class Out:
-    """A cell for a number that the call writes."""
+    """An output argument: a number that the call writes."""
 
     def __str__(self) -> str:
         return "&"
@@ -33,17 +33,17 @@ OUT = Out()
 
 
 def buffer(size: int) -> str:
-    """An argument: `size` bytes that the call writes."""
+    """An output argument: `size` bytes that the call writes."""
     return f"*{size}"
 
 
 def data(content: bytes) -> str:
-    """An argument: these bytes, which the call reads and may change."""
+    """An input argument: bytes that the call reads and may change."""
     return "@" + bytes(content).hex()
 
 
 def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -> None:
-    """Runs a Makefile once, whichever of several test processes comes first."""
+    """Run a Makefile once. The first of several test processes runs it."""
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -56,7 +56,7 @@ def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -
 
 
 def compile_c(program: Path, *options: str) -> Path:
-    """Compiles one program of the tests, once."""
+    """Compile one test program. Does nothing if it is already built."""
     program.parent.mkdir(parents=True, exist_ok=True)
     with (program.parent / f".{program.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -70,7 +70,10 @@ def compile_c(program: Path, *options: str) -> Path:
 
 
 class Built:
-    """The limiter, the stub and the client; `sanitizer` (address, thread) builds them all with it."""
+    """The built limiter, stub and client.
+
+    `sanitizer` (address or thread) applies to all of them.
+    """
 
     def __init__(self, folder: Path, sanitizer: str = "") -> None:
         self.folder, self.sanitizer = folder, sanitizer
@@ -78,16 +81,17 @@ class Built:
         if "address" in sanitizer:
             flags += " -fno-omit-frame-pointer"
         self._library_flags = [f"CFLAGS=-O1 -g {flags}"] if flags else []
-        # The stub is no subject of the tests: without the sanitizer it is the same everywhere.
+        # The stub is not under test, so it is always built without the sanitizer.
         run_make(HERE / "stub", folder / "stub")
         self.client = compile_c(folder / "client/client", str(HERE / "client/client.c"), *flags.split())
         self.stub = folder / "stub"
 
     @property
     def library(self) -> Path:
-        """The limiter, built when it is first asked for."""
+        """Return the limiter. It is built on first use."""
         if self.sanitizer:
-            # A sanitizer looks its own functions up by dlsym, before it can do anything: what answers is made without it.
+            # A sanitizer calls dlsym before it is initialized, so the files that handle dlsym are built without the
+            # sanitizer.
             objects = [str(self.folder / "library" / name) for name in ("driver/loader.o", "hooks/resolve.o")]
             unchecked = ["CFLAGS=-O1 -g", *objects]
             run_make(SOURCE, self.folder / "library", *unchecked, stamp=".made-resolve")
@@ -96,29 +100,29 @@ class Built:
 
     @property
     def front(self) -> Path:
-        """The folder of a libcuda.so.1 that stands in front of the stub's, as containers have it."""
+        """Return a folder with a libcuda.so.1 in front of the stub's, as in containers."""
         folder = self.folder / "front"
         paths = (f"FRONT_LIBRARY={self.library}", f"FRONT_DRIVER={self.stub / 'libcuda.so.1'}")
         run_make(SOURCE, folder, *paths, str(folder / "libcuda.so.1"))
         return folder
 
     def program(self, name: str, *options: str) -> Path:
-        """A program of client/NAME.c, or of the source among the options."""
+        """Build client/NAME.c, or the source file named in the options."""
         source = HERE / f"client/{name}.c"
         sources = [source] if source.exists() else []
         return compile_c(self.folder / "client" / name, *map(str, sources), *options)
 
     def environment(self, preload: bool = True) -> dict[str, str]:
-        """Where a program finds the stub and, first of all, the limiter."""
+        """Return the variables with which a program loads the limiter and finds the stub."""
         preloads = [str(self.library)] if preload else []
         if "address" in self.sanitizer or "thread" in self.sanitizer:
-            # The sanitizer's own library must come first of all that is preloaded.
+            # The sanitizer's own library must be the first preloaded one.
             name = "libasan.so" if "address" in self.sanitizer else "libtsan.so"
             found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
             preloads.insert(0, os.path.realpath(found.stdout.strip()))
         variables = {"LD_LIBRARY_PATH": str(self.stub), "PATH": os.environ["PATH"]}
         if "address" in self.sanitizer:
-            # Programs such as Python leave memory to the kernel at their end.
+            # Programs such as Python do not free all memory before they exit.
             variables["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=1"
         if preloads:
             variables["LD_PRELOAD"] = " ".join(preloads)
@@ -126,7 +130,7 @@ class Built:
 
 
 class CudaError(Exception):
-    """A call's result was not CUDA_SUCCESS."""
+    """Raised when a CUDA call does not return CUDA_SUCCESS."""
 
     def __init__(self, call: str, result: int) -> None:
         super().__init__(f"{call} answered {result}")
@@ -134,7 +138,7 @@ class CudaError(Exception):
 
 
 class Client:
-    """A program (client/client.c) that makes the calls it is told to; see there for what it understands."""
+    """A program that makes CUDA calls on command. client/client.c lists the commands."""
 
     def __init__(self, built: Built, environment: dict[str, str], start: bool = True) -> None:
         self.process = subprocess.Popen(
@@ -146,23 +150,26 @@ class Client:
             self.start()
 
     def start(self, device: int = 0) -> None:
-        """Starts CUDA, with the device's primary context for the main thread."""
+        """Initialize CUDA and make the primary context current in the main thread."""
         self.ok("cuInit", 0)
         context = self.ok("cuDevicePrimaryCtxRetain", OUT, device)
         self.ok("cuCtxSetCurrent", context)
 
     def tell(self, line: str) -> str:
-        """Sends a line and returns the answer."""
+        """Send a line and return the answer."""
         self.send(line)
         return self.answer(line)
 
     def send(self, *lines: str) -> None:
-        """Sends lines whose answers are read later."""
+        """Send lines whose answers are read later."""
         self._in.write("".join(line + "\n" for line in lines))
         self._in.flush()
 
     def answer(self, line: str = "") -> str:
-        """The next answer; `line` is what it is to, for the message where the program has ended."""
+        """Return the next answer.
+
+        `line` is the command, for the error message if the program has ended.
+        """
         answer = self._out.readline()
         if not answer:
             code = self.process.wait(DEADLINE) if self.process else None
@@ -176,35 +183,35 @@ class Client:
         return int(result), [bytes.fromhex(v[1:]) if v.startswith("@") else int(v) for v in values]
 
     def call(self, symbol: str, *arguments: object, thread: int = 0) -> tuple[int, list]:
-        """The result of a function that dlsym finds, and the values of its cells and buffers."""
+        """Call a function found with dlsym. Return its result and its output values."""
         prefix = f"t{thread} " if thread else ""
         return self._values(self.tell(f"{prefix}call {symbol} {' '.join(map(str, arguments))}"))
 
     def proc(self, name: str, version: int, flags: int, *arguments: object, thread: int = 0) -> tuple[int, list]:
-        """The same of a function that cuGetProcAddress finds."""
+        """Call a function found with cuGetProcAddress. Return its result and outputs."""
         prefix = f"t{thread} " if thread else ""
         return self._values(self.tell(f"{prefix}proc {name} {version} {flags} {' '.join(map(str, arguments))}"))
 
     def ok(self, symbol: str, *arguments: object, thread: int = 0) -> object:
-        """Calls what must succeed; returns its one value, or all of them."""
+        """Make a call that must succeed. Return its only output, or a list of all."""
         result, values = self.call(symbol, *arguments, thread=thread)
         if result:
             raise CudaError(symbol, result)
         return values[0] if len(values) == 1 else values
 
     def alloc(self, size: int, thread: int = 0) -> int:
-        """An address, or CudaError."""
+        """Allocate memory and return the address. Raises CudaError if the call fails."""
         return self.ok("cuMemAlloc_v2", OUT, size, thread=thread)
 
     def free(self, address: int, thread: int = 0) -> None:
         self.ok("cuMemFree_v2", address, thread=thread)
 
     def memory(self) -> tuple[int, int]:
-        """Free and total, as cuMemGetInfo says."""
+        """Return free and total memory from cuMemGetInfo."""
         return tuple(self.ok("cuMemGetInfo_v2", OUT, OUT))
 
     def fork(self, folder: Path) -> Forked:
-        """A child of the program, which goes on with commands of its own."""
+        """Fork the program. Return the child, which accepts commands of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{name}-{len(list(folder.iterdir()))}" for name in ("in", "out")]
         for path in paths:
@@ -212,12 +219,12 @@ class Client:
         return Forked(int(self.tell(f"fork {paths[0]} {paths[1]}")), *paths)
 
     def kill(self) -> None:
-        """Kills it at whatever it is doing, and waits for its end."""
+        """Kill the program at any point and wait until it has ended."""
         self.process.kill()
         self.process.wait(DEADLINE)
 
     def end(self) -> int:
-        """Lets it end by itself; returns its exit code."""
+        """Let the program end normally. Return its exit code."""
         self._in.close()
         code = self.process.wait(DEADLINE)
         self._out.close()
@@ -252,7 +259,7 @@ class Forked(Client):
 
 
 class Tenant:
-    """A tenant's files below a root of its own, as gpu_layout writes them on a host."""
+    """A tenant's files below its own root, in the format that gpu_layout writes."""
 
     def __init__(self, root: Path, card: Card, built: Built, name: str = "tenant-a") -> None:
         self.root, self.card, self.built, self.name = root, card, built, name
@@ -271,14 +278,17 @@ class Tenant:
         self.log = root / f"{name}.log"
 
     def in_namespace(self, number: int) -> None:
-        """Has the tenant's next programs believe that they are in this pid namespace, wherever the tests run."""
+        """Make the tenant's next programs believe that they are in this PID namespace."""
         link = self.root / "proc/self/ns/pid"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(f"pid:[{number}]")
 
     def quota(self, *memory: int, sm: int = 100, policy: str = "fixed", priority: int = 0, seat: int = 0) -> Tenant:
-        """Writes the quota file: bytes on the first GPU, the second, and so on (None: not of this tenant)."""
+        """Write the quota file: bytes for the first GPU, the second and so on.
+
+        None: the tenant does not have this GPU.
+        """
         lines = ["# Of a test.", "version 1", f"tenant {self.name}", f"policy {policy}", f"priority {priority}"]
         for gpu, limit in enumerate(memory):
             if limit is not None:
@@ -286,7 +296,7 @@ class Tenant:
         return self.write("\n".join(lines) + "\n")
 
     def write(self, content: str) -> Tenant:
-        """Puts a quota file in place as the module does: written beside, renamed."""
+        """Replace the quota file by a rename, as the module does."""
         new = self.folder / "quota.new"
         new.write_text(content)
         new.chmod(0o644)
@@ -294,7 +304,7 @@ class Tenant:
         return self
 
     def environment(self, preload: bool = True, **more: str) -> dict[str, str]:
-        """The environment of a program of this tenant."""
+        """Return the environment of a program of this tenant."""
         return {
             **self.built.environment(preload),
             **self.card.environment(),
@@ -306,17 +316,17 @@ class Tenant:
         }
 
     def client(self, start: bool = True, preload: bool = True, **environment: str) -> Client:
-        """A program of this tenant."""
+        """Start a program of this tenant."""
         return Client(self.built, self.environment(preload, **environment), start)
 
     def used(self, gpu: int = 0) -> int:
-        """What the card holds for it."""
+        """Return the card memory that the tenant holds."""
         return self.card.used(gpu, self.name)
 
     def peak(self, gpu: int = 0) -> int:
-        """The most that the card ever held for it at one time."""
+        """Return the most card memory that the tenant ever held at one time."""
         return self.card.peak(gpu, self.name)
 
     def logged(self) -> str:
-        """What the limiter has logged."""
+        """Return the limiter's log."""
         return self.log.read_text() if self.log.exists() else ""

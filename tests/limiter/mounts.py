@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs in a mount namespace of their own, as containers have one."""
+"""Run programs in their own mount namespace, like those in containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user
 
 
 def can_mount() -> bool:
-    """Whether this user may mount, if only in a user namespace."""
+    """Return whether this user may mount, possibly only in a user namespace."""
     if not shutil.which("unshare"):
         return False
     done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
@@ -24,9 +24,9 @@ def can_mount() -> bool:
 
 
 def client_behind(tenant: Tenant, mounts: str, *, prefix: str = "", start: bool = True, **environment: str) -> Client:
-    """A client of the tenant that starts after the shell's commands `mounts`, by way of the command `prefix`.
+    """Start a client of the tenant after the shell commands in `mounts`.
 
-    An empty value takes a variable out of its environment.
+    `prefix` is a command that starts the client. A variable with an empty value is removed from the environment.
     """
     variables = {key: value for key, value in tenant.environment(**environment).items() if value}
     preload, driver = variables.pop("LD_PRELOAD"), tenant.built.stub / "libcuda.so.1"
@@ -51,10 +51,11 @@ def client_in_container(
     hook: str = ":",
     **variables: str,
 ) -> Client:
-    """A client whose files are where a container has them: /etc/ld.so.preload, the quota folder, the region.
+    """Start a client whose files are at the paths that they have in a container.
 
-    It has no variable but `variables` and what the stub of the driver needs. It opens `driver`, or the stub by its path,
-    after the shell's command `hook`.
+    These are /etc/ld.so.preload, the quota folder and the region. The client only has the variables in `variables` and
+    those that the stub driver needs. After the shell command `hook`, it opens `driver`, or the stub by its path if
+    `driver` is not given.
     """
     preloads = tenant.environment()["LD_PRELOAD"].split() if preload else []
     mounts = ["mount -t tmpfs none /etc", "mount -t tmpfs none /run", "mkdir -p /run/openfleet-gpu/vgpu/gpus"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants that launch kernels on the stub GPU in virtual time, and what share of it each of them got."""
+"""Launch kernels of tenants on the stub GPU in simulated time, and measure shares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from limiter_lab import DEADLINE, Built, Tenant
 
 @dataclass
 class Worker:
-    """A process of a tenant: what it launches, and what the GPU did for it (seconds, busy ns, launches).
+    """A process of a tenant and its reports: seconds, busy ns and launches.
 
-    `calls` are those that the limiter made of the driver, `parted` the dependent launches that an event of it parted from
-    the launch before, `waits` how often its first thread slept or waited.
+    `calls` is the number of driver calls that the limiter made. `parted` is the number of dependent launches that one
+    of the limiter's events separated from the previous launch. `waits` is how often the first thread slept or waited.
     """
 
     tenant: Tenant
@@ -40,7 +40,7 @@ class Worker:
         return self.lines[-1][1] / 1e9
 
     def share(self, since: float = 0, until: float = 1e9) -> float:
-        """Percent of the GPU between two of its reports."""
+        """Return the process's percentage of GPU time between two of its reports."""
         chosen = [line for line in self.lines if since <= line[0] <= until]
         assert len(chosen) > bool(since), f"no reports between {since} and {until}: {self.lines}"
         first = chosen[0] if since else (0.0, 0, 0)
@@ -60,17 +60,23 @@ class World:
         self.program = built.program("sm_worker", *sanitizer, *options)
 
     def tenant(self, sm: int, name: str = "tenant-a", seat: int = 0, **quota: object) -> Tenant:
-        """A tenant whose memory is not limited."""
+        """Create a tenant without a memory limit."""
         tenant = Tenant(self.folder / "root", self.card, self.built, name)
         return tenant.quota(*[0] * self.card.gpus, sm=sm, seat=seat, **quota)
 
     def worker(self, tenant: Tenant, options: str, preload: bool = True, ends_with: int = 0) -> Worker:
-        """A process of a tenant, to be started by run(); see client/sm_worker.c for the options."""
+        """Add a process of a tenant, to be started by run().
+
+        client/sm_worker.c lists the options.
+        """
         self.workers.append(Worker(tenant, options.split(), preload, ends_with))
         return self.workers[-1]
 
     def start(self, parties: int = 0) -> None:
-        """Starts all workers; time begins to move when all of their threads are there."""
+        """Start all workers.
+
+        The simulated clock starts when all their threads have started.
+        """
         for worker in self.workers:
             threads = worker.options[worker.options.index("--threads") + 1] if "--threads" in worker.options else 1
             parties += int(threads)
@@ -83,7 +89,7 @@ class World:
             )
 
     def finish(self) -> None:
-        """Waits for all workers and reads what they say."""
+        """Wait for all workers and read their output."""
         try:
             for worker in self.workers:
                 out, _ = worker.process.communicate(timeout=DEADLINE)
@@ -105,7 +111,10 @@ class World:
 
 
 def alone(folder: Path, built: Built, percent: int, options: str, **environment: str) -> float:
-    """Percent of the GPU that one tenant of a fixed share gets that always has work."""
+    """Return the percentage that a tenant with a fixed share gets when it is alone.
+
+    The tenant always has work.
+    """
     world = World(folder, built, **environment)
     worker = world.worker(world.tenant(percent), options)
     world.run()
@@ -115,7 +124,7 @@ def alone(folder: Path, built: Built, percent: int, options: str, **environment:
 def two(
     folder: Path, built: Built, first: int, second: int, options: Sequence[str], **environment: str
 ) -> tuple[float, float]:
-    """The same of two tenants on one GPU."""
+    """Return the percentages that two tenants get on one GPU."""
     world = World(folder, built, **environment)
     workers = [
         world.worker(world.tenant(percent, f"tenant-{seat}", seat), words)
@@ -126,7 +135,10 @@ def two(
 
 
 def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 20000) -> float:
-    """What a launch costs on the host with the real clock and kernels of no length; percent None: without the limiter."""
+    """Return the host time of a launch with the real clock and empty kernels.
+
+    If percent is None, the limiter is not loaded.
+    """
     world = World(folder, built)
     tenant = world.tenant(percent or 100)
     command = [str(world.program), "--kernel", "0", "--time", str(launches)]
@@ -137,22 +149,26 @@ def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 2
 
 
 def driver_calls(folder: Path, built: Built, streams: int) -> float:
-    """How many calls of the driver a launch of 10 us of a tenant with half of the GPU takes, its own among them."""
+    """Return the driver calls per kernel launch of 10 us, including the launch.
+
+    The tenant has half of the GPU.
+    """
     world = World(folder, built, **LATE)
     worker = world.worker(world.tenant(50), f"--kernel 10000 --streams {streams} --seconds 2")
     world.run()
     return worker.calls_per_launch
 
 
-#: What a Linux machine adds to a sleep (the timer slack and a wake-up), so that the figures are not those of ideal sleeps.
+#: The delay that a Linux machine adds to a sleep (timer slack and wake-up). With this delay, the results do not depend
+#: on exact sleeps.
 LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 
 
 def sm_errors(folder: Path, built: Built, seconds: int = 10) -> dict[str, float]:
-    """Return the worst distance from the share in percentage points, over kernels of 10 us to 50 ms and a graph.
+    """Return the largest difference from the share in percentage points.
 
-    Each worker launches for `seconds` of the simulated clock.
+    The kernels take 10 us to 50 ms, and one case is a graph. Each worker launches for `seconds` of simulated time.
     """
     errors = {}
     for percent in (20, 50, 80):

@@ -1,6 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pages from the agent: the same shares, memory that no neighbour can write, and an agent that comes, hangs or goes."""
+"""Test turnstile pages from the agent.
+
+The shares are the same, other tenants cannot write to the memory, and programs survive an agent that starts, hangs or
+stops.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,7 @@ def test_a_killed_holder_is_found_out_by_its_lock(world, agent):
 
 
 def test_no_descriptor_stays_open(world, agent):
-    """A program may close all descriptors, and use their numbers for its own."""
+    """A program may close all descriptors and reuse their numbers."""
     worker, _other = pair(world, "--kernel 2000000 --seconds 2")
     pause = Pause(world, worker.tenant, 1)
     agent.start()
@@ -106,7 +110,10 @@ def test_the_agent_tells_who_has_which_seat(world, agent):
 
 
 def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
-    """In the same memory: a tenant that is not seen is not waited for."""
+    """Running programs must see the new tenant's seat, or they would not wait for it.
+
+    The seat is in memory that the programs already share.
+    """
     first = make_tenant(world.tenant(50, "tenant-0", 0, policy="contended"))
     second = world.tenant(50, "tenant-1", 1)
     worker = world.worker(first, f"{HALF_MS} --seconds 6")
@@ -129,9 +136,6 @@ def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
     assert seat_of(agent, second).used_ns > 10**9
 
 
-# --- what is shown ---
-
-
 def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
     pair(world, HALF_MS)
     host = VgpuHost(root=str(world.folder / "root"))
@@ -143,7 +147,7 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
 
 
 def test_memory_that_root_in_a_container_can_write_is_told(world):
-    """As an agent says it on a kernel that has no immutable memory."""
+    """An agent reports this state on a kernel that cannot make memory read-only."""
     worker, _other = pair(world, HALF_MS)
     (worker.tenant.root / vgpu_files.SHOWN).parent.mkdir(parents=True, exist_ok=True)
     ShownFile(worker.tenant.root).write([ShownSeat(world.card.uuid(), 0, False, b"")])
@@ -164,11 +168,11 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
         assert gpu["had_percent"] is not None, "the shares are told from two looks of the agent"
         return gpu["held_back_seconds"]
 
-    # The agent shows it with its next look.
+    # The agent publishes the change in its next scan.
     wait_until(lambda: held_back() > 0.5, "what the memory tells is shown")
 
 
-# --- tenants that come and go ---
+# --- starting and stopping tenants ---
 
 
 def test_a_tenants_socket_comes_and_goes_with_it(world, agent):
@@ -239,7 +243,7 @@ def test_a_damaged_tenant_leaves_the_others_served(world, agent):
         assert own_page(world, found)
 
 
-# --- an agent that goes, comes and hangs ---
+# --- an agent that stops, starts and hangs ---
 
 
 def test_tenants_go_on_while_the_agent_starts_again_with_what_was_kept(world, agent):
@@ -267,7 +271,7 @@ def test_tenants_go_over_to_new_memory_where_the_agent_has_lost_the_old(world, a
         agent.restart(lose=True)
     world.finish()
     assert worker.share(10, 90) == pytest.approx(50, abs=POINTS)
-    # A minute is what running programs take at most to notice.
+    # Running programs notice the new agent after at most one minute.
     seat = seat_of(agent, worker.tenant)
     assert (seat.tenant, seat.used_ns > 10 * 10**9) == (b"tenant-a", True)
 
@@ -291,7 +295,7 @@ def test_an_agent_that_hangs_costs_a_moment_and_then_the_file_serves(world, agen
     world.run()
     assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
     assert Turnstile.from_buffer_copy(file_of(world).read_bytes()).seats[0].tenant == b"tenant-0"
-    # It was asked again after ten seconds.
+    # The program asked the agent again after ten seconds.
     assert workers[0].tenant.logged().count("the agent does not answer") == 1
     agent.process.send_signal(signal.SIGCONT)
 
@@ -311,7 +315,10 @@ def test_a_socket_without_an_agent_costs_nothing(world, agent):
     ids=["none", "long", "odd", "empty", "of-an-earlier-release", "of-no-memory"],
 )
 def test_a_strange_answer_is_no_answer(world, answer):
-    """An agent of another release, say."""
+    """Programs ignore an answer that they cannot parse.
+
+    An agent of another release may send one.
+    """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptor = folder_of(workers[0].tenant)

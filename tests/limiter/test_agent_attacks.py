@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants that attack what the agent hands out, and the agent: from the host, and as root of a container."""
+"""Test attacks by tenants on the agent and its shared memory.
+
+The attacks come from the host and from root in a container.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def test_truncating_the_file_ends_no_program(world, agent):
 
 
 def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
-    """A forged header of the file does: each process that starts later then has its tenant's whole share."""
+    """A forged file header would exclude later processes.
+
+    Each of them would then get the full share of its tenant.
+    """
     first, second = pair(world, f"{HALF_MS} --seconds 5")
     late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
     pause = Pause(world, first.tenant, 1)
@@ -97,7 +103,7 @@ def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, a
 
 
 def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
-    """A neighbour can take all of its locks, or none is there."""
+    """Another tenant can take all locks on the file, or the file may be missing."""
     workers = pair(world, f"{HALF_MS} --seconds 5")
     file_of(world).unlink()
     agent.start()
@@ -108,7 +114,10 @@ def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, ag
 
 
 def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
-    """What the agent is for. If this fails, the documentation says too little."""
+    """The agent exists to prevent this.
+
+    If this test fails, the limitation is gone and the documentation must change.
+    """
     workers = pair(world, "--kernel 2000000 --seconds 4")
     for worker in workers:
         worker.ends_with = -signal.SIGBUS
@@ -144,18 +153,18 @@ def test_all_users_can_read_and_none_of_them_can_write(world, agent):
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o644, os.geteuid())
     uuid = world.card.uuid()
     assert [(seat.gpu_uuid, seat.number) for seat in shown(worker.tenant.root)] == [(uuid, 0), (uuid, 1)]
-    # What there is else is each tenant's own.
+    # All other sockets belong to one tenant each.
     sockets = {path for path in (worker.tenant.root / vgpu_files.STATE).rglob("*") if path.is_socket()}
     assert sockets == {own(one.tenant) / vgpu_files.AGENT_SOCKET for one in (worker, other)}
 
 
 def shown_at(state: Path) -> int:
-    """When the agent wrote last what all users may see."""
+    """Return when the agent last wrote the file that all users may read."""
     return int.from_bytes((state / Path(vgpu_files.SHOWN).name).read_bytes()[8:16], sys.byteorder)
 
 
 def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
-    """It is written where it was before, and takes no more room."""
+    """The file is rewritten in place and does not grow."""
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
     state = worker.tenant.root / vgpu_files.STATE
@@ -163,13 +172,16 @@ def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
     before = shown_at(state)
     wait_until(lambda: shown_at(state) > before, "the agent writes once a second")
     assert (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino == inode
-    # A restart of the agent makes one, and it is read again.
+    # A restarted agent creates a new file, and it can be read again.
     agent.restart()
     assert len(shown(worker.tenant.root)) == 2
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
-    """Descriptors that are on their way count against the agent: it lets a tenant have so many answers unread."""
+    """Descriptors in flight count against the agent's own limit.
+
+    The number of unread answers per tenant is therefore limited.
+    """
     hostile, honest = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
     held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(64)]
@@ -182,7 +194,7 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
         for _ in range(50):
             with handed(own(honest)) as found:
                 assert own_page(world, found, 1)
-        # Descriptors of the agent: sockets, those of turnstiles, and of each unread answer.
+        # The agent's descriptors: its sockets, the turnstiles, and those in unread answers.
         assert len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir())) < 40
     finally:
         for connection in held:
@@ -192,11 +204,14 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
 
 
 class Stopped(Exception):
-    """Ends an agent of this process."""
+    """Raised to stop an agent that runs in this process."""
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
-    """One user may connect to the sockets of all tenants without a group. What is on its way counts against the agent."""
+    """One user may connect to the sockets of all tenants without a group.
+
+    Descriptors in unread answers count against the agent's own limit.
+    """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
     agent = vgpu_agent.Agent(tenants[0].root, SharedMemory(Notifier({})))
@@ -218,7 +233,7 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
         for connection in held:
             with contextlib.suppress(BlockingIOError):
                 answered += bool(connection.recv(1 << 16))
-        # Each answer has three descriptors: two sockets have four answers each on their way.
+        # An answer has three descriptors, so 24 allow four unread answers on each of the two sockets.
         assert answered == 8
     finally:
         for connection in held:
@@ -227,7 +242,10 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
 
 @pytest.mark.parametrize("errors", [1, 7], ids=["one error", "many errors"])
 def test_tenants_that_are_gone_before_the_answer_flood_no_journal(world, monkeypatch, errors):
-    """Two sockets in turn, and errors in turn: what was said of one never makes room for a line about the other."""
+    """Sockets and errors alternate.
+
+    A log entry for one tenant must not reset the limit for the other.
+    """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     lines, sent = [], iter(range(1 << 30))
 
@@ -269,7 +287,10 @@ def test_what_clients_send_is_not_read(world, agent):
 
 @pytest.mark.skipif(not can_mount(), reason="this user may make no mount namespace")
 def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
-    """With the mounts of its CDI device; as root, who could undo what is only a matter of modes."""
+    """Uses the mounts of the tenant's CDI device, and runs as root.
+
+    Root could bypass mere file permissions.
+    """
     own_tenant, other = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
     folder = f"/{vgpu_files.AGENT}/{own_tenant.name}"
@@ -312,7 +333,7 @@ def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
         assert own_page(world, found, 1)
 
 
-#: What a container sees, and what it is told when it attacks.
+#: Prints what a container can see, and the errors that its attacks get.
 LOOK = """
 import array, ctypes, fcntl, json, mmap, os, socket, struct, sys
 folder = sys.argv[1]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent asks NVML for all processes of a tenant, in containers too: what it says is charged, and no program asks itself."""
+"""Test NVML process data from the agent, also for processes in containers.
+
+Memory that the agent reports is charged to the tenant, and programs do not query NVML themselves.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, create
 from test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
 from test_report import settled
 
-#: agent_report.c: an agent that was silent for so long does not run.
+#: After this time without a report, agent_report.c considers the agent stopped.
 SILENT_NS = 5 * 10**9
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
 
 def can_unshare() -> bool:
-    """Whether this machine gives root a PID namespace, and shows all processes in its /proc."""
+    """Return whether root can make a PID namespace and /proc shows all processes."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return False
     done = subprocess.run([*UNSHARE, "readlink", "/proc/self"], capture_output=True, text=True, check=False)
@@ -38,13 +41,20 @@ pytestmark = pytest.mark.skipif(not can_unshare(), reason="no PID namespace can 
 
 @pytest.fixture
 def speaking(agent: Agent, tenant: Tenant) -> Agent:
-    """The agent with an NVML, for the tenant, whose quota is QUOTA. It has written its first report."""
+    """Start an agent with NVML for a tenant with the quota QUOTA.
+
+    Returns after the agent's first report.
+    """
     make_tenant(tenant.quota(QUOTA))
     return speak(agent, tenant)
 
 
 def speak(agent: Agent, *tenants: Tenant) -> Agent:
-    """Starts the agent. It looks at the PID namespaces that programs really have, so these believe nothing else."""
+    """Start the agent.
+
+    The agent reads the real PID namespaces of programs. The simulated namespace of each tenant is therefore set to the
+    real namespace.
+    """
     for tenant in tenants:
         tenant.in_namespace(int(Path("/proc/self/ns/pid").readlink().name[5:-1]))
     agent.environment = {"LD_LIBRARY_PATH": str(tenants[0].built.stub), **tenants[0].card.environment()}
@@ -55,7 +65,10 @@ def speak(agent: Agent, *tenants: Tenant) -> Agent:
 
 
 def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
-    """A program in a PID namespace of its own: it does not know its number on the host, by which NVML names it."""
+    """Start a program in its own PID namespace.
+
+    NVML reports the program by its host pid, which the program does not know.
+    """
     view = tmp_path / "view"
     if not view.exists():
         view.mkdir()
@@ -64,7 +77,7 @@ def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
     settings = {"STUB_CONTEXT_BYTES": str(COST), "OPENFLEET_VGPU_ROOT": str(view), **more}
     preload = settings.pop("preload", "yes") == "yes"
     environment = tenant.environment(preload, **settings)
-    # For the client alone: a sanitizer's library ends a shell that was not built with it.
+    # Set LD_PRELOAD only for the client: a sanitizer's library would end a shell that was not built with it.
     preloaded = environment.pop("LD_PRELOAD", "")
     script = tmp_path / "client-in-container"
     script.write_text(f"#!/bin/sh\nexec {' '.join(UNSHARE)} env LD_PRELOAD='{preloaded}' {tenant.built.client}\n")
@@ -83,13 +96,16 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 
 
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """It was not known what its first context would take, and the process does not look itself."""
+    """The process does not check its usage itself, because it makes no further call.
+
+    The size of its first context was not known in advance.
+    """
     with in_container(tenant, tmp_path), client(tenant) as other:
         assert settled(other, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
 
 
 def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """Of a program of the tenant that passes the library by."""
+    """The memory belongs to a program that runs without the limiter."""
     with client(tenant) as counted:
         with in_container(tenant, tmp_path, preload="no") as bare:
             bare.alloc(100 * MIB)
@@ -105,7 +121,10 @@ def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant,
 
 
 def test_a_number_in_shared_memory_says_whose_nobody_is(agent: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """A tenant gives its process the number of a neighbour's: it pays for its own, and the neighbour for no more."""
+    """A tenant writes another tenant's pid into its own slot.
+
+    The forger is still charged for its own memory, and the victim is not charged for more.
+    """
     forger = make_tenant(Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(QUOTA))
     speak(agent, make_tenant(tenant.quota(QUOTA)), forger)
     with client(tenant) as victim, client(forger, start=False) as forging:
@@ -126,7 +145,7 @@ def asks_nvml(program: Client) -> bool:
 
 
 def written_ns(tenant: Tenant) -> int:
-    """When the agent spoke last."""
+    """Return when the agent last wrote a report."""
     return struct.unpack_from("=q", (own(tenant) / "nvml.1").read_bytes(), 16)[0]
 
 
@@ -134,14 +153,14 @@ def test_no_program_asks_nvml_while_the_agent_does(speaking: Agent, tenant: Tena
     tenant.in_namespace(INITIAL_PID_NAMESPACE)
     spoke, silent_ns = written_ns(tenant), 0
     with client(tenant) as program:
-        # Twice its turn.
+        # Twice the interval at which programs would query NVML.
         until = time.monotonic() + 2.5
         while time.monotonic() < until or program.memory()[0] != QUOTA - COST:
             assert time.monotonic() < until + DEADLINE
             program.free(program.alloc(MIB))
             silent_ns = max(silent_ns, time.monotonic_ns() - spoke)
             spoke = written_ns(tenant)
-        # A machine that gives the agent no turn for so long makes programs ask.
+        # If the machine is so busy that the agent is silent for this long, programs query NVML themselves.
         assert not asks_nvml(program) or silent_ns > SILENT_NS
         speaking.kill()
         until = time.monotonic() + DEADLINE

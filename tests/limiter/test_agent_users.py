@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users of a host who attack what the agent has open to all of them, as those see it who look."""
+"""Test attacks by host users on the files and sockets that are open to all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")
 def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatch):
-    """With all that is open to every user: sockets that they do not read from, locks, and the file itself."""
+    """The users hold everything that is open to them.
+
+    These are sockets that they do not read, locks, and the file itself.
+    """
     world = World(tmp_path, built)
     tenants = [make_tenant(world.tenant(50, f"tenant-{seat}", seat)) for seat in range(2)]
     monkeypatch.chdir(tenants[0].root / vgpu_files.STATE)
@@ -51,7 +54,7 @@ def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatc
 
 
 def test_a_file_that_a_tenant_sends_is_refused(tmp_path, built):
-    """Its close may take as long as the tenant likes, and the agent would wait for it."""
+    """A tenant can delay the close of its file, which would block the agent."""
     with socket.socket(socket.AF_UNIX) as probe:
         if not passed_files.refuse(probe):
             pytest.skip("this kernel passes files to every socket")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The library as a file: what it exports, what it needs, and that release flags change neither."""
+"""Test the library file: exports and dependencies, with various compiler flags."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
-#: As the role builds it, and with some flags that a distribution or a developer may use.
+#: The role's flags, and some that a distribution or a developer may use.
 USUAL, OTHERS = "-O2 -g", ("-O2 -s", "-O1 -g", "-O3 -flto -s")
 
 
 @pytest.fixture(scope="session", params=[USUAL, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
 def library(request: pytest.FixtureRequest, build_folder: Path, built: Built) -> Path:
-    """The library, built with these flags."""
+    """Build the library with these flags."""
     if request.param == USUAL:
         return built.library
     folder = build_folder / ("flags" + request.param.replace(" ", ""))
@@ -51,7 +51,10 @@ def test_only_what_is_intercepted_is_exported(library: Path) -> None:
 
 @pytest.mark.parametrize("name", [LIBRARY, "vgpu-top"])
 def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
-    """One file for Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04, and the older ones in containers."""
+    """One file is used on all supported distributions.
+
+    These are Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04. Containers may have older releases.
+    """
     needed = output("readelf", "--version-info", "--wide", library.parent / name)
     versions = re.findall(r"Name: GLIBC_([\d.]+)", needed)
     assert versions
@@ -61,7 +64,7 @@ def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
 
 
 def test_vgpu_top_runs(library: Path) -> None:
-    """By the version of the C library's start that old ones have too."""
+    """The program must not need the C library's newer start function."""
     assert json.loads(output(library.parent / "vgpu-top", "--json"))["version"] == 1
 
 
@@ -82,8 +85,11 @@ def test_it_needs_the_c_library_alone(library: Path) -> None:
 
 
 def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
-    """Of the functions that POSIX lets a cancelled thread end in, only the sleep is called, where no lock is held. (The
-    C library's fcntl is one too, but not for the commands that do not wait.)"""
+    """POSIX allows cancellation in some functions.
+
+    Of these, only the sleep is called, and no lock is held then. fcntl is also a cancellation point, but not for
+    commands that do not wait.
+    """
     points = POINTS.split()
     names = {line.split()[-1].split("@")[0] for line in output("nm", "-D", "--undefined-only", library).splitlines()}
     assert "clock_nanosleep" in names
@@ -93,7 +99,7 @@ def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
 
 
 def test_nothing_runs_when_it_is_loaded(library: Path) -> None:
-    """No constructor and no destructor but those that gcc itself puts into each library."""
+    """The library has no constructors or destructors except gcc's own."""
     sections = output("readelf", "--sections", "--wide", library)
     for name in (".init_array", ".fini_array"):
         size = re.search(rf"\s{re.escape(name)}\s+\S+\s+\S+\s+\S+\s+(\S+)", sections)
@@ -116,7 +122,10 @@ def test_it_limits(library: Path, tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("name", ["dlsym", "dlvsym"])
 def test_a_search_ends_in_a_jump(library: Path, name: str) -> None:
-    """RTLD_NEXT means whatever follows the library of the caller: the C library must not see ours as its caller."""
+    """The C library must not see our library as the caller.
+
+    RTLD_NEXT searches the libraries after the caller's.
+    """
     code = output("objdump", f"--disassemble={name}", "--no-show-raw-insn", library)
     jump = r"\b(jmp\s+\*|jmp\s+[0-9a-f]+ <\*ABS|br\s+x)"
     assert re.search(jump, code), code

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Contexts and their limits take memory too: what one costs is learned from NVML and reserved before the next is made."""
+"""Test the memory of contexts and their limits.
+
+The cost of a context is learned from NVML and reserved before the next context is created.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from test_report import settled
 OUT_OF_MEMORY = 2
 QUOTA, COST = 1024 * MIB, 400 * MIB
 STACK, FIFO, HEAP = range(3)
-THREADS = 132 * 2048  # that the stub's GPU can hold at a time
+THREADS = 132 * 2048  # number of threads that the stub's GPU can run at a time
 CREATE = {
     "cuCtxCreate": (OUT, 0, 0),
     "cuCtxCreate_v2": (OUT, 0, 0),
@@ -28,7 +31,7 @@ def client(tenant: Tenant, cost: int = COST, start: bool = True, **environment: 
 
 
 def create(program: Client, form: str = "cuCtxCreate_v2") -> int:
-    """The result; the context is left off the thread's stack."""
+    """Create a context without making it current. Return the result."""
     result, _ = program.call(form, *CREATE[form])
     if result == 0:
         program.ok("cuCtxPopCurrent_v2", OUT)
@@ -91,13 +94,13 @@ def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
 
 
 def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tenant) -> None:
-    """In a container with its own numbers of processes."""
+    """NVML does not know the pid of a process in a container's own PID namespace."""
     tenant.quota(3 * COST)
     with client(tenant) as outside:
         assert create(outside) == 0
         tenant.in_namespace(0xF0000123)
         with client(tenant) as inside:
-            end = time.monotonic() + 1.5  # NVML's turn comes once a second
+            end = time.monotonic() + 1.5  # NVML is queried once a second
             while time.monotonic() < end:
                 assert inside.memory() == (0, 3 * COST)
             inside.ok("cuDevicePrimaryCtxRelease_v2", 0)
@@ -105,7 +108,7 @@ def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tena
 
 
 def test_what_is_learned_is_the_least_that_was_seen(tenant: Tenant) -> None:
-    """A process with large modules must not make contexts dear for all."""
+    """A process with large modules must not raise the reservation for all contexts."""
     tenant.quota(QUOTA)
     with client(tenant, cost=900 * MIB) as large:
         assert create(large) == OUT_OF_MEMORY

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Credit: what a share has paid for, by the arithmetic and in a seat."""
+"""Test the calculation of credit, and its value in a seat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_time_is_paid_for_at_the_share(library, percent):
 def test_idle_time_saves_no_more_than_a_tenth_of_a_second(library):
     long_idle = library.turnstile_charge(0, NOW, NOW, MS, 50, 600 * SECOND)
     assert long_idle == NOW - 100 * MS + 2 * MS
-    # What was asked for long ago counts from then: the time since has paid for it.
+    # The old work is charged from its request time, so the time since then has already paid for it.
     assert library.turnstile_charge(0, NOW - SECOND, NOW, MS, 50, 600 * SECOND) == NOW - SECOND - 98 * MS
 
 
@@ -35,7 +35,10 @@ def test_a_debt_has_a_limit_and_a_charge_never_lowers_one(library):
 
 
 def test_any_sequence_of_use_stays_within_the_share(library):
-    """A model that only knows wall time and busy time: the sum used never passes the share by more than what may be saved."""
+    """Compare with a model that only knows wall time and busy time.
+
+    The sum never exceeds the share by more than the credit limit.
+    """
     for case in range(50):
         choose = random.Random(case)
         percent = choose.randint(1, 99)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""dlsym, asked in every way and by every caller: our function where it is ours, else what it was without us."""
+"""Test dlsym from every kind of caller.
+
+Hooked names return the limiter's function. All others return the same result as without the limiter.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ DRIVER, PROGRAM, WRAPPER = "libcuda.so.1", "linked", "libnext.so"
 
 @pytest.fixture
 def answers(tenant: Tenant) -> object:
-    """Runs client/linked.c with libraries preloaded in an order; its lines as a dictionary."""
+    """Run client/linked.c with preloaded libraries. Return its lines as a dictionary."""
     wrapper = tenant.built.program(WRAPPER, str(Path(__file__).parent / "client/next.c"), "-shared", "-fPIC")
     linked = tenant.built.program("linked", f"-L{tenant.built.stub}", f"-l:{DRIVER}")
     limiter = str(tenant.built.library)
@@ -78,7 +81,7 @@ def test_other_names_are_found_as_without_us(answers: object) -> None:
 
 
 def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant, tmp_path: Path) -> None:
-    """Installed elsewhere, under the versioned name of an upgrade, by a relative path."""
+    """Use another folder, the versioned name of an upgrade, and a relative path."""
     for copy in (tmp_path / "vgpu" / f"{LIBRARY}.1.2.3", tmp_path / "x.so"):
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(tenant.built.library, copy)
@@ -87,7 +90,10 @@ def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant,
 
 
 def test_loaded_twice_it_still_limits(answers: object, tmp_path: Path, tenant: Tenant) -> None:
-    """Named in /etc/ld.so.preload and in LD_PRELOAD, once by the link and once by the versioned file."""
+    """Load the library through /etc/ld.so.preload and through LD_PRELOAD.
+
+    One of the two names the link, and the other names the versioned file.
+    """
     copy = tmp_path / "copy.so"
     shutil.copy(tenant.built.library, copy)
     assert answers("limiter", str(copy), size=(1 << 20) + 1)["linked"] == "2"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants that keep others waiting for longer than their terms allow."""
+"""Test tenants that hold the GPU for longer than allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from turnstile_lab import HOLDS, MS, NOW, SECOND, Claim, held_for_ever, seat, vi
 
 
 def wait(library, t, other, own, milliseconds, since=NOW):
-    """Has the tenant of seat 0 wait for the other's lease, with a look every millisecond."""
+    """Let the tenant of seat 0 wait for the other's lease.
+
+    It checks every millisecond.
+    """
     for after in range(milliseconds + 1):
         library.turnstile_waits_for(t, 0, other, own, since + after * MS)
     return since + milliseconds * MS
@@ -70,7 +73,7 @@ def test_a_more_urgent_tenant_may_use_up_what_it_has_saved(library, turnstile):
 
 
 def test_more_urgent_tenants_may_take_turns(library, turnstile):
-    """Where shares are more than there is, the least urgent tenant has what is left, which may be nothing."""
+    """If the shares exceed 100 percent, the lowest priority may get nothing."""
     t, now = view(turnstile), NOW
     held_for_ever(turnstile, 1)
     held_for_ever(turnstile, 2)

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What CuPy and numba-cuda ask the driver for: each function that takes memory or launches is intercepted, or has its row.
+"""Test the driver functions that CuPy and numba-cuda request.
 
-Answers are compared in test_requests.py. The lists were recorded on the stub, as far as the packages go on it.
+Each function that allocates memory or launches work is intercepted or listed as an exception. test_requests.py compares
+the answers. The lists were recorded on the stub, as far as the packages run on it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from limiter_lab import DEADLINE, SOURCE, Tenant
 from test_reach import rows
 from test_requests import LAYERS, requests, wanted
 
-#: What may take memory of the GPU or its time, by the words of NVIDIA's names.
+#: Words in NVIDIA's function names that suggest use of GPU memory or GPU time.
 TAKES = re.compile(
     "Alloc|Array.*Create|CtxCreate|GreenCtx|Launch|Import|Export|Register|Instantiate|Load|LinkCreate|Multicast"
     "|LogicalEndpoint|MemMap|MemPool|Batch|Fabric|External|Memset|Memcpy|Ipc|ConditionalHandle|SmResource"
 )
-#: Why those that match are not intercepted: the row of docs/vgpu-enforced.md that says so. The first that matches.
+#: Functions that match TAKES and are not intercepted: the row of docs/vgpu-enforced.md that explains why. The first
+#: match counts.
 REASONS = {
     "^cuMem(Alloc)?Host|^cuMemFreeHost": "pinned host memory",
     "External|^cuGraphics|^cuGL|^cuVDPAU|EGL": "memory of graphics APIs",
@@ -40,7 +42,7 @@ REASONS = {
     "^cuMemcpy|^cuMemset|^cuMemBatchDecompress|^cuStreamBatchMemOp|^cuLaunchHostFunc": "copies, memset",
     "^cuDevice(Get|Set)(Default)?MemPool|^cuMem(Get|Set)(Default)?MemPool|^cuMemPool": "plain, pitched, managed memory",
 }
-#: They allocate nothing and launch nothing: what is asked of memory that is there, and calls of the driver to the program.
+#: Functions that allocate and launch nothing. They query existing memory or register callbacks.
 HARMLESS = re.compile(
     "Get(Allocation)?(Granularity|Properties)|RegisterAsyncNotification|LogsRegister|LogsUnregister|GetLoadingMode"
     "|GetMemoryRequirements|^cuCtxGet|^cuStreamGetGreenCtx|^cuDeviceGetFabric"
@@ -48,7 +50,7 @@ HARMLESS = re.compile(
 
 
 def unhooked(path: Path) -> set[str]:
-    """The exported names that the requests come to, of those that are not intercepted."""
+    """Return the exported names of requested functions that are not intercepted."""
     hooks = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     return {wanted(*request) or request[0] for request in requests(path)} - hooks
 
@@ -72,7 +74,10 @@ PROGRAMS = {
 @pytest.mark.skipif(not os.environ.get("OPENFLEET_DRIVER_LAYERS"), reason="OPENFLEET_DRIVER_LAYERS names no folder")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_packages_ask_for_what_is_listed(tenant: Tenant, tmp_path: Path, layer: str) -> None:
-    """Of the versions that are listed: a folder that pip has installed cupy-cuda13x and numba-cuda[cu13] into."""
+    """Needs the listed versions of cupy-cuda13x and numba-cuda[cu13].
+
+    pip must have installed both in one folder.
+    """
     package, _, version = layer.rpartition("-")
     settings = {"STUB_REQUESTS": str(tmp_path / "asked"), "PYTHONPATH": os.environ["OPENFLEET_DRIVER_LAYERS"]}
     done = subprocess.run(

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The front: a libcuda.so.1 that containers find before the driver's, which needs the limiter and then the driver."""
+"""Test the front: a libcuda.so.1 that containers find before the driver's.
+
+The front depends on the limiter and on the driver, in this order.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ WAYS = ("dlsym", "dlvsym", "bind", "deepbind", "dlmopen")
 
 
 def behind_the_front(tenant: Tenant, preload: bool, **more: str) -> dict[str, str]:
-    """The environment of a program that finds the front first, with the limiter preloaded or without."""
+    """Return an environment in which the front is found first.
+
+    The limiter may be preloaded too.
+    """
     return {**tenant.environment(preload), "LD_LIBRARY_PATH": f"{tenant.built.front}:{tenant.built.stub}", **more}
 
 
@@ -42,7 +48,7 @@ def test_who_opens_the_drivers_file_itself_passes_the_front_by(tenant: Tenant, w
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool) -> None:
-    """Its names are looked up in the front, and what the front lacks in the driver."""
+    """Names are searched in the front first, and then in the driver."""
     linked = tenant.built.program("linked", f"-L{tenant.built.stub}", f"-l:{FRONT}")
     tenant.quota(MIB)
     for size, result in ((MIB, "0"), (MIB + 1, "2")):
@@ -56,7 +62,7 @@ def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool)
         found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
         assert (done.returncode, found["linked"]) == (0, result), done.stderr
         assert found["default"] == found["the driver's"] == LIBRARY
-        # Of the same name as the front: the stub's file, where the front has no such function.
+        # The stub's file is also called FRONT. The function is the stub's, because the front has none.
         assert found["the driver's cuInit"] == FRONT
 
 
@@ -70,7 +76,7 @@ print(sum(address(front, name) == address(driver, name) for name in names), len(
 
 
 def test_each_name_that_is_not_intercepted_is_the_drivers_own(tenant: Tenant) -> None:
-    """Whatever names the driver exports: the front has no list of them."""
+    """The driver may export any names, because the front has no list of them."""
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", tenant.built.stub / FRONT], capture_output=True, text=True, check=True
     )
@@ -97,7 +103,10 @@ print(*(bool(libc.dlsym(front._handle, name)) for name in (b"cuInit", b"cuMemAll
 
 
 def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Path) -> None:
-    """By dlsym: programs ask so whether a driver is new enough. The limiter has the name, and the old driver not."""
+    """Programs use dlsym to detect features of the driver.
+
+    The limiter has the name, but this old driver has not.
+    """
     tenant.quota(MIB)
     (tmp_path / "old.c").write_text(OLD_DRIVER)
     shape = ("-shared", "-fPIC", f"-Wl,-soname,{FRONT}")
@@ -110,7 +119,10 @@ def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Pat
 
 
 def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
-    """Programs that have the library by both ways, by one and by the other count together."""
+    """Programs share one quota, however they load the library.
+
+    They load it through the front, through preload or through both.
+    """
     tenant.quota(8 * MIB)
     path = {"LD_LIBRARY_PATH": behind_the_front(tenant, preload=False)["LD_LIBRARY_PATH"]}
     with tenant.client(**path) as both, tenant.client(preload=False, **path) as front, tenant.client() as preloaded:
@@ -124,7 +136,7 @@ def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
 
 
 def test_it_needs_the_library_and_then_the_driver(tenant: Tenant) -> None:
-    """Where containers have them, and with no code of its own."""
+    """The dependencies have the paths of a container, and the front contains no code."""
     folder = tenant.built.library.parent
     shown = subprocess.run(
         ["readelf", "--dynamic", "--wide", folder / FRONT], capture_output=True, text=True, check=True
@@ -137,17 +149,20 @@ def test_it_needs_the_library_and_then_the_driver(tenant: Tenant) -> None:
     assert not re.search(r"\((RPATH|RUNPATH|TEXTREL|INIT|INIT_ARRAY)\)", shown)
 
 
-# --- What decides in a container: the order of the files in /etc/ld.so.conf.d ---
+# --- The order of files in /etc/ld.so.conf.d, which decides in a container ---
 
 
 def ldconfig(files: str = "") -> str:
-    """A shell's commands, in a mount namespace: the loader's cache is made, and nothing of the machine's own changes."""
+    """Return shell commands that rebuild the loader's cache in a mount namespace.
+
+    No file of the machine changes.
+    """
     own = "/var/cache/ldconfig"
     return f"test ! -d {own} || mount -t tmpfs none {own}\n/sbin/ldconfig -X {files}"
 
 
 def found_first(folder: Path, named: dict[str, Path]) -> str:
-    """Where the loader's cache has libcuda.so.1, if these files of ld.so.conf.d name these folders."""
+    """Return where the loader finds libcuda.so.1 for these files of ld.so.conf.d."""
     included = folder / "ld.so.conf.d"
     included.mkdir(parents=True)
     for name, where in named.items():
@@ -161,7 +176,10 @@ def found_first(folder: Path, named: dict[str, Path]) -> str:
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
 def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(tenant: Tenant) -> None:
-    """Names of nvidia-container-toolkit (00-nvcr-*.conf, 00-compat-*.conf) and of images (00-cuda-compat.conf)."""
+    """The names are those of nvidia-container-toolkit and of images.
+
+    The toolkit uses 00-nvcr-*.conf and 00-compat-*.conf, and images use 00-cuda-compat.conf.
+    """
     front, stub = tenant.built.front, tenant.built.stub
     ours = Path(vgpu_files.FRONT_CONF_INSIDE).name
     compat = tenant.root / "compat"
@@ -177,7 +195,10 @@ def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_of_a_container_finds_the_front(tenant: Tenant, preload: bool) -> None:
-    """It has no variable of the tenant's, as with docker exec and env -i, and asks for libcuda.so.1 by its soname."""
+    """The program has no variables of the tenant, as with docker exec or env -i.
+
+    It opens libcuda.so.1 by its soname.
+    """
     tenant.quota(8 * MIB)
     hook = f"""
         mkdir /etc/ld.so.conf.d && echo 'include /etc/ld.so.conf.d/*.conf' >/etc/ld.so.conf

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants whose processes wait for each other on several GPUs make progress at their share, in virtual time."""
+"""Test tenants whose processes wait for each other on several GPUs.
+
+They progress at the speed of their share, in simulated time.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ from gangs import MATRIX, MS, POLICIES, Gangs
 from sm import LATE, World
 from test_throttle import field
 
-#: Without turns that coincide on all GPUs the first of these cells took 110 times as long as its share allows.
+#: Before turns were aligned on all GPUs, the first of these cells took 110 times as long as its share allows.
 OFTEN = [
     *(Gangs(2, 2, policy, 2 * MS) for policy in POLICIES),
     Gangs(2, 2, "fixed", 2 * MS, sync=False),
     Gangs(2, 2, "fixed", MS // 5),
-    # Four times as long as its share allows, where GPUs that were even took each other for behind.
+    # This cell took four times as long when equal GPUs considered each other to be behind.
     Gangs(4, 3, "fixed", MS // 5, sync=False),
 ]
-#: Seeds of starts, by whether the host waits for each step.
+#: Seeds for start times, by whether the host waits for each step.
 STARTS = {True: (11, 47), False: (9, 30)}
 
 
 def limit(gangs: Gangs) -> float:
-    """How much longer than its share allows a cell may take.
+    """Return the accepted ratio of a cell's time to the time at its share.
 
-    Tenants that run at once on a GPU wait for its time slices. In steps shorter than these that took four times as long, for as
-    long as both let each other's next steps through.
+    Tenants that run on a GPU at the same time wait for each other's time slices. If steps are shorter than a time
+    slice, and both tenants admit each other's next steps, the run takes four times as long.
     """
     return 1.4 if gangs.ranks == gangs.tenants == 2 else 2
 
@@ -36,14 +39,15 @@ def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gan
 
 
 def test_tenants_do_not_stay_crossed(tmp_path, built):
-    """Kernels as long as a turn, from starts after which each tenant had one of the two GPUs that both work on.
+    """Kernels are as long as a turn.
 
-    It went on so in some of these runs, step by step: with each tenant beside the other's work, with lengths of kernels that were
-    learned there, and with credit that ended on one GPU first. The mean was 1.23 to 1.31.
+    At the start, each tenant has one of the two GPUs that both use. Some runs used to stay in this state: each tenant
+    ran beside the other's work, learned wrong kernel lengths from it, and used up its credit on one GPU first. The mean
+    ratio was then 1.23 to 1.31.
     """
     cells = [(Gangs(2, 2, "fixed", 20 * MS, sync, 800 * MS), seed) for sync, seeds in STARTS.items() for seed in seeds]
     ratios = []
-    # Runs of one seed differ by some hundredths: a mean that is near the bound is that of more of them.
+    # Runs with the same seed differ by a few hundredths, so more runs are averaged if the mean is near the limit.
     for again in range(4):
         ratios += [gangs.ratio(tmp_path / f"{gangs}-{seed}-{again}", built, seed) for gangs, seed in cells]
         if sum(ratios) / len(ratios) < 1.14:
@@ -52,9 +56,10 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
 
 
 def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
-    """Its GPU's credit is 50 ms short of what the tenant's GPUs may be apart. The other GPU works, and waits for this one.
+    """One GPU has 50 ms less credit than the tenant's GPUs may differ by.
 
-    It was let through only when the other's work was late: steps took twice as long, and a neighbour had its turn on one GPU.
+    The other GPU is working and waits for this one. An earlier version admitted the process only when the other GPU's
+    work was late. Steps then took twice as long, and another tenant got a turn on one GPU.
     """
     world = World(tmp_path, built, gpus=2, **LATE)
     tenant = world.tenant(90)
@@ -64,7 +69,7 @@ def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
     world.worker(tenant, f"{owes} --start 0.3 --seconds 0", preload=False)
     world.run()
     kernels = [line[0] for line in first.lines][::2]
-    steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]  # once its length is known
+    steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]  # after the length is known
     assert len(steps) > 15
     assert max(steps) < 0.035, steps
 
@@ -77,7 +82,10 @@ def test_the_whole_matrix_of_gangs(tmp_path, built, gangs, seed):
 
 
 def test_kernels_that_meet_end_when_all_have_started(tmp_path, built):
-    """The second process begins half a second later; the first one's kernel occupies its GPU for so long."""
+    """The second process starts half a second later.
+
+    Until then, the first process's kernel occupies its GPU.
+    """
     world = World(tmp_path, built, gpus=2)
     tenant = world.tenant(50)
     workers = [

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files that the modules write for a tenant are those that the library reads, and what it counts is what they tell."""
+"""Test that the library reads the files that modules write, and the reverse.
+
+Modules also report the usage that the library counts.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ OUT_OF_MEMORY = 2
 
 
 class Host:
-    """Two cards, tenants below a root, and programs that run as one of them."""
+    """Two cards, the tenants below a root, and programs of these tenants."""
 
     def __init__(self, folder: Path, built: Built) -> None:
         self.built, self.card, self.root = built, Card(folder / "card", gpus=2), folder / "root"
         self.tenants = VgpuHost(root=str(self.root))
 
     def write(self, name: str, mib: int, *gpus: int, **more: object) -> VgpuTenant:
-        """As the modules do. The seat is the tenant's place among its GPU's; here each has one of its own."""
+        """Write a tenant's files as the modules do.
+
+        A seat is the tenant's position on its GPU. In these tests, each tenant has its own seat.
+        """
         seat = len(self.tenants.observe())
         seats = tuple(VgpuSeat(self.card.uuid(gpu), seat) for gpu in gpus)
         tenant = VgpuTenant(name, mib * MIB, 100, seats, **more)
@@ -35,7 +41,7 @@ class Host:
         return tenant
 
     def client(self, name: str) -> Client:
-        """With the environment that the tenant's own file says; the library is the one built for the tests."""
+        """Start a program with the tenant's environment file and the library of the tests."""
         lines = (self.root / "etc/openfleet-gpu/vgpu" / name / "env").read_text().splitlines()
         own = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
         assert own.pop("LD_PRELOAD").endswith("/libopenfleet-vgpu.so")
@@ -52,7 +58,7 @@ def with_two_cards(tmp_path: Path, built: Built) -> Host:
 
 
 def until(holds, what: str) -> None:
-    """The library looks at its quota once a second, when it is called."""
+    """Wait for a new quota. The library reads its quota once a second, during a call."""
     deadline = time.monotonic() + DEADLINE
     while not holds():
         assert time.monotonic() < deadline, what
@@ -90,7 +96,7 @@ def test_another_quota_holds_for_those_that_run(host: Host) -> None:
     with host.client("a") as client:
         client.alloc(48 * MIB)
         host.tenants.write(dataclasses.replace(tenant, memory_bytes=32 * MIB))
-        # Less than it has: nobody is ended, and nothing more is given.
+        # The quota is below the current use: no process ends, and no further memory is granted.
         until(lambda: client.memory() == (0, 32 * MIB), "the smaller quota")
         assert client.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
         host.tenants.write(dataclasses.replace(tenant, memory_bytes=96 * MIB))
@@ -104,16 +110,16 @@ def test_what_runs_of_a_tenant_that_is_removed_keeps_its_quota(host: Host) -> No
         client.alloc(16 * MIB)
         host.tenants.forget("a")
         assert host.tenants.observe() == ()
-        time.sleep(1.1)  # by then it has looked for its file
+        time.sleep(1.1)  # the library has checked for its file by then
         assert client.call("cuMemAlloc_v2", OUT, 48 * MIB + 1)[0] == OUT_OF_MEMORY
         client.alloc(48 * MIB)
 
 
-# --- tenants that get another name ---
+# --- renamed tenants ---
 
 
 def used(host: Host, name: str) -> tuple[int, int]:
-    """How many processes the tenant has, and what they use in MiB."""
+    """Return the number of the tenant's processes and the MiB that they use."""
     usage = host.usage(name)
     return usage.processes, sum(use.used_bytes for use in usage.gpus) // MIB
 
@@ -131,15 +137,15 @@ def test_processes_of_both_names_of_a_renamed_tenant_share_one_quota(host: Host)
             assert new.memory() == (24 * MIB, 64 * MIB)
             assert new.call("cuMemAlloc_v2", OUT, 24 * MIB + 1)[0] == OUT_OF_MEMORY
             new.alloc(24 * MIB)
-            time.sleep(1.1)  # by then both have looked at their files again
+            time.sleep(1.1)  # both programs have read their files again by then
             assert old.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
             assert used(host, "b") == (2, 64)
-            # What one gives back, the other may have; programs can still start under the earlier name.
+            # Memory that one process frees is available to the other. Programs can still start under the earlier name.
             old.free(address)
             new.alloc(16 * MIB)
             with host.client("a") as late:
                 assert late.memory() == (24 * MIB, 64 * MIB)
-            # Another quota holds for both.
+            # The new quota applies to both processes.
             host.tenants.write(dataclasses.replace(tenant, memory_bytes=48 * MIB))
             for client in (old, new):
                 until(lambda client=client: client.memory() == (8 * MIB, 48 * MIB), "the smaller quota")
@@ -160,7 +166,7 @@ def test_what_runs_goes_on_when_an_earlier_name_ends_or_comes_back(host: Host) -
         time.sleep(1.1)
         with host.client("b") as two:
             assert two.memory() == (24 * MIB, 64 * MIB)
-        # A new tenant of the earlier name is another one.
+        # A new tenant with the earlier name is a different tenant.
         other = dataclasses.replace(tenant, counted_as="a.2", seats=(VgpuSeat(host.card.uuid(0), 1),))
         host.tenants.write(other)
         with host.client("a") as three:
@@ -183,7 +189,10 @@ def test_a_new_tenant_has_both_names_from_the_start(host: Host) -> None:
 
 
 def test_what_the_kernel_bounds_the_library_leaves(host: Host) -> None:
-    """A quota of 0 bytes is none of the library's; the seat and the share are."""
+    """A memory quota of 0 means that the library does not limit memory.
+
+    The seat and the share still apply.
+    """
     host.write("a", 64, 0)
     quota = host.root / "etc/openfleet-gpu/vgpu/a/quota"
     bound = quota.read_text().replace("memory %d " % (64 * MIB), "memory 0 ")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tenant a process belongs to: in a container the one whose quota is mounted, on a host what OPENFLEET_VGPU says."""
+"""Test which tenant a process belongs to.
+
+In a container, the mounted quota decides. On a host, OPENFLEET_VGPU decides.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="this user may not mount
 
 @pytest.fixture
 def other(tenant: Tenant) -> Tenant:
-    """A second tenant of the same host, with a larger quota."""
+    """Create a second tenant on the same host, with a larger quota."""
     return Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(32 * MIB)
 
 
 def bound(*tenants: Tenant) -> str:
-    """Makes the quota folders mount points of the file system that they are on, so that st_dev does not tell."""
+    """Bind-mount the quota folders, so that they have the same st_dev as their parent."""
     return "\n".join(f"mount --bind {each.folder} {each.folder}" for each in tenants)
 
 
 def on_another_file_system(tenant: Tenant) -> str:
-    """The same by another file system, as kernels before 5.8 need it."""
+    """Mount the quota folders from another file system, as needed before Linux 5.8."""
     copied = f"cp -a {tenant.folder} {tenant.root}/copied && mount -t tmpfs none {tenant.folder}"
     return f"{copied} && cp -a {tenant.root}/copied/. {tenant.folder}"
 
@@ -41,7 +44,7 @@ def is_held_to(client: Client, size: int) -> None:
 
 
 def is_refused(client: Client) -> None:
-    """Each way to allocate."""
+    """Check that every kind of allocation is refused."""
     assert client.memory()[0] == 0
     pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
     for call in (
@@ -67,7 +70,10 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 
 @pytest.mark.parametrize("variables", [{}, {"OPENFLEET_VGPU": "nobody"}, {"OPENFLEET_VGPU_ROOT": "/nowhere"}])
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
-    """As programs of docker exec, sshd, cron and env -i have it: the library comes by /etc/ld.so.preload."""
+    """Programs without the tenant's variables use /etc/ld.so.preload.
+
+    Examples are programs of docker exec, sshd, cron and env -i.
+    """
     tenant.quota(8 * MIB)
     with client_in_container(tenant, **variables) as client, tenant.client() as outside:
         is_held_to(client, 8 * MIB)
@@ -120,7 +126,10 @@ def test_of_several_and_none_is_named_everything_is_refused(tenant: Tenant, othe
 
 @pytest.mark.parametrize("content", [None, "version 1\nnonsense\n"])
 def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -> None:
-    """The tenant was removed while its container runs, or its file is damaged: refused, until there is a quota."""
+    """Memory is refused until a quota exists.
+
+    The tenant was removed while its container runs, or its file is damaged.
+    """
     if content is not None:
         tenant.write(content)
     with client_behind(tenant, bound(tenant), OPENFLEET_VGPU="") as client:
@@ -132,7 +141,7 @@ def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -
 
 
 def test_programs_of_no_tenant_look_once(tenant: Tenant) -> None:
-    """What it costs them: opening one folder that is not there, at the first call."""
+    """A program without a tenant only pays for one failed open of a folder."""
     strace = subprocess.run(["which", "strace"], capture_output=True, text=True, check=False).stdout.strip()
     if not strace:
         pytest.skip("no strace")

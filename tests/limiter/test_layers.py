@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The layers of the source: who includes and who calls whom, as the compiler and the linker see it."""
+"""Test the layers of the source by the compiler's includes and the linker's calls."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 import pytest
 from limiter_lab import SOURCE, Built
 
-#: From the lowest up. README.md has them in the same order, and the Makefile builds them.
+#: From the lowest layer to the highest. README.md lists them in the same order, and the Makefile builds them.
 LAYERS = ("base", "formats", "driver", "tables", "account", "process", "throttle", "hooks")
-#: What is no part of the library, with the layers that it uses.
+#: Sources that are not part of the library, with the layers that they use.
 PROGRAMS = {"top": ("base", "formats", "top"), "front.c": ()}
-#: A longer file has a second reason to change.
+#: Longer files usually have more than one purpose.
 MOST_LINES = 300
 
 
 def files(source: Path) -> list[str]:
-    """The C files and headers, by their path in the source."""
+    """Return the C files and headers, by path in the source."""
     return sorted(str(path.relative_to(source)) for kind in ("c", "h") for path in source.rglob(f"*.{kind}"))
 
 
 def allowed(name: str) -> tuple[str, ...]:
-    """The layers that a file may use."""
+    """Return the layers that a file may use."""
     layer = name.partition("/")[0]
     return LAYERS[: LAYERS.index(layer) + 1] if layer in LAYERS else PROGRAMS[layer]
 
 
 def reached(source: Path, names: Iterable[str]) -> dict[str, set[str]]:
-    """What each file includes, directly or not, as the preprocessor says: however the line is written."""
+    """Return the direct and indirect includes of each file, from the preprocessor."""
     command = ["gcc", "-MM", "-x", "c", "-std=c11", "-O2", "-D_GNU_SOURCE", '-DFRONT_DRIVER=""', "-I.", *names]
     rules = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True).stdout
     found = {}
@@ -44,12 +44,15 @@ def reached(source: Path, names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def component(name: str) -> str:
-    """A header and the file that does what it says belong together."""
+    """Return the component of a file.
+
+    A header and its implementation are one component.
+    """
     return re.sub(r"\.[cho]$", "", name)
 
 
 def circles(uses: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """Pairs of components that use each other, directly or not."""
+    """Return pairs of components that use each other, directly or indirectly."""
     graph: dict[str, set[str]] = {}
     for name, used in uses.items():
         graph.setdefault(component(name), set()).update(component(other) for other in used)
@@ -62,7 +65,7 @@ def circles(uses: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def upward(uses: dict[str, set[str]]) -> list[str]:
-    """What uses a layer that it may not use."""
+    """Return uses of a layer that the user may not depend on."""
     return sorted(
         f"{name}: {other}"
         for name, used in uses.items()
@@ -72,7 +75,7 @@ def upward(uses: dict[str, set[str]]) -> list[str]:
 
 
 def called(folder: Path, objects: Iterable[Path]) -> dict[str, set[str]]:
-    """The objects that define what each object calls or reads, as the linker sees it."""
+    """Return the objects that define the symbols each object uses, from the linker."""
     command = ["nm", "--print-file-name", "--portability", "--extern-only", *map(str, objects)]
     defined, wanted = {}, []
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -105,7 +108,7 @@ def test_no_file_reaches_itself(includes: dict[str, set[str]]) -> None:
 
 
 def test_a_file_calls_its_own_layer_and_those_below(built: Built) -> None:
-    """A declaration of one's own would pass the includes by."""
+    """A file could declare a function itself and bypass the check of includes."""
     folder = built.library.parent
     objects = [path for layer in LAYERS for path in sorted((folder / layer).glob("*.o"))]
     assert {str(path.relative_to(folder)) for path in objects} == {
@@ -134,7 +137,7 @@ def test_an_include_of_a_higher_layer_is_found(tmp_path: Path, file: str, text: 
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Of headers, and of a header with the file of another."""
+    """One cycle has only headers, and one has another component's source file."""
     texts = {
         "base/a.h": '#ifndef A\n#define A\n#include "base/b.h"\n#endif\n',
         "base/b.h": "",
@@ -169,7 +172,7 @@ def over_all(check: Callable[[str, str], Iterable[str]]) -> list[str]:
 
 
 def test_no_macro_holds_a_statement() -> None:
-    """So none declares a variable that whoever uses it does not see."""
+    """A variable declared in a macro would be invisible where the macro is used."""
 
     def statements(_name: str, text: str) -> Iterable[str]:
         lines = re.findall(r"^\s*#\s*define\s+(\w+)(.*)", text.replace("\\\n", " "), re.MULTILINE)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lease: one process has the GPU, others wait for it."""
+"""Test the lease: one process has the GPU, and others wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_process_of_a_tenant_has_its_lease(library, turnstile):
 
 
 def test_who_finds_another_after_taking_it_gives_it_back(library, turnstile):
-    """Of two that take it at once each writes first and looks afterwards."""
+    """If two take the lease at once, each writes first and then checks for the other."""
     t = view(turnstile)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 10 * MS) // 1000
     assert not library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)
@@ -69,7 +69,7 @@ def test_a_lease_is_prolonged_and_never_shortened(library, turnstile):
 
 
 def test_a_lease_that_ends_at_once_is_not_prolonged_beside_another(library, turnstile):
-    """The other may have looked when it had ended."""
+    """Another process may have checked just after the lease ended."""
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 30 * MS) // 1000
@@ -90,7 +90,10 @@ def test_the_lease_of_the_dead_counts_no_more_and_their_seats_next_does(library,
 
 
 def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
-    """With ten seconds of work on its way: others see the holder, for a second at a time."""
+    """The holder has ten seconds of pending work.
+
+    Others see the lease for at most one second at a time.
+    """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 11 * SECOND)
     assert [library.turnstile_process(t, 0, NOW + later) for later in (0, SECOND - MS, SECOND)] == [7, 7, 0]
@@ -112,7 +115,10 @@ GIVEN, LONG, NOT = range(3)
 
 @pytest.fixture
 def watched(library):
-    """A turnstile as its tenant has it, and as a neighbour does: one sealed memory, for writing and only for reading."""
+    """Return the views that a tenant and another tenant have of one turnstile.
+
+    The memory is sealed. The tenant's view is writable, and the other view is read-only.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = c_void_p
     libc.mmap.argtypes = (c_void_p, ctypes.c_size_t, c_int, c_int, c_int, ctypes.c_long)
@@ -130,7 +136,7 @@ def watched(library):
 
 
 def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
-    """The kernel waits for a word that the waiter can only read."""
+    """The waiter uses a futex on memory that it can only read."""
     own, neighbours = watched
     now = time.monotonic_ns()
     assert library.turnstile_take(own, 3, 7, now, now + SECOND)
@@ -147,13 +153,13 @@ def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
     waiter.start()
     while len(results) < 3:
         time.sleep(0.001)
-    library.turnstile_give(own, 3, 8)  # another process has nothing to give
+    library.turnstile_give(own, 3, 8)  # wrong holder: nothing to give back
     count = len(results)
     while len(results) < count + 3:
         time.sleep(0.001)
     library.turnstile_give(own, 3, 7)
     waiter.join(60)
-    # NOT: it was just between two sleeps.
+    # NOT: the waiter was between two sleeps.
     assert results[-1] in (GIVEN, NOT)
     assert set(results[:-1]) == {LONG}, "it sleeps, and never for long"
 

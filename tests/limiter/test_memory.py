@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each kind of memory: charged when it is taken, given back when it is free, refused at the quota and not before."""
+"""Test each kind of memory.
+
+It is charged when allocated, credited when freed, and refused exactly at the quota.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ PAGE = data(account.on_device(0))
 
 
 def physical(client: Client, size: int) -> int:
-    """A handle of memory on the first device."""
+    """Create physical memory on the first device. Return its handle."""
     return client.ok("cuMemCreate", OUT, size, PAGE, 0)[0]
 
 
 def mapped(client: Client, handle: int, size: int) -> int:
-    """An address at which the memory of a handle is mapped."""
+    """Map the memory of a handle. Return the address."""
     address = client.ok("cuMemAddressReserve", OUT, size, 0, 0, 0)
     client.ok("cuMemMap", address, size, 0, handle, 0)
     return address
@@ -56,7 +59,10 @@ KINDS: dict[str, tuple[int, tuple, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
-    """It fits into a quota of its size, twice it does not, and one byte less is too little."""
+    """A quota of the exact size allows one allocation and no second one.
+
+    A quota that is one byte smaller allows none.
+    """
     size, call, free = KINDS[kind]
     tenant.quota(size)
     with tenant.client() as client:
@@ -91,13 +97,16 @@ def test_freed_twice_it_is_given_back_once(tenant: Tenant, kind: str) -> None:
     with tenant.client() as client:
         first, _ = client.call(*call)[1][0], client.call(*call)
         client.ok(free, first)
-        if free.startswith("cuMem"):  # the stub knows arrays by their address alone
+        if free.startswith("cuMem"):  # the stub only knows the addresses of arrays
             assert client.call(free, first)[0] == INVALID_VALUE
         assert client.memory() == (size, 2 * size)
 
 
 def test_a_pitch_is_known_only_afterwards(tenant: Tenant) -> None:
-    """Width times height fits, pitch times height does not: nothing is kept and nothing is told."""
+    """Width times height is within the quota, pitch times height is not.
+
+    Nothing is kept or reported.
+    """
     tenant.quota(3 * PITCH - 1)
     with tenant.client() as client:
         assert client.call("cuMemAllocPitch_v2", OUT, OUT, 100, 3, 4) == (OUT_OF_MEMORY, [0, 0])
@@ -126,8 +135,9 @@ def test_sizes_beyond_all_numbers(tenant: Tenant, call: tuple) -> None:
         assert client.memory() == (MIB - 1, MIB)
 
 
-#: Number, channels in the description, and bits of a pixel, from what cuda.h says of each format: bits of a sample as
-#: they are stored, times samples of brightness and of colour to a pixel (4:4:4 two of colour, 4:2:2 one, 4:2:0 a half).
+#: Format number, channels in the descriptor, and bits per pixel from the descriptions in cuda.h. Bits per pixel are the
+#: stored bits of a sample times the number of luma and chroma samples (chroma: two for 4:4:4, one for 4:2:2, a half for
+#: 4:2:0).
 FORMATS = {
     "BC1": (0x91, 4, 64 / 16),
     "BC4": (0x97, 1, 64 / 16),
@@ -157,7 +167,10 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
-    """The stub has no such arrays and says so; what does not fit into the quota is refused before it is asked."""
+    """The stub returns an error for these formats.
+
+    A size above the quota is refused before the stub is called.
+    """
     number, channels, bits = FORMATS[name]
     size = int(64 * 64 * bits / 8)
     call = ("cuArrayCreate_v2", OUT, data(account.array_2d(64, 64, number, channels)))
@@ -167,7 +180,7 @@ def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
         assert client.call(*call)[0] == OUT_OF_MEMORY
 
 
-# --- Physical memory: free when released and unmapped, in whatever order ---
+# --- Physical memory: free after release and unmap, in any order ---
 
 
 def released_first(client: Client, handle: int, address: int, size: int) -> list[Callable]:
@@ -209,7 +222,10 @@ def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
 
 
 def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
-    """From the middle of the mapping, after the first handle was released."""
+    """The address is in the middle of the mapping.
+
+    The first handle was released before.
+    """
     tenant.quota(STEP)
     with tenant.client() as client:
         handle = physical(client, STEP)
@@ -236,7 +252,10 @@ def test_pinned_memory_of_the_host_does_not_count(tenant: Tenant, call: tuple) -
 
 
 def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
-    """As with the driver, out of memory comes only when the pools have given up what nobody uses."""
+    """Out of memory is reported only after pools have released unused memory.
+
+    The driver does the same.
+    """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_POOL_GROWTH=str(32 * MIB)) as client:
         pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -251,7 +270,10 @@ def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("own_pool", [False, True])
 def test_what_is_used_of_a_pool_is_no_room_for_more(tenant: Tenant, own_pool: bool) -> None:
-    """A pool of 7 GiB that are all in use cannot hold 3 GiB more: that is known before the card is asked."""
+    """A pool of 7 GiB that is fully in use cannot supply 3 GiB.
+
+    This is known without a call to the card.
+    """
     tenant.quota(8 << 30)
     with tenant.client(STUB_POOL_GROWTH="0") as client:
         pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -301,7 +323,10 @@ def test_both_forms_of_stream_ordered_calls(tenant: Tenant, suffix: str) -> None
 
 @pytest.fixture
 def pair(tmp_path: Path, built: Built) -> Tenant:
-    """A tenant with 8 MiB on the second of two GPUs and nothing said of the first."""
+    """Create a tenant with 8 MiB on the second of two GPUs.
+
+    The first GPU is not in its quota.
+    """
     return Tenant(tmp_path / "root", Card(tmp_path / "card", gpus=2), built).quota(None, 8 * MIB)
 
 
@@ -312,7 +337,7 @@ def test_a_gpu_that_is_not_in_the_quota_is_as_it_is(pair: Tenant) -> None:
 
 
 def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
-    """Device 0 of a process that sees the second GPU alone."""
+    """The second GPU is device 0 of a process that cannot see the first one."""
     with pair.client(CUDA_VISIBLE_DEVICES=pair.card.uuid(1)) as client:
         assert client.memory() == (8 * MIB, 8 * MIB)
         assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == OUT_OF_MEMORY
@@ -321,7 +346,7 @@ def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
 
 
 def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
-    """In the description of what is created, in the stream: whatever context the thread has."""
+    """The device comes from the properties or the stream, not from the context."""
     second = data(account.on_device(1))
     with pair.client(STUB_POOL_GROWTH="0") as client:
         handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
@@ -391,17 +416,17 @@ def test_a_graph_whose_memory_does_not_fit_is_not_launched(tenant: Tenant) -> No
         assert client.memory()[0] == 8 * MIB and tenant.used() == 0
 
 
-# --- Managed memory beyond the quota ---
+# --- Managed memory above the quota ---
 
 
 def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
-    """Has managed memory `counted` against the quota, or `oversubscribed`."""
+    """Set whether managed memory is `counted` against the quota or `oversubscribed`."""
     tenant.quota(quota)
     return tenant.write((tenant.folder / "quota").read_text() + f"managed {word}\n")
 
 
 def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant) -> None:
-    """It does not count, and takes no room from what does: RMM and cuDF have more of it than the card has memory."""
+    """Managed memory does not count, so RMM and cuDF can exceed the card's memory."""
     call = ("cuMemAllocManaged", OUT, 200 * MIB, 1)
     with with_managed(tenant, "counted").client() as client:
         assert client.call(*call)[0] == OUT_OF_MEMORY
@@ -417,7 +442,7 @@ def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant)
 
 
 def test_managed_memory_of_before_is_given_back_once(tenant: Tenant) -> None:
-    """What was counted when it was allocated is given back, whatever the quota says by then."""
+    """Memory that was charged is credited, even if the quota's mode has changed."""
     with with_managed(tenant, "counted").client() as client:
         counted = client.ok("cuMemAllocManaged", OUT, 40 * MIB, 1)
         with_managed(tenant, "oversubscribed")
@@ -436,7 +461,10 @@ def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> N
 
 
 def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
-    """NVML has one figure for a process. When the second client is charged by it, its turn has come for the first too."""
+    """NVML reports one total per process, which includes managed memory.
+
+    When the second client's memory has been charged from NVML, the first client has been queried too.
+    """
     context = {"STUB_CONTEXT_BYTES": str(10 * MIB)}
     with_managed(tenant, "oversubscribed")
     with tenant.client(**context) as first:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names of before CUDA 3.2, with 32 bits for pointers and sizes, and launches of before CUDA 4: held to the quota too."""
+"""Test functions from before CUDA 3.2, with 32-bit pointers and sizes.
+
+Covers launches from before CUDA 4 too. The quota applies to all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ FLOAT = 0x20
 
 @pytest.fixture(params=["by name", "by version"])
 def call(request: pytest.FixtureRequest, tenant: Tenant) -> object:
-    """Calls a function by its exported name, or by what cuGetProcAddress gives for CUDA 3.1."""
+    """Call a function by its exported name, or by cuGetProcAddress for CUDA 3.1."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a process makes of the tenant's work on another GPU: whether that has been given more, and waits for this one."""
+"""Test how a process interprets the tenant's work on another GPU.
+
+It decides whether the other GPU has received more work, and whether that work waits for this GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from limiter_lab import DEADLINE, HERE, SOURCE, compile_c
 
 @dataclass(frozen=True)
 class Look:
-    """When, and what both GPUs have then; see client/peers.c."""
+    """The time and the state of both GPUs in one check. client/peers.c has the format."""
 
     ms: float
     own: int
@@ -27,7 +30,7 @@ class Look:
         return f"{self.ms:g}:{self.own}:{self.peers}:{self.works:d}:{self.state}"
 
 
-#: For each look: whether this GPU is behind the other, and whether it is to hurry.
+#: The result of each check: whether this GPU is behind the other one, and whether it must hurry.
 Looks = Callable[..., list[tuple[bool, bool]]]
 
 
@@ -46,7 +49,10 @@ def looks(build_folder: Path) -> Looks:
 
 
 def test_one_idle_moment_does_not_change_what_is_even(looks):
-    """The peer has one launch of its step to come. When it has that, both have been given the same."""
+    """One launch of the other GPU's step is still pending.
+
+    After this launch, both have received the same work.
+    """
     (_, _, (even, _), (behind, _)) = looks(
         Look(0, own=4, peers=4, state="idle"),
         Look(20, own=5, peers=4, state="idle"),
@@ -58,7 +64,7 @@ def test_one_idle_moment_does_not_change_what_is_even(looks):
 
 
 def test_counts_that_begin_apart_are_even(looks):
-    """A program that joins others finds their launches in the seats."""
+    """A program that joins others finds their earlier launches in the seats."""
     assert looks(
         Look(0, own=0, peers=37, state="idle"),
         Look(20, own=1, peers=38, state="works"),
@@ -67,7 +73,7 @@ def test_counts_that_begin_apart_are_even(looks):
 
 
 def test_turns_that_begin_alike_show_what_is_even(looks):
-    """One process has launched a kernel more, as to evaluate what it has trained."""
+    """One process launches an additional kernel, for example to evaluate its model."""
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(30 + 25 * turn, own=5 + turn, peers=15 + turn, state="idle") for turn in range(9)),
@@ -79,7 +85,7 @@ def test_turns_that_begin_alike_show_what_is_even(looks):
 
 
 def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
-    """Each step has more launches there than here."""
+    """The other GPU has more launches per step than this one."""
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(100 * turn, own=4 + turn, peers=4 + 2 * turn, state="idle") for turn in range(1, 5)),
@@ -92,7 +98,10 @@ def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
 
 
 def test_a_peer_that_is_late_is_helped(looks):
-    """At once with what it has been given and this GPU not, and after a while with what comes next."""
+    """The GPU hurries at once for work that only the other has received.
+
+    For the next work, it hurries after a delay.
+    """
     assert looks(
         Look(0, own=4, peers=4, state="works"),
         Look(1, own=4, peers=5, state="late"),
@@ -103,7 +112,10 @@ def test_a_peer_that_is_late_is_helped(looks):
 
 
 def test_a_peer_may_be_late_for_what_works_here(looks):
-    """Both have been given the same. Only when the work here is done does the peer's being late say that it waits for more."""
+    """Both GPUs have received the same work.
+
+    A late peer only waits for more work once this GPU has finished.
+    """
     answers = looks(
         Look(0, own=4, peers=4, state="works"),
         *(Look(10 + ms, own=5, peers=5, state="late", works=True) for ms in range(20)),

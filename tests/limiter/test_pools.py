@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What pools give back when their process waits for the GPU is there for the tenant's others, whatever the process does then."""
+"""Test that the tenant's other processes can use memory that pools release.
+
+Pools release memory when their process waits for the GPU. The memory must be available whatever that process does next.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ WAITS = (
 
 
 def prepared(client: Client, wait: str) -> tuple:
-    """The call, with what it needs."""
+    """Return a call that waits, after preparing its arguments."""
     if wait == "cuEventSynchronize":
         return (wait, client.ok("cuEventCreate", OUT, 0))
     if wait == "cuMemFree_v2":
@@ -39,7 +42,10 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """A sibling was refused it for as long as the process made no call that allocates or frees, with the card empty."""
+    """Other processes used to be refused, although the card was empty.
+
+    The refusals ended when the idle process made a call that allocates or frees.
+    """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
         call = prepared(idle, wait)
@@ -55,7 +61,10 @@ def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait
 
 
 def test_what_a_pool_keeps_is_on_the_card_and_counts(tenant: Tenant) -> None:
-    """Nobody but its process can take it from the pool. As without the limiter, others are refused it."""
+    """Only its own process can take this memory from the pool.
+
+    Others are refused, as they are without the limiter.
+    """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
         pool = idle.ok("cuDeviceGetDefaultMemPool", OUT, 0)
@@ -67,7 +76,8 @@ def test_what_a_pool_keeps_is_on_the_card_and_counts(tenant: Tenant) -> None:
         sibling.alloc(QUOTA - MOST)
 
 
-#: One thread waits for the GPU while another's allocation has not come back from the driver. Both pools give back what they can.
+#: One thread waits for the GPU while another thread's allocation is still in the driver. Both pools release unused
+#: memory.
 MEANWHILE = """
 import ctypes, os, sys, threading
 driver, context, pool = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
@@ -96,7 +106,10 @@ sys.stdin.readline()
 
 
 def test_who_waits_for_the_gpu_waits_for_no_other_thread(tenant: Tenant, tmp_path: Path) -> None:
-    """An allocation may wait within the driver for what this thread does next. What was given back counts no more after it."""
+    """An allocation in the driver may wait for the next call of this thread.
+
+    Released memory no longer counts afterwards.
+    """
     tenant.quota(QUOTA)
     grown = tmp_path / "grown"
     properties = account.pool_on_device(0).hex()

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Many processes of one tenant: one quota for all of them, and nothing is lost with those that are killed."""
+"""Test many processes of one tenant.
+
+They share one quota, and no memory is lost when processes are killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ OUT_OF_MEMORY = 2
 
 
 def assert_whole_quota_is_free(tenant: Tenant, quota: int) -> None:
-    """A new process gets the quota to the byte, and not one more."""
+    """Check that a new process can allocate exactly the quota."""
     with tenant.client() as client:
         assert client.call("cuMemAlloc_v2", OUT, quota + 1)[0] == OUT_OF_MEMORY
         address = client.alloc(quota)
@@ -51,12 +54,15 @@ def test_tenants_do_not_touch_each_other(tenant: Tenant) -> None:
 
 
 def test_300_processes_at_once(tenant: Tenant) -> None:
-    """Each gets its share of the quota; one more gets nothing; and when they have gone all is free."""
+    """Each process allocates its part of the quota.
+
+    One more process gets nothing. At the end, all memory is free.
+    """
     count = 300
     tenant.quota(count * MIB)
     clients = [tenant.client(start=False) for _ in range(count)]
     try:
-        # All are told before any is heard, so that they run side by side.
+        # Send to all clients before reading any answer, so that they run in parallel.
         for client in clients:
             client.send("call cuInit 0", "call cuDevicePrimaryCtxRetain & 0")
         for client in clients:
@@ -80,8 +86,10 @@ def test_300_processes_at_once(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_kill_storm(tenant: Tenant, seed: int) -> None:
-    """Processes that allocate and free as fast as they can are killed at random instants. What they had must be free,
-    and the card must never have seen more than the quota."""
+    """Kill processes at random times while they allocate and free as fast as they can.
+
+    Their memory must be free afterwards, and the card must never have held more than the quota.
+    """
     quota, generator = 8 * MIB, random.Random(seed)
     tenant.quota(quota)
     running: list[Client] = []
@@ -91,7 +99,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
         running.append(client)
         if len(running) == 5:
             victim = running.pop(generator.randrange(5))
-            # A random while; nothing is measured by it.
+            # Wait for a random time. The duration has no other meaning.
             for _ in range(generator.randrange(2000)):
                 os.getppid()
             victim.kill()
@@ -110,7 +118,10 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
     ("sequence", "kills"), [("linear", 40), ("first", 4), ("pool", 20), ("physical", 20), ("refused", 12)]
 )
 def test_killed_at_any_instruction(tenant: Tenant, sequence: str, kills: int) -> None:
-    """At instructions that are spread over the whole sequence; SEED moves them, CASES is another number of kills."""
+    """Kill a program at instructions spread over the whole sequence.
+
+    SEED shifts the instructions, and CASES sets the number of kills.
+    """
     quota = 64 * MIB
     tenant.quota(quota)
     program = tenant.built.program("any_instruction", "-Wno-strict-prototypes")
@@ -139,7 +150,10 @@ def test_a_fork_bomb_stays_within_the_quota(tenant: Tenant) -> None:
 
 
 def test_a_child_without_cuda_holds_nothing_of_its_parent(tenant: Tenant, tmp_path: Path) -> None:
-    """Data loaders outlive a killed trainer; its memory must be the tenant's again at once."""
+    """Data loaders survive a killed trainer.
+
+    The trainer's memory must be available to the tenant at once.
+    """
     tenant.quota(4 * MIB)
     with tenant.client() as parent:
         parent.alloc(4 * MIB)
@@ -178,7 +192,7 @@ def test_a_child_from_before_cuda_is_a_process_of_its_own(tenant: Tenant, tmp_pa
 
 
 def test_threads_of_a_process_without_a_context(tenant: Tenant) -> None:
-    """cuMemCreate needs none: the device is in what is asked for."""
+    """cuMemCreate needs no context, because its arguments name the device."""
     tenant.quota(4 * MIB)
     properties = "@" + "01000000 00000000 01000000 00000000".replace(" ", "") + "00" * 16
     with tenant.client(start=False) as client:

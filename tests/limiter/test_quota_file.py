@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenant's file: what is understood, what is not believed, and when a new one holds."""
+"""Test the tenant's quota file.
+
+The tests cover valid and invalid content, untrusted files, and when a new file takes effect.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ GOOD = f"version 1\ntenant tenant-a\ngpu {UUID} memory {8 * MIB} sm 100 seat 0\n
 
 
 def until(answer: Callable[[], object], wanted: object) -> object:
-    """Asks until the answer is as wanted; a file is looked at once a second."""
+    """Repeat a query until the answer is the wanted one.
+
+    A file is checked once a second.
+    """
     end = time.monotonic() + DEADLINE
     while answer() != wanted and time.monotonic() < end:
         time.sleep(0.05)
@@ -83,7 +89,10 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
     ],
 )
 def test_what_is_not_understood(tenant: Tenant, old: str, new: str, line: int, says: str) -> None:
-    """Passive when nothing was read before; the log says where and what."""
+    """Without an earlier valid file, the limiter is passive.
+
+    The log names the file, the line and the error.
+    """
     assert old in GOOD
     tenant.write(GOOD.replace(old, new, 1))
     with tenant.client() as client:
@@ -109,7 +118,7 @@ def test_a_file_that_others_may_write(tenant: Tenant, mode: int) -> None:
         assert "users other than its owner may write it" in tenant.logged()
         quota = tenant.folder / "quota"
         seen = quota.stat().st_ctime_ns
-        # Until it is another state of the file: some kernels' file systems have clocks of whole ticks, 4 ms and more.
+        # Wait for a new timestamp: some kernels' file systems have a resolution of 4 ms or more.
         while quota.stat().st_ctime_ns == seen:
             quota.chmod(0o644)
         assert until(lambda: total(client), 8 * MIB) == 8 * MIB

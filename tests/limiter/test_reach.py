@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check which ways to the driver the limiter covers, as the table in docs/vgpu-enforced.md says."""
+"""Check which ways to the driver are limited, by docs/vgpu-enforced.md."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ print(allocate(ctypes.addressof(address), 2 << 20))
 def answer(
     tenant: Tenant, way: str, driver: str | Path | None = None, environment: dict[str, str] | None = None
 ) -> int:
-    """What an allocation beyond the quota is answered by that way."""
+    """Return the result of an allocation above the quota through one of the ways."""
     tenant.quota(MIB)
     source = tenant.root / "wrapper.c"
     declared = "#include <stddef.h>\nint cuMemAlloc_v2(void *, size_t);\n"
@@ -87,7 +87,7 @@ def test_a_library_that_links_with_the_driver_is_held(tenant: Tenant) -> None:
 
 
 def test_the_full_version_file_is_held(tenant: Tenant) -> None:
-    """By whatever path the driver was opened, it has the same soname."""
+    """The driver has the same soname whatever path opened it."""
     full = tenant.root / "libcuda.so.580.82.07"
     shutil.copy(tenant.built.stub / "libcuda.so.1", full)
     assert answer(tenant, "dlsym", full) == HELD
@@ -132,7 +132,7 @@ def test_memory_of_ipc_counts_once(tenant: Tenant) -> None:
 
 
 def rows() -> list[list[str]]:
-    """The table's lines, cell by cell."""
+    """Return the cells of each row of the table."""
     section = DOCUMENT.read_text().partition("## What is enforced and what is not")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenant's shared region, looked at and tampered with from outside: region.h's promises, read from its bytes."""
+"""Test the promises of region.h about the tenant's shared region.
+
+The tests read and modify the region's bytes from outside.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from account import MIB
 from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from mounts import UNSHARE, can_mount
 
-# The layout of region.1, written down again: what a released version has must not change under its users.
+# The layout of region.1, repeated here: a release must not change it while older versions use it.
 MAGIC = 0x3155504756464F00
 GPUS, SLOTS = 64, 64 + 16 * 48
 GPU_SIZE, SLOT_SIZE, SLOT_COUNT = 48, 320, 1024
@@ -34,7 +37,7 @@ LOCKED_SLOTS = (1 << 24) + 1
 
 
 class Region:
-    """The file's fields."""
+    """Access to the fields of the file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -56,7 +59,7 @@ def region(tenant: Tenant) -> Iterator[Region]:
 
 
 def lives(path: Path, slot: int) -> bool:
-    """As another process sees it: somebody has the slot's byte."""
+    """Return whether another process sees a lock on the slot's byte."""
     with path.open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + slot, 1, 0)
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK
@@ -84,7 +87,10 @@ def test_what_is_in_it(tenant: Tenant) -> None:
 
 
 def test_the_peak_is_of_what_was_there(tenant: Tenant) -> None:
-    """Neither what the driver refuses nor what a pool looks for counts, and what was there stays."""
+    """The peak ignores refused calls and sizes that a pool only tries.
+
+    It includes earlier memory.
+    """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_FAIL="cuMemAlloc_v2:2:2", STUB_POOL_GROWTH="0") as client:
         kept = client.alloc(8 * MIB)
@@ -116,7 +122,10 @@ def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("waiters", [0, 1])
 def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) -> None:
-    """As one leaves it that was killed with the lock, having changed a slot and not yet the sum, or the sum alone."""
+    """The process was killed with the lock held.
+
+    It had changed a slot but not the sum, or only the sum.
+    """
     tenant.quota(8 * MIB)
     with tenant.client() as keeper:
         keeper.alloc(MIB)
@@ -134,14 +143,14 @@ def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) 
 
 
 def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
-    """A profiler's timer interrupts each wait for the lock long before it ends."""
+    """A profiler's timer interrupts every wait for the lock before its timeout."""
     tenant.quota(8 * MIB)
     with tenant.client() as keeper:
         keeper.alloc(MIB)
         with tenant.client() as victim:
             victim.alloc(2 * MIB)
             victim.kill()
-        handler = keeper.tell("find getpid").split()[0]  # a function that does no harm as a handler
+        handler = keeper.tell("find getpid").split()[0]  # a function that is harmless as a signal handler
         assert keeper.call("signal", int(signal.SIGALRM), handler)[0] == 0
         keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 100, 0, 100)), 0)
         rescue = threading.Timer(DEADLINE, keeper.process.kill)
@@ -155,7 +164,7 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
 
 
 def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
-    """The slot has a living process again, which is not the one that holds the lock."""
+    """The slot belongs to a new process, which does not hold the lock."""
     tenant.quota(8 * MIB)
     with tenant.client() as first:
         first.alloc(MIB)
@@ -182,7 +191,7 @@ def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
 
 @pytest.mark.parametrize("what", ["missing", "forbidden", "foreign", "newer", "a folder"])
 def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str) -> None:
-    """A quota for each process would be none for the tenant."""
+    """Separate quotas per process would not limit the tenant."""
     tenant.quota(8 * MIB)
     if what == "missing" or what == "a folder":
         tenant.region.unlink()
@@ -210,7 +219,10 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
 @pytest.mark.parametrize(("room", "shared"), [("64k", False), ("8m", True)])
 @pytest.mark.parametrize("size", [0, SIZE])
 def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:
-    """/run has no memory for the region: as where there is no region, instead of a signal at the first touch of it."""
+    """/run has no space for the region.
+
+    The program is refused memory, and gets no signal at the first access.
+    """
     tenant.quota(8 * MIB)
     script, run = tmp_path / "client", tenant.root / "run"
     script.write_text(
@@ -242,7 +254,10 @@ WAYS_TO_ALLOCATE = (
 
 
 def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
-    """Sixteen GPUs that the tenant had once: while a process of that time lives there is no room for another."""
+    """Sixteen earlier GPUs fill the table.
+
+    While a process from that time runs, there is no room for another GPU.
+    """
     head = f"version 1\ntenant {tenant.name}\n"
     earlier = [f"gpu GPU-{number:032x} memory 0\n" for number in range(1, 17)]
     now = f"gpu {tenant.card.uuid()} memory {8 * MIB}\n"
@@ -261,7 +276,10 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
 
 
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
-    """1024 processes of one tenant that use CUDA: the next one gets nothing, and the log says why."""
+    """The tenant has 1024 processes that use CUDA.
+
+    The next one gets no memory, and the log has the reason.
+    """
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.alloc(MIB)
@@ -289,7 +307,10 @@ os.execvp("cat", ["cat"])
 
 
 def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) -> None:
-    """exec: the same process, another program. That the driver's own files are closed by it is the driver's matter."""
+    """exec keeps the process and replaces the program.
+
+    Closing the driver's own files is up to the driver.
+    """
     tenant.quota(8 * MIB)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", REPLACED], env=tenant.environment(), **pipes) as process:
@@ -305,7 +326,10 @@ def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) ->
 
 
 def test_a_region_that_was_made_anew_says_nothing_of_the_old_one(tenant: Tenant) -> None:
-    """The tenant was removed and came back while its processes ran: they still know that the others live."""
+    """The tenant was removed and recreated while its processes ran.
+
+    The old processes still count each other's memory.
+    """
     tenant.quota(8 * MIB)
     with tenant.client() as first, tenant.client() as second:
         first.alloc(5 * MIB)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What programs are told of memory and of processes: by the driver and by NVML, as nvidia-smi and others ask."""
+"""Test the memory and process data that programs get from the driver and NVML.
+
+The queries are those of nvidia-smi and similar tools.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ print(json.dumps(told))
 
 
 def by_nvml(tenant: Tenant, gpus: int = 1, preload: bool = True, **environment: str) -> dict:
-    """What NVML tells a program of the tenant."""
+    """Return the data that a program of the tenant gets from NVML."""
     command = [sys.executable, "-c", NVML, str(gpus)]
     done = subprocess.run(
         command,
@@ -91,7 +94,7 @@ def test_a_quota_above_the_card_shows_the_card(tenant: Tenant) -> None:
 
 
 def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
-    """The quota was lowered: never a number below zero."""
+    """The quota was lowered below the use. Free memory is 0, never negative."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.alloc(8 * MIB)
@@ -102,7 +105,10 @@ def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
 
 
 def test_no_more_is_free_than_the_card_has(tenant: Tenant) -> None:
-    """Another tenant of an oversubscribed card has taken what the quota would still allow."""
+    """The quota allows more memory than the card has left.
+
+    Another tenant of the oversubscribed card uses the rest.
+    """
     other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(tenant.card.memory)
     tenant.quota(tenant.card.memory)
     with tenant.client() as client, other.client() as taker:
@@ -149,7 +155,7 @@ def test_nvml_leaves_other_gpus_alone(tmp_path: Path, built: Built) -> None:
 
 
 def test_what_is_limited_elsewhere_is_shown_as_it_is(tenant: Tenant) -> None:
-    """memory 0: another provider holds the tenant to its quota, and the card's own figures say so."""
+    """With `memory 0`, another provider sets the limit, and the card's numbers appear."""
     tenant.quota(0)
     with tenant.client() as client:
         client.alloc(MIB)
@@ -167,7 +173,10 @@ def test_a_killed_process_is_out_of_the_figures_at_once(tenant: Tenant) -> None:
 
 
 def settled(client: object, free: int) -> tuple[int, int]:
-    """The figures once NVML was asked, which is a second after the last time."""
+    """Return free and total memory after the next NVML query.
+
+    NVML is queried at most once a second.
+    """
     end = time.monotonic() + DEADLINE
     while client.memory()[0] != free and time.monotonic() < end:
         time.sleep(0.05)
@@ -190,14 +199,16 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
         STUB_CONTEXT_BYTES=str(10 * MIB)
     ) as named:
         hidden.alloc(MIB)
-        # When the one that is named is charged, a second has gone by for the other as well.
+        # When the named client is charged, the hidden one has been queried too.
         assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
         assert hidden.memory() == (53 * MIB, 64 * MIB)
 
 
 def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
-    """NVML names the numbers of these very processes, which there may be strangers' ones: nothing is taken from that.
-    What a context costs is known from the other process."""
+    """NVML returns host pids, which can belong to other processes in this namespace.
+
+    The pids are therefore ignored. The size of a context is known from the other process.
+    """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as named:
         named.alloc(MIB)
@@ -205,7 +216,7 @@ def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
         tenant.in_namespace(0xF0000123)
         with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as inside:
             inside.alloc(2 * MIB)
-            time.sleep(1.2)  # NVML's turn comes a second after the first call
+            time.sleep(1.2)  # NVML is queried one second after the first call
             assert [inside.memory() for _ in range(2)] == [(41 * MIB, 64 * MIB)] * 2
             told = by_nvml(tenant)["0"]
             assert all(told[f"Compute{version}"] == [0, 0, 0, [], []] for version in ("", "_v2", "_v3"))
@@ -235,7 +246,7 @@ print(min(least, free.value), free.value)
 
 
 def opened(fifo: Path) -> int:
-    """A descriptor for writing, once somebody waits for one; from then on the FIFO has no name."""
+    """Open a FIFO for writing once a reader waits, then remove its name."""
     end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         try:
@@ -250,7 +261,7 @@ def opened(fifo: Path) -> int:
 
 
 def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, tmp_path: Path) -> None:
-    """NVML names what the driver holds already and what is charged only when the call comes back."""
+    """NVML already reports memory that is only charged when the driver call returns."""
     tenant.quota(128 * MIB)
     grown, asked = tmp_path / "grown", tmp_path / "asked"
     for fifo in (grown, asked):
@@ -264,7 +275,7 @@ def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, t
             process.stdin.flush()
             call = opened(grown)
             os.close(nvml)
-            time.sleep(0.3)  # for NVML's answer, which is to be used after the call's end and not before
+            time.sleep(0.3)  # time for the NVML result, which must not be used before the call ends
             os.close(call)
             out, _ = process.communicate(timeout=DEADLINE)
         finally:
@@ -298,7 +309,7 @@ print(free.value)
 
 
 def test_memory_that_comes_and_goes_while_nvml_is_asked_is_not_the_contexts(tenant: Tenant, tmp_path: Path) -> None:
-    """NVML may name what is counted neither before it is asked nor afterwards."""
+    """NVML may report memory that is charged neither before nor after the query."""
     tenant.quota(64 * MIB)
     asked, answered = tmp_path / "asked", tmp_path / "answered"
     for fifo in (asked, answered):
@@ -358,7 +369,7 @@ def test_a_real_pid_namespace(tenant: Tenant, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetInfo_v2"])
 def test_without_nvml(tenant: Tenant, tmp_path: Path, call: str) -> None:
-    """A container may have the driver's library alone."""
+    """A container may have the driver's library without NVML."""
     tenant.quota(8 * MIB)
     alone = tmp_path / "driver"
     alone.mkdir()

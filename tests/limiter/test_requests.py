@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What CUDA's runtimes ask cuGetProcAddress for, again: each answer is the very variant, hooked or untouched."""
+"""Replay the requests that CUDA runtimes send to cuGetProcAddress.
+
+Each answer must be the exact variant: the hook if the function is intercepted, and the driver's function otherwise.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from thorough import THOROUGH
 
 HERE = Path(__file__).resolve().parent
 LISTS = {path.stem.split("-")[1]: path for path in sorted((HERE / "data").glob("cuda-*.txt"))}
-#: The same of Python's ways to the driver (test_driver_layers.py).
+#: Requests of Python packages (test_driver_layers.py).
 LAYERS = {path.stem.partition("-")[2]: path for path in sorted((HERE / "data").glob("layer-*.txt"))}
-# What the project's design says is intercepted, written down here apart from the library's own list: an entry point
-# that only its version or its kind of stream sets apart must not be taken for one of these.
+# Functions that must be intercepted by the project's design, listed separately from the library's own list. A variant
+# that differs only by version or by kind of stream must not be mistaken for one of these.
 _HOOKED = """
     cuGetProcAddress cuGetProcAddress_v2 cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged cuMemCreate cuMemAllocAsync
     cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz cuArrayCreate_v2 cuArray3DCreate_v2
@@ -34,7 +37,7 @@ _HOOKED = """
     cuCtxSynchronize cuCtxSynchronize_v2 cuStreamSynchronize cuStreamSynchronize_ptsz cuEventSynchronize
 """
 HOOKED = set(_HOOKED.split())
-# Intercepted besides: what else gives memory back or takes it, on newer and older programs.
+# Functions that may also be intercepted, because they allocate or free memory in newer or older programs.
 _MAY_BE_HOOKED = """
     cuCtxDestroy cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuMemPoolCreate cuDeviceGraphMemTrim cuGraphUpload
     cuGraphUpload_ptsz cuMemPoolImportFromShareableHandle cuMemImportFromShareableHandle cuGreenCtxDestroy cuCtxDetach
@@ -50,14 +53,14 @@ def requests(path: Path) -> list[tuple[str, int, int]]:
 
 
 def variants() -> list[tuple[str, int, bool, str]]:
-    """The driver's: name, version, whether per thread, exported symbol."""
+    """Return the driver's variants: name, version, per-thread flag, exported symbol."""
     lines = (HERE / "stub/functions.txt").read_text().splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     return [(name, int(version), kind == "ptsz", symbol) for name, version, kind, symbol in rows]
 
 
 def wanted(name: str, version: int, flags: int) -> str | None:
-    """The exported symbol that a driver answers with."""
+    """Return the exported symbol that a driver returns for a request."""
     fit = [row for row in variants() if row[0] == name and row[1] <= version and (flags & 2 or not row[2])]
     return max(fit, key=lambda row: (row[2], row[1]))[3] if fit else None
 
@@ -73,9 +76,11 @@ def exported(client: Client, symbol: str) -> int:
 @pytest.mark.parametrize("runtime", [*LISTS, *(LAYERS if THOROUGH else ())])
 @pytest.mark.parametrize("aliases", ["0", "1"], ids=["exported", "other-addresses"])
 def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: str) -> None:
-    """By the symbol's own name, dlsym must give the same function as cuGetProcAddress does by name and version. With
-    other addresses than the exported ones (aliases) the untouched pointers are the driver's own, so that they are
-    compared with those that the driver gives without the limiter in between."""
+    """Compare cuGetProcAddress by name and version with dlsym by the symbol's name.
+
+    With aliases, the driver returns other addresses than its exported ones. Pointers that are not intercepted are then
+    compared with those that the driver returns without the limiter.
+    """
     tenant.quota(1 << 30)
     asked = requests({**LISTS, **LAYERS}[runtime])
     assert len(asked) > 400
@@ -99,7 +104,10 @@ def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: 
 
 
 def test_every_variant_of_the_driver(tenant: Tenant) -> None:
-    """Not only what runtimes ask for: each name at each version that brought a form of it, with either kind of stream."""
+    """Request each name at each version with a new variant, for both kinds of streams.
+
+    Runtimes only request some of them.
+    """
     tenant.quota(1 << 30)
     with tenant.client() as limited, tenant.client(preload=False) as bare:
         driver = exported(limited, "cuInit"), exported(bare, "cuInit")
@@ -113,7 +121,7 @@ def test_every_variant_of_the_driver(tenant: Tenant) -> None:
 
 
 def test_hooks_stay_what_is_listed(tenant: Tenant) -> None:
-    """The library's list of hooks has nothing that the lists above do not know, and all that must be there."""
+    """All required hooks exist, and all hooks are in the lists above."""
     names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     assert names >= HOOKED
     assert names - HOOKED <= MAY_BE_HOOKED
@@ -132,7 +140,10 @@ def test_errors_of_the_driver_stay_its_own(tenant: Tenant) -> None:
 
 
 def test_either_form_of_the_resolver_gives_either_form(tenant: Tenant) -> None:
-    """Programs of CUDA 11.3 to 11.8 use the form with four arguments; each form must be able to return both."""
+    """Programs of CUDA 11.3 to 11.8 use the form with four arguments.
+
+    Each form must be able to return both.
+    """
     tenant.quota(1 << 30)
     with tenant.client() as client:
         for form, more in (("cuGetProcAddress", []), ("cuGetProcAddress_v2", [0])):
@@ -157,7 +168,7 @@ def test_the_quota_binds_whatever_way_a_function_is_got(tenant: Tenant, flags: i
 
 
 def runtime_libraries() -> list[str]:
-    """Runtimes of CUDA on this machine: those that OPENFLEET_CUDART names, and the usual places."""
+    """Return the CUDA runtimes of this machine: OPENFLEET_CUDART and the usual paths."""
     named = [path for path in os.environ.get("OPENFLEET_CUDART", "").split(":") if path]
     return named or [str(path) for path in sorted(Path("/usr/local").glob("cuda*/lib64/libcudart.so.1[0-9]"))]
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where there is no driver, or another library has its names: what dlsym finds is what it found without the limiter."""
+"""Test dlsym without a driver, and with libraries that export the same names.
+
+The results are the same as without the limiter.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def search(environment: dict[str, str], *libraries: Path) -> str:
 
 
 def test_without_a_driver_nothing_of_it_is_found(tenant: Tenant) -> None:
-    """A program that looks whether CUDA is there must not find the limiter's functions in its place."""
+    """A program that checks for CUDA must not find the limiter's functions instead."""
     tenant.quota(1 << 20)
     limited = search(tenant.environment())
     assert limited == search(tenant.environment(preload=False))
@@ -59,7 +62,10 @@ def test_with_a_driver_it_is_found_without_an_error(tenant: Tenant) -> None:
 
 
 def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> None:
-    """What an old driver lacks is not there, and asking for what it has leaves no error behind."""
+    """Functions that an old driver lacks are not found.
+
+    A lookup of existing functions leaves no dlerror.
+    """
     tenant.quota(1 << 20)
     source = tmp_path / "old.c"
     source.write_text("int cuInit(unsigned f) { return (int)f; }\nint cuMemAlloc_v2(void) { return 77; }\n")
@@ -74,7 +80,10 @@ def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> Non
 
 
 def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Path) -> None:
-    """A profiler's library has one too: who asks for that one by its handle gets it."""
+    """A profiler's library may export the same name.
+
+    A lookup in that library's handle returns its function.
+    """
     tenant.quota(1 << 20)
     source = tmp_path / "other.c"
     source.write_text("int cuMemAlloc_v2(void) { return 88; }\n")
@@ -91,7 +100,7 @@ def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Pa
 
 
 def test_the_drivers_answer_stays_as_it_is(tenant: Tenant) -> None:
-    """Errors and the status of cuGetProcAddress are the driver's, with missing arguments too."""
+    """Errors and the status are the driver's, even if arguments are missing."""
     tenant.quota(1 << 20)
     name = data(b"cuMemAlloc\0")
     calls = [
@@ -127,7 +136,10 @@ def test_cugetprocaddress_finds_itself(tenant: Tenant, entry: str) -> None:
 
 
 def test_each_hook_has_a_declaration_of_its_own() -> None:
-    """A name in hooks.h that is declared by a header's macro for another would be hooked under the wrong type."""
+    """A macro in CUDA's headers may rename a function to another version.
+
+    Its hook would then have the wrong type.
+    """
     declared = (SOURCE / "base/cuda_abi.h").read_text()
     for line in (SOURCE / "driver/hooks.h").read_text().splitlines():
         if line.startswith(("HOOK(", "HOOK_NVML(", "CALLED(", "CALLED_NVML(")):

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The library and its clients under sanitizers, and many threads at once with and without one.
+"""Run the library and its clients under sanitizers, and many threads.
 
-The driver stub is built without; so are loader.c and resolve.c, since the sanitizers look their own functions up through them.
+The driver stub, loader.c and resolve.c are built without sanitizers, because the sanitizers look up their own functions
+through them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "TSAN_OPTIONS": "h
 
 
 def sanitized(folder: Path, sanitizer: str) -> Built:
-    """Built with it, or the test is skipped where gcc has not got its library."""
+    """Build with a sanitizer. Skips the test if gcc lacks its library."""
     name = "libtsan.so" if sanitizer == "thread" else "libasan.so"
     found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
     if not Path(found.strip()).is_absolute():
@@ -32,7 +33,7 @@ def test_sequences_under_address_and_undefined_behaviour_sanitizer(build_folder:
     run(sanitized(build_folder, "address,undefined"), 4, 30, SEED * 100 + 70)
 
 
-#: Bits of client/all_ways.c. With pools or rows only the driver knows what a call takes, once it has taken it.
+#: Flags of client/all_ways.c. For pools and rows, only the driver knows the size, and only after the allocation.
 ALL_WAYS, POOLS, ROWS = 0xFF, 1 << 1, 1 << 6
 THREADS, ROWS_AT_ONCE = 8, 2
 
@@ -60,14 +61,17 @@ def threads(tenant: Tenant, built: Built, quota: int, count: int, rounds: int, w
     ids=["known before", "with rows", "with pools"],
 )
 def test_threads(tenant: Tenant, built: Built, ways: int, quota: int, beyond: int) -> None:
-    """With a quota so small that many calls are refused. What does not fit is handed back at once where it is known only
-    afterwards, and until then the card sees it."""
+    """The quota is so small that many calls are refused.
+
+    If a size is only known after the allocation, memory above the quota is freed at once. The card holds it until then.
+    """
     tenant.quota(quota)
     threads(tenant, built, quota, THREADS, 3000, ways)
     assert quota <= tenant.peak() <= quota + beyond
 
 
-# The leg `threads` of the thorough run has every launch of several threads under the second.
+# The leg `threads` of the thorough run uses the thread sanitizer, in which every kind of launch runs in several
+# threads.
 @pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_threads_under_a_sanitizer(tenant: Tenant, build_folder: Path, sanitizer: str) -> None:
     built = sanitized(build_folder, sanitizer)

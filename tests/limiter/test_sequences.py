@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Random sequences of calls by two processes on two GPUs: after each call the model (account.py), the card's record and
-what the limiter reports are the same number, and out of memory comes where the model says.
+"""Run random sequences of calls in two processes on two GPUs.
 
-SEED picks other sequences; CASES and SIZE are the number of sequences and their length.
+After each call, the model (account.py), the card's record and the limiter's report agree, and out of memory occurs
+exactly when the model expects it. SEED selects other sequences. CASES and SIZE are the number and the length of the
+sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hypothesis.stateful import (
 from limiter_lab import OUT, Built, Client, Tenant, data
 
 QUOTAS = (96 * MIB, 40 * MIB)
-GROWTH = 32 * MIB  # the stub's pools grow at least so much where the card has it
+GROWTH = 32 * MIB  # minimum growth of the stub's pools if the card has enough memory
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CASES, SIZE, SEED = (int(os.environ.get(name, default)) for name, default in (("CASES", 20), ("SIZE", 30), ("SEED", 1)))
 
@@ -37,12 +38,15 @@ processes = st.integers(0, 1)
 gpus = st.integers(0, 1)
 steps = st.integers(1, 24)
 picks = st.integers(0, 1 << 16)
-# A size is a number, or that which just fits (0), does not by one byte (1), or leaves one byte (-1).
+# A size in bytes, or an offset from the free memory: 0 just fits, 1 is one byte too large, and -1 leaves one byte.
 sizes = st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st.sampled_from([("room", d) for d in (-1, 0, 1)]))
 
 
 class Sequences(RuleBasedStateMachine):
-    """Each process has thread 1 for the first GPU, 2 for the second and 3 for contexts of its own."""
+    """Each process uses threads 1 and 2 for the two GPUs.
+
+    Thread 3 is for other contexts.
+    """
 
     built: Built
     preload = True
@@ -71,7 +75,7 @@ class Sequences(RuleBasedStateMachine):
         for gpu in range(2):
             self.take_context(process, gpu)
             pool = self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
-            # The first process's pools keep what they have. The second's give it back each time the GPU is waited for.
+            # The first process's pools keep unused memory. The second's release it whenever a thread waits for the GPU.
             client.ok("cuMemPoolSetAttribute", pool, 4, data((b"\0" if process else b"\xff") * 8))
 
     def take_context(self, process: int, gpu: int) -> None:
@@ -84,10 +88,10 @@ class Sequences(RuleBasedStateMachine):
             client.__exit__()
         self.folder.cleanup()
 
-    # --- What should be ---
+    # --- Expected values ---
 
     def reserved(self, process: int, gpu: int) -> int:
-        """What pools and graphs hold, as the driver says."""
+        """Return the memory that pools and graphs reserve, as reported by the driver."""
         client = self.clients[process]
         pool = client.ok("cuMemPoolGetAttribute", self.pools[process][gpu], 5, OUT)
         return pool + client.ok("cuDeviceGetGraphMemAttribute", gpu, 2, OUT)
@@ -96,15 +100,18 @@ class Sequences(RuleBasedStateMachine):
         return sum(self.books[p].used(gpu) + self.reserved(p, gpu) for p in range(2))
 
     def kept(self, process: int, gpu: int) -> int:
-        """What a process's pool holds without need: before a call of the process is refused, that is given up."""
+        """Return the unused memory in a process's pool.
+
+        It is released before a call of the process is refused.
+        """
         client, pool = self.clients[process], self.pools[process][gpu]
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
         if not self.preload:
-            return 0  # the stub's card does not
+            return 0  # the stub's card does not release it
         return reserved - account.rounded(in_use)
 
     def room(self, process: int, gpu: int) -> int:
-        """The largest size that fits."""
+        """Return the largest size that still fits."""
         return self.quotas[gpu] - self.used(gpu) + self.kept(process, gpu)
 
     def size(self, wish: int | tuple[str, int], process: int, gpu: int) -> int:
@@ -125,7 +132,7 @@ class Sequences(RuleBasedStateMachine):
     def take(
         self, process: int, gpu: int, size: int, free: str, symbol: str, *arguments: object, thread: int = 0
     ) -> None:
-        """A call that takes `size` bytes if there is room, and is refused exactly if there is none."""
+        """Allocate `size` bytes. The call must succeed exactly if there is enough room."""
         fits = size <= self.room(process, gpu)
         result, values = self.clients[process].call(symbol, *arguments, thread=thread or gpu + 1)
         assert result == (0 if fits else OUT_OF_MEMORY), f"{symbol} of {size} bytes"
@@ -171,7 +178,7 @@ class Sequences(RuleBasedStateMachine):
         flags: int,
         levels: int,
     ) -> None:
-        """A plane (no depth, no levels), a volume, or one with levels."""
+        """Allocate a plane (no depth, no levels), a volume, or an array with levels."""
         if depth == 0 and levels == 0 and flags == 0:
             size = account.array_bytes(width, height, 0, form, channels)
             call = ("cuArrayDestroy", "cuArrayCreate_v2", OUT, data(account.array_2d(width, height, form, channels)))
@@ -186,7 +193,10 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: any(book.held for book in self.books))
     @rule(process=processes, pick=picks, thread=st.integers(0, 2))
     def free(self, process: int, pick: int, thread: int) -> None:
-        """From any thread, whatever its context; a second time the driver refuses it and nothing changes."""
+        """Free memory from any thread and context.
+
+        A second free fails and changes nothing.
+        """
         held = self.books[process].held
         if not held:
             return
@@ -201,11 +211,11 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus)
     def ask_for_nothing(self, process: int, gpu: int) -> None:
-        """The driver's own errors stay what they are."""
+        """Make an invalid call. The error must be the driver's own."""
         client = self.clients[process]
         assert client.call("cuMemAlloc_v2", OUT, 0, thread=gpu + 1)[0] == INVALID_VALUE
         assert client.call("cuMemAlloc_v2", 0, 4096, thread=gpu + 1)[0] == INVALID_VALUE
-        if self.room(process, gpu) >= 12345:  # else out of memory may come first
+        if self.room(process, gpu) >= 12345:  # with less room, out of memory may come first
             assert client.call("cuMemAllocManaged", OUT, 4096, 77, thread=gpu + 1)[0] == INVALID_VALUE
             assert client.call("cuMemCreate", OUT, 12345, data(account.on_device(gpu)), 0)[0] == INVALID_VALUE
         assert client.call("cuMemFree_v2", 0)[0] == 0
@@ -270,8 +280,11 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus, size=st.integers(1, 48 * MIB), named=st.booleans())
     def allocate_from_pool(self, process: int, gpu: int, size: int, named: bool) -> None:
-        """What a pool reserves counts. It must succeed if the step that a pool grows by fits as well, and must fail if
-        not even the memory itself does; between, the driver grows by a step that it may not keep."""
+        """Allocate from a pool, whose reservation counts.
+
+        The call must succeed if the pool's growth step fits too, and must fail if not even the allocation fits. Between
+        these limits, the driver may grow the pool by a step that it cannot keep.
+        """
         client, book, pool = self.clients[process], self.books[process], self.pools[process][gpu]
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
         growth = max(0, account.rounded(in_use + size - reserved))
@@ -373,5 +386,5 @@ def test_the_limiter_counts_as_the_model_does(built: Built, part: int) -> None:
 
 
 def test_the_model_counts_as_the_card_does(built: Built) -> None:
-    """The model itself, against a card that is no larger than the quota and no limiter."""
+    """Test the model without a limiter, on a card whose memory equals the quota."""
     run(built, CASES, SIZE, SEED * 100 + 50, preload=False, quotas=(64 * MIB, 64 * MIB))

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A limited program is the program that it was: same umask, signals, environment, descriptors, threads, exit code."""
+"""Test that the limiter does not change the program's own state.
+
+This covers its umask, signals, environment, descriptors, threads and exit code.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MIB = 1 << 20
 
 
 def run(built: Built, environment: dict[str, str], code: int = 0) -> str:
-    """The output of client/effects.c, without what is the limiter's business."""
+    """Run client/effects.c. Return its output without the limiter's own lines."""
     program = built.program("effects", "-Wno-strict-prototypes")
     done = subprocess.run(
         [str(program), str(code)], env=environment, capture_output=True, text=True, timeout=DEADLINE, cwd="/"
@@ -72,11 +75,11 @@ def test_nothing_of_the_process_changes(tenant: Tenant, built: Built, prepare: C
     prepare(tenant)
     limited = run(built, tenant.environment(), code)
     if prepare is with_a_throttle:
-        # The file of the GPU's turnstile stays open: its lock tells others that this process lives.
+        # The turnstile's file stays open: its lock shows other processes that this one is alive.
         launched = limited.index("cuLaunchKernel: ")
         limited, bare = limited[:launched], bare[:launched]
     if prepare in UNCOUNTED:
-        # It gets no memory, and is otherwise the program that it was.
+        # The program gets no memory and is otherwise unchanged.
         assert "cuMemAlloc_v2: 2 " in limited and "cuMemAlloc_v2: 0 " in bare
         limited, bare = (re.sub(r"^(cu\w+): \d+ ", r"\1: ", text, flags=re.MULTILINE) for text in (limited, bare))
     assert limited == bare
@@ -111,7 +114,10 @@ def test_programs_without_cuda_do_not_notice(tenant: Tenant) -> None:
 
 
 def test_a_program_may_close_every_descriptor(tenant: Tenant) -> None:
-    """Daemons close all that they have not opened; what tells the limiter that they live must not be among it."""
+    """Daemons close all inherited descriptors.
+
+    This must not make the limiter consider them dead.
+    """
     tenant.quota(4 * MIB)
     program = tenant.built.program("daemon")
     daemon = subprocess.Popen([str(program)], env=tenant.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stub driver by itself, without a limiter: what the other tests lean on."""
+"""Test the stub driver without a limiter, because all other tests depend on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT_OF_MEMORY = 2
 
 @pytest.fixture
 def bare(tenant: Tenant) -> Client:
-    """A program with the stub alone."""
+    """Start a program with the stub and without the limiter."""
     with tenant.client(preload=False) as client:
         yield client
 

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shares of a GPU, held on the stub's GPU in virtual time: nothing here depends on how fast the machine is.
+"""Test shares of the stub GPU in simulated time.
 
-The judge is the stub GPU, which counts what it did for each process; the limiter only sees events.
+The results do not depend on the machine's speed. The stub GPU counts the work that it did for each process. The limiter
+only sees events.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from turnstile_lab import Seat, Turnstile
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"
 HALF_MS = "--kernel 500000 --report 0.1"
-POINTS = 3  # how near to its share a tenant has to be
+POINTS = 3  # tolerance for a tenant's share, in percentage points
 
 
 def replace_quota(tenant: Tenant, before: str, after: str) -> str:
-    """Options for a worker that puts a changed quota file in place two seconds after it began."""
+    """Return worker options that replace the quota file two seconds after the start."""
     now, later = tenant.folder / "quota", tenant.folder / "later"
     later.write_text(now.read_text().replace(before, after))
     later.chmod(0o644)
@@ -74,14 +75,20 @@ def test_streams_threads_and_waiting_in_between_make_no_difference(tmp_path, bui
 
 
 def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
-    """Half a millisecond of work in each four and a half is 11 percent: below the share, so nothing is held back."""
+    """Half a millisecond of work in every 4.5 ms is 11 percent.
+
+    This is below the share, so nothing is delayed.
+    """
     options = "--kernel 500000 --sync 1 --gap 4000000 --seconds 5"
     assert alone(tmp_path / "below", built, 30, options) == pytest.approx(100 / 9, abs=0.5)
     assert alone(tmp_path / "above", built, 5, options) == pytest.approx(5, abs=0.5)
 
 
 def test_loading_kernels_is_not_counted_as_busy(tmp_path, built):
-    """A hundred kernels of a millisecond, each loaded for 20 ms in its first launch: 5 percent, below the share."""
+    """A hundred kernels take 1 ms each, and 20 ms to load in the first launch.
+
+    The use is 5 percent, below the share.
+    """
     options = "--kernel 1000000 --distinct 100 --sync 1 --report 0.1 --seconds 5"
     world = World(tmp_path, built, STUB_LAZY_NS="20000000")
     worker = world.worker(world.tenant(10), options)
@@ -108,7 +115,10 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
     ],
 )
 def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels):
-    """The kernel before runs for a part of the launch: only the rest of the launch is no time of the GPU."""
+    """The previous kernel runs during part of each launch.
+
+    Only the rest of the launch is idle GPU time.
+    """
     share = alone(tmp_path, built, 40, f"{kernels} --sync 800 --seconds 2", STUB_LAUNCH_NS="5000")
     assert 35 < share < 40 + POINTS
 
@@ -119,7 +129,10 @@ def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
 
 
 def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
-    """The worker fails if the capture does; 50 of its launches are captured and never run."""
+    """The worker fails if the capture fails.
+
+    50 of its launches are captured and never run.
+    """
     worker = world.worker(world.tenant(30), "--kernel 500000 --streams 1 --capture-at 1 --seconds 4")
     world.run()
     assert worker.share() == pytest.approx(30, abs=POINTS)
@@ -138,17 +151,20 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     ],
 )
 def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
-    """A driver's calls cost host time: at most two a launch, where so many launches fit into half a millisecond."""
+    """Driver calls cost host time, so there are at most two per launch.
+
+    This applies if as many launches fit into half a millisecond.
+    """
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
-    # How launches of several threads come one after the other is the machine's choice.
+    # The machine decides the order of launches from several threads.
     assert worker.share() == pytest.approx(30, abs=POINTS + ("threads" in options))
     assert worker.calls_per_launch < 2
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_launches_in_per_thread_streams_are_sampled(world, threads):
-    """Two calls say of each launch which context it is for, and whether it is captured."""
+    """Two more calls per launch find its context and whether the stream is captured."""
     worker = world.worker(world.tenant(50), f"--kernel 10000 --form kernel_ptsz --threads {threads} --seconds 3")
     world.run()
     assert worker.share() == pytest.approx(50, abs=POINTS)
@@ -158,7 +174,7 @@ def test_launches_in_per_thread_streams_are_sampled(world, threads):
 @pytest.mark.parametrize("often", [400, 5000])
 @pytest.mark.parametrize(("short", "long"), [(10000, 100000), (10000, 1000000), (100000, 2000000)])
 def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
-    """Launches of known length are charged by it, until one that is timed shows that it has changed."""
+    """Launches are charged the known length until a timed launch shows a change."""
     share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
     assert share == pytest.approx(40, abs=POINTS)
 
@@ -166,7 +182,7 @@ def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path
 @pytest.mark.parametrize("every", [3, 10])
 @pytest.mark.parametrize("options", ["", "--sync 1 --gap 100000"])
 def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
-    """That it has two is known after some long ones, half a second at most."""
+    """The second length is known after some long launches, within half a second."""
     words = f"--kernel mixed_10000_1000000_{every} {options} --report 0.5 --seconds 20"
     worker = world.worker(world.tenant(40), words)
     world.run()
@@ -174,7 +190,7 @@ def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
 
 
 def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
-    """An event between two launches would keep the second from starting before the first has ended."""
+    """An event between two launches makes the second wait for the end of the first."""
     worker = world.worker(world.tenant(50), "--kernel 10000 --form dependent --streams 1 --seconds 2")
     world.run()
     assert worker.share() == pytest.approx(50, abs=POINTS)
@@ -188,7 +204,10 @@ def test_a_share_of_100_is_never_held_back(tmp_path, built):
 @pytest.mark.parametrize(("late", "points"), [(60_000, POINTS), (500_000, 5)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_sleeps_that_last_longer_than_asked_cost_little(tmp_path, built, kernel, late, points):
-    """60 us is what a Linux machine adds to a sleep; half a millisecond is a loaded one: handing over takes longer there."""
+    """A Linux machine adds 60 us to a sleep.
+
+    A busy one adds half a millisecond, which makes switching tenants slower.
+    """
     options = f"--kernel {kernel} --seconds 5"
     share = alone(tmp_path / "alone", built, 80, options, STUB_LATE_NS=str(late))
     assert share == pytest.approx(80, abs=POINTS)
@@ -198,7 +217,7 @@ def test_sleeps_that_last_longer_than_asked_cost_little(tmp_path, built, kernel,
     assert shares[1] < 90.5, "fixed means never more"
 
 
-# --- several ---
+# --- several tenants and processes ---
 
 
 @pytest.mark.parametrize(
@@ -243,7 +262,7 @@ def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
 
 @pytest.mark.parametrize("launches", [1, 7])
 def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
-    """What is known of a kernel's length goes with the context; what it took is accounted for before that."""
+    """Known kernel lengths are lost with their context, but not the charged time."""
     options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 
@@ -264,18 +283,22 @@ def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
-    """A kernel of two milliseconds is one that takes as long as the library takes an unknown one to take."""
+    """The kernel takes 2 ms, which is also the estimate for an unknown kernel."""
     share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
     assert share == pytest.approx(30, abs=POINTS)
 
 
 def test_a_killed_holder_does_not_stop_others(world):
-    """The first tenant launches 400 ms of work, which gives it the GPU for longer than that, and is killed at once."""
+    """The first tenant launches 400 ms of work and is killed.
+
+    Its lease is longer than that.
+    """
     first = world.tenant(50, "tenant-a", 0)
     world.worker(first, "--kernel 400000000 --sync 1 --die-after 3 --seconds 60", ends_with=-signal.SIGKILL)
     other = world.worker(world.tenant(50, "tenant-b", 1), "--kernel 1000000 --report 0.01 --seconds 8")
     world.run()
-    # It is killed in its third launch, some time in the second second. Nothing but its work of 400 ms twice is in the way.
+    # It is killed in its third launch, between seconds 1 and 2. Only its two launches of 400 ms may delay the other
+    # tenant.
     waits = sorted(after[0] - before[0] for before, after in zip(other.lines, other.lines[1:]))
     assert waits[-3] < 0.15, f"the longest waits: {waits[-4:]}"
     assert other.share(3, 8) == pytest.approx(50, abs=POINTS)
@@ -291,9 +314,10 @@ def test_a_tenants_seat_is_empty_again_for_the_next(world):
 
 
 def test_kernels_that_wait_for_later_ones_do_not_hang(world):
-    """The first of two ends when the second is launched, in another stream: held back for its sake that would be never.
+    """The first of two kernels ends when the second is launched in another stream.
 
-    What it waits for counts as busy and keeps others waiting, so nobody has all of its share; but all go on.
+    If the second launch were delayed until the first kernel ends, neither would ever run. The waiting time counts as
+    busy and delays others, so no tenant gets its full share, but all make progress.
     """
     worker = world.worker(world.tenant(50), "--kernel needs_next --kernel 50000000 --streams 2 --seconds 5")
     other = world.worker(world.tenant(40, "tenant-b", 1), "--kernel 1000000 --seconds 5")
@@ -304,14 +328,14 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """A waiter that asks again every tenth of a millisecond wakes thousands of times a second."""
+    """Polling every tenth of a millisecond would wake a thread thousands of times."""
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy="contended") for seat in range(2)]
     workers = [world.worker(tenant, "--kernel 2000000 --seconds 5") for tenant in tenants]
     world.run()
     seats = Turnstile.from_buffer_copy((tenants[0].gpus / f"{world.card.uuid()}.1").read_bytes()).seats
     for worker, seat in zip(workers, seats):
         assert seat.throttled_ns > 2e9
-        # Its own work is waited for too.
+        # The worker also waits for its own work.
         assert worker.waits < 2000 * 5
 
 
@@ -319,7 +343,10 @@ def test_who_waits_for_its_turn_sleeps(world):
 
 
 def shares_of_policy(world: World, policy: str) -> tuple[Worker, Worker]:
-    """A tenant of 30 percent for six seconds, and another of 50, fixed, from the second to the fourth."""
+    """Run a tenant with 30 percent for six seconds and a fixed one with 50 percent.
+
+    The second tenant runs from second 2 to second 4.
+    """
     worker = world.worker(world.tenant(30, "tenant-a", 0, policy=policy), f"{HALF_MS} --seconds 6")
     other = world.worker(world.tenant(50, "tenant-b", 1), f"{HALF_MS} --start 2 --seconds 2")
     world.run()
@@ -377,27 +404,33 @@ def test_what_is_idle_goes_to_the_most_urgent_borrower(world):
     assert [worker.share() for worker in workers] == [pytest.approx(80, abs=POINTS), pytest.approx(20, abs=POINTS)]
 
 
-# --- a turnstile that a tenant has written to ---
+# --- a turnstile that a tenant has modified ---
 
 FOREVER, UNUSED = 2**62, 9
 
 
 def field(name: str, seat: int | None = None) -> int:
-    """Where a field lies in a turnstile's file."""
+    """Return the offset of a field in a turnstile's file."""
     if seat is None:
         return getattr(Turnstile, name).offset
     return Turnstile.seats.offset + seat * ctypes.sizeof(Seat) + getattr(Seat, name).offset
 
 
 def poke(world: World, tenant: Tenant, offset: int, value: str | int) -> None:
-    """A process that writes eight bytes into the turnstile after a second; `+N`: the clock's present and so much more."""
+    """Add a process that writes eight bytes into the turnstile after one second.
+
+    A value `+N` means the current clock plus N.
+    """
     path = tenant.gpus / f"{world.card.uuid()}.1"
     words = f"--poke-file {path} --poke-offset {offset} --poke-value {value} --start 1 --seconds 0"
     world.worker(tenant, words, preload=False)
 
 
 def lease(process: int) -> str:
-    """A lease that ends a second after tests begin to write: clocks begin at 1000 seconds."""
+    """Return a lease that ends one second after the write.
+
+    Clocks start at 1000 seconds, and tests write after one second.
+    """
     return str((process << 48 | 1_002_000_000) - (1 << 64 if process >= 1 << 15 else 0))
 
 
@@ -439,7 +472,10 @@ def test_a_hostile_write_to_the_turnstile_costs_a_moment(world, write, policy):
 
 
 def test_a_tenant_that_keeps_the_gpu_costs_its_neighbour_a_second_in_ten(world):
-    """Its lease goes on for ever; the neighbour leaves it out of account after 1.02 s, for 10 s."""
+    """The hostile lease never ends.
+
+    After 1.02 s, the other tenant ignores it for 10 s.
+    """
     tenant = world.tenant(50)
     path = tenant.gpus / f"{world.card.uuid()}.1"
     worker = world.worker(tenant, "--kernel 2000000 --report 0.05 --seconds 20")
@@ -463,7 +499,7 @@ def test_a_forged_active_tenant_does_not_bind_a_contended_one(world):
 
 @pytest.mark.parametrize(("policy", "most"), [("fixed", 60), ("contended", 60), ("burst", 1)])
 def test_a_forged_debt_costs_no_more_than_the_tenants_other_processes_may_owe(world, policy, most):
-    """A debt that a tenant can have, but this one has not made: another process of it may have."""
+    """The debt is forged but plausible: another process of the tenant may owe it."""
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy=policy) for seat in range(2)]
     first, other = (world.worker(tenant, f"--kernel 20000000 --report 0.25 --seconds {most + 6}") for tenant in tenants)
     poke(world, tenants[0], field("paid_until", 0), "+590000000000")
@@ -472,7 +508,7 @@ def test_a_forged_debt_costs_no_more_than_the_tenants_other_processes_may_owe(wo
     assert other.share(most + 2.1) == pytest.approx(50, abs=POINTS)
 
 
-# --- a quota that changes ---
+# --- a changed quota ---
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 20), (100, 30), (30, 100)])
@@ -485,7 +521,10 @@ def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
 
 
 def test_a_share_of_100_needs_no_seat_and_touches_none(world):
-    """A running process whose GPU is no longer throttled: the turnstile has nothing of it but the seat it left."""
+    """The GPU of a running process is no longer throttled.
+
+    In the turnstile, only the seat that it left remains.
+    """
     tenant = world.tenant(30)
     worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {replace_quota(tenant, 'sm 30 seat 0', 'sm 100')}")
     world.run()

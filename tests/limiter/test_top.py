@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-top: what it tells of tenants that live, that were killed, that come and go, and of files that are not right."""
+"""Test vgpu-top with running, killed, new and removed tenants, and invalid files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (
     16 + 16 + 96 + 4096 + 104
-)  # offset of used_ns in a turnstile's first seat (turnstile_lab.py has the layout)
+)  # offset of used_ns in a turnstile's first seat (the layout is in turnstile_lab.py)
 
 
 @pytest.fixture
@@ -36,7 +36,10 @@ def top_program(built: Built) -> Path:
 
 @pytest.fixture
 def top(top_program: Path, tmp_path: Path):
-    """Runs vgpu-top; returns what it prints, as an object with --json."""
+    """Return a function that runs vgpu-top and returns its output.
+
+    With --json, the output is returned as an object.
+    """
 
     def run(*words: str) -> object:
         command = [str(top_program), "--interval", "0.01", *words]
@@ -108,7 +111,7 @@ def test_a_renamed_tenant_is_shown_once_with_the_processes_of_both_names(top, te
             assert (shown["name"], shown["problem"]) == ("tenant-b", None)
             assert {process["pid"] for process in shown["processes"]} == {one.pid, two.pid}
             assert shown["gpus"][0]["used_bytes"] == 300 * MIB
-            # And when the earlier name has ended.
+            # The second time, the earlier name no longer exists.
             (tenant.folder / "quota").unlink(missing_ok=True)
             (tenant.folder / "alias_of").unlink(missing_ok=True)
 
@@ -140,7 +143,10 @@ def test_a_process_of_another_pid_namespace_is_found_by_its_pid_here(top, tenant
 
 
 def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
-    """How much exactly depends on the machine; that it is told, and told to be nothing afterwards, does not."""
+    """The exact share depends on the machine.
+
+    The test checks that a share is shown, and 0 afterwards.
+    """
     tenant.quota(GIB, sm=30)
     path = next(tenant.gpus.iterdir())
     path.write_bytes(turnstile_of(tenant.name, 30))
@@ -157,7 +163,7 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
     worker.start()
     deadline = time.monotonic() + DEADLINE
     try:
-        # Again where the worker had no turn between the two looks.
+        # Repeat if the worker did not run between the two readings.
         while (gpu := only(top("--json", "--interval", "0.2"))["gpus"][0])["had_percent"] == 0:
             assert time.monotonic() < deadline
     finally:
@@ -255,7 +261,7 @@ def test_its_help_names_each_option(top_program):
 
 
 class Terminal:
-    """vgpu-top in a terminal of its own."""
+    """Run vgpu-top in its own terminal."""
 
     def __init__(self, program: Path, root: Path) -> None:
         self.text = ""
@@ -266,18 +272,21 @@ class Terminal:
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
 
     def read(self) -> bool:
-        """Add the output of up to a second to `text`. Return whether the program still runs."""
+        """Add the output of up to a second to `text`.
+
+        Return whether the program still runs.
+        """
         if not readable(self.descriptor, time.monotonic() + 1):
             return True
         try:
             more = os.read(self.descriptor, 65536)
         except OSError:
-            more = b""  # it has ended
+            more = b""  # the program has ended
         self.text += more.decode(errors="replace")
         return bool(more)
 
     def until(self, wanted: str) -> None:
-        """Waits for a text that is written from now on."""
+        """Wait for a text in the output from now on."""
         deadline = time.monotonic() + DEADLINE
         while wanted not in self.text:
             assert time.monotonic() < deadline and self.read(), f"{wanted!r} never came: {self.text[-2000:]!r}"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose turn it is: the words of seats, and the claims of tenants in an order."""
+"""Test whose turn it is: the fields of seats, and the order of tenants' claims."""
 
 from __future__ import annotations
 

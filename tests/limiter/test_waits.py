@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who waits for whom: callbacks within the driver's calls, and a tenant of hundreds of processes while one looks at it."""
+"""Test that processes do not block each other.
+
+The tests cover callbacks in driver calls, and a tenant with many processes while one of them checks the others.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,14 @@ from turnstile_lab import Seat, Turnstile
 from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
 
 LIVING = 60
-F_OFD_SETLK = 37  # fcntl.h; Python names it from 3.9 on. It stays when the file is opened and closed again.
+F_OFD_SETLK = 37  # fcntl.h; in Python since 3.9. Opening and closing the file elsewhere does not drop the lock.
 
 
 def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: Tenant) -> None:
-    """CUPTI's callbacks run on the thread that made the call, also where the limiter has made it with a lock held."""
+    """CUPTI callbacks run in the thread of the call.
+
+    The limiter may have made the call while holding a lock.
+    """
     tenant.quota(64 * MIB)
     program = tenant.built.program("callbacks", "-Wno-strict-prototypes")
     environment = tenant.environment(STUB_POOL_GROWTH=str(2 * MIB))
@@ -43,7 +49,7 @@ def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: T
 
 @pytest.fixture
 def crowded(tenant: Tenant) -> Iterator[Tenant]:
-    """A tenant whose slots 2 and up are those of living processes, as far as a process of it can tell."""
+    """Return a tenant whose slots from 2 on appear to belong to running processes."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.free(client.alloc(MIB))
@@ -64,7 +70,7 @@ def give_each_a_byte(crowded: Tenant) -> None:
 
 
 def traced(tenant: Tenant, *options: str) -> Client:
-    """A client whose calls of fcntl strace writes down, or makes slow."""
+    """Start a client under strace, which records its fcntl calls or delays them."""
     if not shutil.which("strace"):
         pytest.skip("no strace")
     script = tenant.root / "traced"
@@ -78,13 +84,16 @@ def traced(tenant: Tenant, *options: str) -> Client:
 
 
 def asked(tenant: Tenant) -> int:
-    """How often a slot was asked for its process; the stub asks too, by bytes of its own file."""
+    """Return how often a slot's lock was tested.
+
+    The stub also tests locks, but in its own file and at other offsets.
+    """
     found = re.findall(r"F_OFD_GETLK.*l_start=(\d+)", (tenant.root / "trace").read_text())
     return sum(LOCKED_SLOTS <= int(start) < LOCKED_SLOTS + 1024 for start in found)
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """A call to the kernel for each process that holds memory on the GPU, and none for the others."""
+    """Each process that holds memory costs one kernel call, and others cost none."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)
@@ -97,11 +106,14 @@ def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant
 
 @pytest.mark.parametrize("call", [("cuMemGetInfo_v2", OUT, OUT), ("cuMemAlloc_v2", OUT, 9 * MIB)])
 def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -> None:
-    """One process asks the kernel for all the others, each answer taking a second; another allocates meanwhile."""
+    """One process tests the locks of all others, and each test takes a second.
+
+    Another process allocates meanwhile.
+    """
     slow = ("-e", "inject=fcntl:delay_enter=1000000:when=30+")
     give_each_a_byte(crowded)
     with crowded.client() as other, traced(crowded, *slow) as looker:
-        # The stub's own calls come first, and they are not slow yet.
+        # The stub's own fcntl calls come first, and these are not delayed yet.
         looker.send(f"call {' '.join(map(str, call))}")
         end = time.monotonic() + DEADLINE
         while asked(crowded) < 35 and time.monotonic() < end:
@@ -113,14 +125,14 @@ def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -
         looker.kill()
 
 
-# --- the lease of a neighbour, by the clock and the kernel of this machine ---
+# --- another tenant's lease, with the clock and the kernel of this machine ---
 
 FUTEX, FUTEX_WAKE = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine), 1
-NEIGHBOUR = 4096 << 48  # a process that cannot be asked whether it lives
+NEIGHBOUR = 4096 << 48  # a process that cannot be tested for being alive
 
 
 class Neighbour:
-    """A tenant on seat 1 that has the GPU, and the turnstile's file as it maps it."""
+    """A tenant on seat 1 that has the GPU, with its mapping of the turnstile's file."""
 
     def __init__(self, tenant: Tenant) -> None:
         with (tenant.gpus / f"{tenant.card.uuid()}.1").open("r+b") as file:
@@ -139,19 +151,22 @@ class Neighbour:
         self.libc.syscall(FUTEX, half, FUTEX_WAKE, 1 << 30, None, None, 0)
 
     def held_back(self) -> float:
-        """For how long the tenant on seat 0 was held back, in seconds."""
+        """Return how many seconds the tenant on seat 0 was delayed."""
         return self.turnstile.seats[0].throttled_ns / 1e9
 
 
 def switches(pid: int) -> int:
-    """How often the main thread of a process has gone to sleep."""
+    """Return how often the main thread of a process has gone to sleep."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE).group(1))
 
 
 def wakes_a_second(tenant: Tenant, meanwhile: Callable[[Neighbour], None]) -> float:
-    """Has the neighbour hold the GPU for half a second in which the tenant wants to launch. The lease that is given back at
-    the end is not made known: the tenant goes on all the same."""
+    """Return how often a tenant wakes per second while it waits for another's lease.
+
+    The other tenant holds the GPU for half a second. At the end it clears the lease without waking waiters, and the
+    tenant must still continue.
+    """
     if not FUTEX:
         pytest.skip("which number has this processor's call?")
     tenant.quota(0, sm=50)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The turnstile's C as Python calls it: its memory, its structures and its functions."""
+"""Call the turnstile's C code from Python: memory, structures and functions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Seat(Structure):
 
 
 class Turnstile(Structure):
-    """The file."""
+    """The layout of the turnstile's file."""
 
     _fields_ = (
         ("magic", c_uint64),
@@ -81,7 +81,7 @@ class Doubt(Structure):
 
 
 class View(Structure):
-    """A turnstile as a process sees it."""
+    """A process's view of a turnstile."""
 
     _fields_ = (
         ("seats", POINTER(Seat) * SEATS),
@@ -97,7 +97,7 @@ class View(Structure):
     @classmethod
     def of(cls, turnstile: Turnstile) -> View:
         view = cls(count=SEATS)
-        view.file = turnstile  # kept as long as the view
+        view.file = turnstile  # keeps the file alive as long as the view
         for number in range(SEATS):
             view.seats[number] = ctypes.pointer(turnstile.seats[number])
         return view
@@ -161,7 +161,7 @@ SIGNATURES = {
 
 
 def load(folder: Path) -> ctypes.CDLL:
-    """The library of the turnstile's arithmetic alone, built in the folder."""
+    """Build and load a library with only the turnstile's arithmetic."""
     sources = [str(SOURCE / f"throttle/{name}.c") for name in ("claims", "cover", "credit", "doubts", "lease", "words")]
     path = compile_c(folder / "turnstile.so", *sources, f"-I{SOURCE}", "-D_GNU_SOURCE", "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
@@ -188,7 +188,7 @@ def held_for_ever(turnstile, number=1, percent=50, priority=0):
     turnstile.seats[number].lease = 8 << 48 | (NOW + SECOND) // 1000
 
 
-#: Values that no honest process can have written.
+#: Values that no correct process can have written.
 ABSURD = [2**62, 2**63 - 1, -(2**62), -(2**63), -1]
 
 #: A claim with credit.

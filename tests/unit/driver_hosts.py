@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts for the tests of the driver's rules and plan."""
+"""Hosts for the tests of the driver's rules and plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADLESS = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistence
 
 
 def finished(version="580.95.05", names=HEADLESS, **more):
-    """A host that is right: the role has been there, the module is loaded, services run."""
+    """Return a host in the desired state: modules loaded, services running."""
     units = {"nvidia-persistenced.service": model.Unit(True, True, True)}
     known = {
         "packages": packages(version + "-1", *names),

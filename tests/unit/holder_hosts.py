@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Helpers of the holder tests: hosts as NVML shows them, and real processes with real open files."""
+"""Helpers for holder tests: hosts with NVML data, and processes with open files.
+
+The processes and files are real.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,19 @@ def no_tools(command, **_options):
 
 
 def named(folder: Path, name: str) -> Path:
-    """A program of that name, which the kernel then shows as the process's name and executable."""
+    """Install a program with this name.
+
+    The kernel shows the name as the process's name and executable.
+    """
     return Path(shutil.copy(Path(sys.executable).resolve(), folder / name))
 
 
 @contextlib.contextmanager
 def opened(*files: object, program: Path = Path(sys.executable), within: Sequence[str] = (), **variables: str):
-    """A process that has these files open; other arguments only show in its command line. Ends with the block.
+    """Start a process that has these files open. It ends with the block.
 
-    `within` is a command that starts it, as in a namespace.
+    Other arguments only appear in its command line. `within` is a command prefix, for example one that enters a
+    namespace.
     """
     command = [*within, str(program), "-c", OPEN, *map(str, files)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -63,7 +70,7 @@ def opened(*files: object, program: Path = Path(sys.executable), within: Sequenc
 
 
 class Proc:
-    """A /proc of another host, in a folder."""
+    """A simulated /proc of another host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +92,10 @@ class Proc:
         words=(),
         variables=(),
     ) -> None:
-        """Add a process; `words` are its arguments, `variables` the (name, value) pairs of its environment."""
+        """Add a process with arguments `words` and environment variables `variables`.
+
+        `variables` are (name, value) pairs.
+        """
         self.write("%d/comm" % pid, name[:15] + "\n")
         self.write("%d/cmdline" % pid, "\0".join([name, *(words or ("--flag",)), ""]))
         self.write("%d/environ" % pid, "".join("%s=%s\0" % pair for pair in variables))

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of a GPU, written a second time, independent of the planner's search.
+"""The rules of MIG, implemented independently of the planner.
 
-A `Card` carries a plan's steps out as the driver would and raises Illegal for each that the driver would refuse.
+A `Card` applies the steps of a plan like the driver. It raises Illegal for each step that the driver would refuse.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig impor
 
 
 class Illegal(AssertionError):
-    """The driver would have refused this step."""
+    """Raised for a step that the driver would refuse."""
 
 
 def units(placement):
@@ -24,7 +24,7 @@ def units(placement):
 
 
 def legal(gpu: Gpu, instances) -> bool:
-    """Whether (profile name, Placement) pairs can be on the GPU together."""
+    """Return whether these (profile name, Placement) pairs fit on the GPU together."""
     profiles = {p.name: p for p in gpu.mig.profiles}
     for (_, a), (_, b) in itertools.combinations(instances, 2):
         if units(a) & units(b):
@@ -35,7 +35,10 @@ def legal(gpu: Gpu, instances) -> bool:
 
 
 def legal_together(gpu: Gpu, names) -> bool:
-    """Whether compute slices and media engines suffice for these profiles, wherever they sit."""
+    """Return whether the GPU has enough compute slices and media engines.
+
+    Placements are ignored.
+    """
     profiles = {p.name: p for p in gpu.mig.profiles}
     chosen = [profiles[name] for name in names]
     if sum(p.compute_slices for p in chosen) > max(p.compute_slices for p in profiles.values()):
@@ -48,7 +51,7 @@ def legal_together(gpu: Gpu, names) -> bool:
 
 
 class Card:
-    """A GPU that steps are carried out on."""
+    """A GPU that applies the steps of plans."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -124,7 +127,11 @@ class Card:
 
 
 def compute_places(gpu, profile):
-    """Compute-instance placements: aligned to their size, 3 slices also at 4 of 7; a GPU instance of 4 has none of 3."""
+    """Return compute instance placements of a profile.
+
+    Placements are aligned to their size. In 7 slices, an instance of 3 slices may also start at slice 4. In 4 slices,
+    no instance of 3 slices is possible.
+    """
     total = next(p.compute_slices for p in gpu.mig.profiles if p.name == profile)
     starts = {1: range(total), 2: range(0, total - 1, 2), 3: (0, 4), 4: (0,), 7: (0,)}
     sizes = [n for n in (1, 2, 3, 4, 7) if n <= total and (n, total) != (3, 4)]
@@ -132,7 +139,10 @@ def compute_places(gpu, profile):
 
 
 def with_instances(gpu: Gpu, pairs, busy=()) -> Gpu:
-    """The GPU with MIG on and these instances, made by Card, so legal. `busy`: starts of those with a process."""
+    """Return the GPU with MIG enabled and these instances.
+
+    Card creates the instances, so they are valid. `busy` contains the starts of instances with a process.
+    """
     card = Card(dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True)))
     ids = {p.name: p.profile_id for p in gpu.mig.profiles}
     slices = {p.name: p.compute_slices for p in gpu.mig.profiles}
@@ -165,7 +175,7 @@ def processes(instance):
 
 
 def every_arrangement(gpu: Gpu, names):
-    """All legal ways to place these profiles: each combination of placements of each profile, none left out."""
+    """Yield all valid arrangements of these profiles."""
     profiles = {p.name: p for p in gpu.mig.profiles}
     if not legal_together(gpu, names):
         return
@@ -185,7 +195,10 @@ def every_arrangement(gpu: Gpu, names):
 
 
 def least_destroyed(gpu: Gpu, names):
-    """(busy instances destroyed, instances destroyed) of the best arrangement, found by trying them all."""
+    """Return (busy instances destroyed, instances destroyed) of the best arrangement.
+
+    All arrangements are tried.
+    """
     standing = {(i.profile, i.placement): bool(i.processes) for i in gpu.mig.instances}
 
     def cost(pairs):

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host with MPS daemons in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control."""
+"""A simulated host with MPS daemons.
+
+Replaces systemctl, journalctl and nvidia-cuda-mps-control.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,25 @@ UNIT = "openfleet-mps@inference.service"
 
 
 class Host:
-    """Answers as systemd 252 and the daemon of release 550 do. `servers`: by pid, what they hold and their clients."""
+    """Answers like systemd 252 and the MPS daemon of driver release 550.
+
+    `servers` maps the pid of a server to its limits and clients.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state = "running"
         self.boot_unit = self.basic_target = "active"
-        #: By unit: its properties that are not those of a unit that is not running.
+        #: Properties by unit that differ from those of a stopped unit.
         self.units: dict[str, dict[str, str]] = {}
         self.called: list[str] = []
-        #: By name: (percentage, limits by index).
+        #: (percentage, limits by GPU index) by daemon name.
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
-        #: Called when systemd has to mount something.
+        #: Called when systemd would mount something.
         self.on_enable = lambda: None
-        #: What comes about when systemd is asked for the time that `until` counts.
+        #: `coming` is called at query number `until` of systemd. `shown` counts the queries.
         self.shown, self.until, self.coming = 0, 0, lambda: None
 
     def __call__(self, command, input="", env=None, timeout_seconds=0):
@@ -82,7 +88,7 @@ class Host:
         return "".join("%s=%s\n" % item for item in shown.items())
 
     def start(self, unit):
-        """The unit's own start: the daemon takes its devices and what its file of limits says."""
+        """Start a unit: its daemon gets its devices and the limits from its file."""
         name = instance(unit)
         self.units[unit] = {"ActiveState": "active", "MainPID": "9"}
         self.daemons[name] = {"percentage": 100.0, "limits": {}}
@@ -117,7 +123,7 @@ def instance(unit):
 
 
 def make_host(root: Path) -> Host:
-    """With what a daemon needs to run."""
+    """Return a host that has everything a daemon needs."""
     (root / "run/systemd/system").mkdir(parents=True)
     (root / "usr/bin").mkdir(parents=True)
     (root / "usr/bin/nvidia-cuda-mps-control").touch()

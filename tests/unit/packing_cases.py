@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small random packing problems, and their optimal results by brute force."""
+"""Small random packing problems and their optimal results by brute force."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mig_rules import legal
 
 MODELS = load_models()
-#: One with the usual grid of eight units, one with four, one with twelve, one without MIG.
+#: Models with eight grid units, with four, with twelve, and without MIG.
 MIXED = ("A100-40GB", "A30-24GB", "RTXPRO6000-96GB", "L40S-48GB")
 SHARES = [share("vgpu", 8192, 30), share("vgpu", 20480, 20), share("vgpu", 1024, 60), share("mps", 4096, 50)]
 
@@ -46,7 +46,10 @@ def shapes_of(models):
 
 @st.composite
 def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
-    """A fleet of some models, and workloads that may not all fit, without a current layout."""
+    """Generate a fleet and workloads, without a current layout.
+
+    Not all workloads may fit.
+    """
     models = draw(st.lists(st.sampled_from(MIXED), min_size=1, max_size=gpus))
     shapes = st.sampled_from(shapes_of(models))
     hosts = sorted({gpu.host for gpu in fleet(*models)})
@@ -78,7 +81,7 @@ def problems(draw, gpus=5, workloads=7, bound=True, rules=True):
 
 @st.composite
 def days_later(draw, packing, problem):
-    """The problem of another day: the last result is current, and some workloads were removed, changed or added."""
+    """Generate a later problem: the packing is current, and workloads have changed."""
     shapes = st.sampled_from(shapes_of([gpu.model for gpu in problem.gpus]))
     workloads = []
     for workload in problem.workloads:
@@ -93,10 +96,11 @@ def days_later(draw, packing, problem):
 
 
 def fewest(models, profiles, allowed=lambda choice: True):
-    """(fewest workloads left out, fewest GPUs in use with that) of single-GPU MIG workloads, by trying all.
+    """Return (fewest workloads left out, fewest GPUs used with that) by brute force.
 
-    `allowed`: of the number of each workload's GPU (-1: left out), whether other rules than room permit that.
-    Geometry is that of mig_rules, where the planner's own search has no part.
+    All workloads are single-GPU MIG workloads. `allowed` takes the GPU number of each workload (-1: left out) and
+    returns whether rules other than space permit the choice. Geometry comes from mig_rules, which shares no code with
+    the planner.
     """
     best = None
     for choice in itertools.product(range(-1, len(models)), repeat=len(profiles)):
@@ -116,7 +120,10 @@ def possible(model, names):
 
 
 def ways(model, names):
-    """All ways to place these profiles on an empty GPU: tuples of (profile, Placement)."""
+    """Yield all placements of these profiles on an empty GPU.
+
+    Each is a list of (profile, Placement).
+    """
     (gpu,) = assumed_gpus([model], MODELS)
     at = {profile.name: profile.placements for profile in gpu.mig.profiles}
     for placed in itertools.product(*(at.get(name, ()) for name in names)):
@@ -126,10 +133,11 @@ def ways(model, names):
 
 
 def least_churn(model, count, today, wanted):
-    """(GPUs in use, moved, destroyed) at the least, on GPUs of one model, where all that is wanted has to be placed.
+    """Return the minimum (GPUs in use, moved, destroyed), with all workloads placed.
 
-    `today`: by GPU a list of (profile, start, workload or None); `wanted`: profile by workload. Every assignment of workloads
-    to GPUs and every placement is tried. Current instances that block nothing stay on used GPUs.
+    All GPUs have one model. `today` is a list per GPU of (profile, start, workload or None). `wanted` maps workloads to
+    profiles. Every assignment and every placement is tried. On used GPUs, current instances that block nothing are
+    kept.
     """
     home = {name: (n, profile, start) for n, here in enumerate(today) for profile, start, name in here if name}
     best = None
@@ -149,7 +157,10 @@ def least_churn(model, count, today, wanted):
 
 
 def _gpu_churn(model, number, here, names, wanted, home):
-    """(1 if in use, workloads that stay, instances destroyed) of the best way to hold these workloads; None: there is none."""
+    """Return (1 if in use, unmoved workloads, destroyed instances) of one GPU.
+
+    The result is that of the best placement of these workloads, or None if there is none.
+    """
     if not names:
         return (0, 0, len(here))
     (gpu,) = assumed_gpus([model], MODELS)

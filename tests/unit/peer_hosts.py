@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes in cgroups of the test, with real sockets, users and programs."""
+"""Real processes with real sockets, users and programs, in simulated cgroups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Takes one connection after the other, says what came and refuses it, as a server that asks for a password.
+#: Accepts connections one by one, prints the received bytes and answers with an authentication error.
 LISTENER = """
 import os, socket, ssl, sys
 port, uid, *tls = sys.argv[1:]
@@ -41,7 +41,10 @@ while True:
 
 
 class Processes:
-    """A folder as /proc, in which only the cgroups are not the kernel's. `modules` are the copies of peer.py that read it."""
+    """A simulated /proc in which only the cgroups are not the kernel's.
+
+    `modules` are the copies of peer.py that read the folder.
+    """
 
     def __init__(self, folder: Path, monkeypatch, *modules) -> None:
         self.folder = folder
@@ -63,7 +66,10 @@ class Processes:
 
 
 class Stranger:
-    """A separate process with a port, of another user if the test runs as root."""
+    """A separate process that listens on a port.
+
+    If the test runs as root, the process runs as another user.
+    """
 
     def __init__(self, *tls: str, port: int = 0, uid: int = 65534) -> None:
         command = [sys.executable, "-c", LISTENER, str(port), str(uid), *tls]
@@ -71,7 +77,7 @@ class Stranger:
         self.port = int(self.process.stdout.readline())
 
     def end(self) -> list[str]:
-        """What came of each connection, in their order."""
+        """End the process and return what each connection sent, in order."""
         with socket.create_connection(("127.0.0.1", self.port)) as last:
             last.sendall(b"END")
             return self.process.communicate()[0].splitlines()

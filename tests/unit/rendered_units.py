@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every systemd unit that the collection installs, as text, and systemd's analysis of its sandbox."""
+"""Every systemd unit of the collection as text, and its sandbox analysis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECURED = {
 AUDIT = {"gpu_audit_project_dir": "/srv/inventory", "gpu_audit_vault_password_file": "/etc/gpu-audit/vault-password"}
 METRICS = {"gpu_layout": SHARED, "gpu_layout_metrics_dir": "/var/lib/openfleet-gpu-metrics"}
 
-#: By name of the unit and what is special about it: role, template and variables.
+#: (role, template, variables) by (unit name, variant).
 TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("gpu-layout.service", ""): ("gpu_layout", "gpu-layout.service.j2", {"gpu_layout": SHARED}),
     ("gpu-layout.service", "mps"): ("gpu_layout", "gpu-layout.service.j2", {"gpu_layout": MPS}),
@@ -48,11 +48,11 @@ TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("dcgm-exporter.service", "docker"): (
         "dcgm_exporter",
         "docker.service.j2",
-        # As the collection's filter returns it, which a Templar without a play does not know.
+        # The result of the collection's filter, which is not available outside a play.
         {"dcgm_exporter_source": "docker", "dcgm_exporter__image": "dcgm-exporter@sha256:0"},
     ),
 }  # fmt: skip
-#: Written by modules.
+#: Units whose text comes from modules.
 TEXTS = {
     ("openfleet-mps@.service", ""): mps_unit.shared_files(selinux=False)["etc/systemd/system/openfleet-mps@.service"],
     ("openfleet-mps@.service", "SELinux"): mps_unit.shared_files(selinux=True)[
@@ -71,28 +71,28 @@ def rendered(name: str, special: str) -> str:
 
 
 def rendered_with(role: str, template: str, given: dict[str, Any]) -> str:
-    """Return the text that a template of a role gives with these variables."""
+    """Return a role's template rendered with these variables."""
     loader = DataLoader()
     variables: dict[str, Any] = {}
     for part in ("defaults", "vars"):
         variables.update(loader.load_from_file(str(ROLES / role / part / "main.yml"), trusted_as_template=True))
     variables.update(given, role_path=str(ROLES / role))
-    # A filter of the collection, which a Templar without a play does not know.
+    # A filter of the collection, which is not available outside a play.
     variables["gpu_layout__needs"] = layout_needs(given.get("gpu_layout", []))
     text = (ROLES / role / "templates" / template).read_text(encoding="utf-8")
     found = Templar(loader=loader, variables=variables).template(trust_as_template(text))
-    # What an installer fills in on the host.
+    # An installer replaces this placeholder on the host.
     return str(found).replace("@python@", "/usr/bin/python3")
 
 
 def exposure(folder: Path, name: str, text: str) -> float:
-    """Return the exposure of a unit from 0 to 10, by systemd's own account of its settings."""
-    # An instance, for a template says nothing by itself.
+    """Return systemd's exposure rating of a unit, from 0 to 10."""
+    # systemd only analyzes an instance of a template unit.
     file = folder / name.replace("@.", "@x.")
     file.write_text(text, encoding="utf-8")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=100"]
     done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
-    # A setting that is not understood protects from nothing.
+    # A setting that systemd ignores does not protect anything.
     assert "ignoring" not in done.stderr, done.stderr
     last = [line for line in done.stdout.splitlines() if "Overall exposure level" in line]
     assert len(last) == 1, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories for the tests of sizing: a sample every five minutes from midnight UTC."""
+"""Histories for sizing tests: one sample every five minutes, from midnight UTC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ START = 1794787200.0
 
 
 def fleet(duty, gib, card=None, names=None):
-    """Rows of percent and of GiB, each of them a number for all of the time or a sequence; the longest says how long."""
+    """Return a fleet from rows of percent and of GiB.
+
+    A row is a constant or a sequence. The longest sequence determines the length.
+    """
     length = max(len(row) for row in (*duty, *gib) if np.ndim(row))
     tables = [np.array([np.broadcast_to(np.asarray(row, float), (length,)) for row in table]) for table in (duty, gib)]
     names = names or ["w%02d" % i for i in range(len(duty))]
@@ -25,13 +28,13 @@ def fleet(duty, gib, card=None, names=None):
 
 
 def hours(days, *spans, high=80.0, low=0.0):
-    """A row that is `high` from hour to hour, for each of the spans, every day."""
+    """Return a row with the value `high` during each span of hours, every day."""
     hour = np.arange(round(days * DAY)) * STEP / 3600 % 24
     return np.where(np.any([(hour >= start) & (hour < end) for start, end in spans], axis=0), high, low)
 
 
 def random_fleet(seed, count, days, low=2.0, high=30.0):
-    """Workloads with bursts of duty and memory that varies, each from its own chance."""
+    """Return workloads with random bursts of duty and random changes of memory."""
     chance = np.random.default_rng(seed)
     length = round(days * DAY)
     level = chance.uniform(low, high, (count, 1))

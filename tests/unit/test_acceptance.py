@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import dcgm
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.acceptance import Limits, accepted, verdicts
 
-#: A healthy GPU with two NVLinks, by call and what it is of.
+#: Readings of a healthy GPU with two NVLinks: (NVML call, subject) and value.
 HEALTHY = {
     ("nvmlDeviceGetEccMode", ""): [1, 1],
     ("nvmlDeviceGetTotalEccErrors", "uncorrected volatile"): 0,
@@ -35,7 +35,7 @@ HEALTHY = {
 
 
 class Error(str):
-    """An answer of NVML that is no value."""
+    """An error code from NVML in place of a value."""
 
 
 def gpu(index=0, changes=()):
@@ -118,7 +118,7 @@ def test_limit_is_inclusive(call, value, limits):
 
 
 def test_reduced_clock_of_an_idle_or_capped_gpu_is_no_failure():
-    # GPU idle, applications clocks, software power cap: nvml.h.
+    # Idle GPU, applications clocks and software power cap (nvml.h).
     assert failed(host(gpu(0, {("nvmlDeviceGetCurrentClocksEventReasons", ""): 0x7}))) == {}
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of a layout names only the pods whose devices it removes."""
+"""A layout change names only the pods whose devices it removes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def holder(gpu, instance, pod):
 
 
 def affected_pods(disturbs):
-    """The pods whose devices a plan would end."""
+    """Return the pods that lose devices in a plan."""
     return sorted({uid for disturbance in disturbs for uid in disturbance.pods})
 
 
@@ -39,7 +39,10 @@ def grow(chance, gpu, pairs):
 
 
 def transition(number):
-    """A node with pods in some of its GPUs and instances, and targets for some GPUs. (GPUs, holders, targets)"""
+    """Return the GPUs, holders and targets of a random transition.
+
+    Some GPUs and instances are used by pods, and some GPUs have targets.
+    """
     chance = random.Random(number)
     gpus, holders, targets = [], [], []
     for gpu in assumed_gpus([chance.choice(MODELS) for _gpu in range(chance.randint(1, 3))]):
@@ -66,7 +69,10 @@ def transition(number):
 
 
 def ended(plan):
-    """What the steps end, told by the steps alone: (GPU, None) for all of a GPU, else (GPU, instance)."""
+    """Return the devices that the plan's steps remove, from the steps alone.
+
+    (GPU, None) is a whole GPU, (GPU, instance) is an instance.
+    """
     found = set()
     for each in plan.gpus:
         for step in each.steps:
@@ -88,7 +94,7 @@ def test_pods_on_kept_devices_are_not_named_in_1000_transitions():
         assert named == hit, number
         named_in_all += len(named)
         spared_in_all += len(holders) - len(named)
-    # The transitions are worth something only where both happen.
+    # The test only means something if both cases occur often.
     assert min(named_in_all, spared_in_all) > TRANSITIONS / 4
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of pytest that get a PID namespace."""
+"""Test which runs of pytest get a PID namespace."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_other_tests_have_no_pid_namespace(names):
 
 
 def test_every_file_that_starts_lab_hosts_is_known():
-    """Files with the fixture of the cluster have nodes that are lab hosts."""
+    """Files that use the cluster fixture start nodes, which are lab hosts."""
     users = [path for path in (ROOT / "tests/kubernetes").glob("test_*.py") if "(cluster" in path.read_text()]
     assert users and not any(needs_namespace([path]) for path in users)

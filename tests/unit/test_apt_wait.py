@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """tests/lab/apt waits while another process holds a lock of apt or dpkg.
 
-Uses the real apt-get in folders.
+The tests run the real apt-get on temporary folders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ pytestmark = [
 
 @pytest.fixture
 def environment(tmp_path):
-    """Make folders for an apt that knows no repository and no package; return the environment that leads it there."""
+    """Make folders for an apt without repositories and packages.
+
+    Returns the environment that makes apt use these folders.
+    """
     for name in ("lists/partial", "cache/archives/partial", "dpkg", "parts"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("dpkg/status", "list"):
@@ -75,7 +78,7 @@ def test_held_lock_is_named_and_awaited(tmp_path, environment, lock, arguments):
     finally:
         holder.communicate("", PATIENCE_SECONDS)
     assert run.wait(PATIENCE_SECONDS) == 0, log.read_text()
-    # Told once, however often it was tried.
+    # Reported once for any number of attempts.
     assert output.read_text().count("waiting") == 1
 
 

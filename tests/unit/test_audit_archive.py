@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Several kept reports: their number, the link, protected files, and the index page."""
+"""Archived reports: their number, the link, file modes, and the index page."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_report_has_a_directory_named_by_its_time(tmp_path):
 
 @pytest.fixture
 def no_umask():
-    """A process whose umask takes nothing away."""
+    """Set the umask to 0."""
     former = os.umask(0)
     yield
     os.umask(former)
@@ -72,7 +72,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
         assert len(files) == 4 * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
-        # As an earlier release left it, and an interrupted one.
+        # Files as left by an earlier release and by an interrupted run.
         (place / "index.html").chmod(0o644)
         (place / "index.html.new").write_text("half")
 
@@ -82,7 +82,7 @@ def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
         (tmp_path / name).write_text("of an earlier release")
     tmp_path.chmod(0o755)
     assert modes(write.all_of(audit(0), tmp_path)) == {0o640}
-    # A foreign directory keeps its mode.
+    # The mode of an existing directory is not changed.
     assert modes([tmp_path]) == {0o755}
 
 
@@ -171,16 +171,13 @@ def test_summary_matches_its_report(tmp_path):
     assert told["schema_version"] == whole["schema_version"] and told["line"].startswith("3 findings: 3 idle")
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
 def entry(day, waste=100.0, **words):
     counts = {**dict.fromkeys(WORDS, 0), **words}
     return Entry("day-%d" % day, NOW + day * DAY, "line %d" % day, counts, 1, 2, waste, "EUR")
 
 
 def lines(page):
-    """By line of the charts, its points as numbers, part by part."""
+    """Return the points of each chart line as numbers, section by section."""
     found = {}
     for name, points in re.findall(r'<polyline class="s-(\w+)" points="([^"]+)"', page):
         found.setdefault(name, []).append([tuple(map(float, pair.split(","))) for pair in points.split()])
@@ -197,13 +194,13 @@ def test_one_report_has_no_trend():
 
 
 def test_trend_is_ordered_by_time_and_scaled_to_the_maximum():
-    # Not in order, and not evenly: days 0, 1 and 4.
+    # Days 0, 1 and 4: unordered and not evenly spaced.
     page = report_index.to_text([entry(4, 0.0, idle=4), entry(0, 50.0, idle=0, unhealthy=2), entry(1, 100.0, idle=2)])
     found = lines(page)
     assert [x for x, _y in found["idle"][0]] == [0.0, 160.0, 640.0]
     low, middle, high = (y for _x, y in found["idle"][0])
     assert low > middle > high and middle == pytest.approx((low + high) / 2)
-    # All lines of one picture have one scale; one that is 0 all the time is left out.
+    # All lines of a chart share one scale. A line that is always 0 is left out.
     assert [y for _x, y in found["unhealthy"][0]] == [middle, low, low]
     assert "oversized_memory" not in found
     assert [y for _x, y in found["waste"][0]] == [middle, high, low]

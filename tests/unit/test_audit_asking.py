@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Queries to a server, and how pieces of a window are combined."""
+"""Queries to a server, and combining parts of a time window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ STEP = 300
 
 
 class Server:
-    """Answers with the query itself; `refuses` says what is too much, or broken."""
+    """Answers with the query itself.
+
+    `refuses` lists the queries that are too large or fail.
+    """
 
     name = "http://server"
 
@@ -114,7 +117,7 @@ def test_fleet_wide_value_of_a_split_query_is_unknown():
 
 
 def pieces(*figures, samples=None):
-    """Of the last hour, of the two before it, and of the three before these."""
+    """Return three pieces: the last hour, the two hours before it, and three more."""
     spans = [(0, 3600), (3600, 3 * 3600), (3 * 3600, 6 * 3600)]
     made = []
     for index, ((newest, oldest), figure) in enumerate(zip(spans, figures)):
@@ -130,10 +133,10 @@ def pieces(*figures, samples=None):
         ((0, 0, 0.5), None, 3),
         ((0.5, 0, 0), None, None),
         ((0, math.nan, 0), None, 1),
-        # One sample in ten is missing, and not one more.
+        # At most one sample in ten may be missing.
         ((0, 0, 0), (12, 24, 29), 6),
         ((0, 0, 0), (12, 24, 27), 3),
-        # A gap of an hour is too much of three, and of six as well.
+        # A gap of an hour is more than a tenth of three hours and of six hours.
         ((None, 0, 0), (0, 24, 36), None),
         ((0, None, 0), (12, 0, 36), 1),
         ((0, 0.5, 0), (12, 24, 36), 1),
@@ -144,21 +147,21 @@ def test_duration_of_a_condition_is_certain(figures, samples, hours):
     assert found == ({KEY: hours * 3600} if hours else {})
 
 
-#: How a window of two weeks is cut, in hours before its end.
+#: Boundaries of the parts of a two-week window, in hours before its end.
 CUTS = [0, 1, 3, 6, 12, 24, 72, 168, 336]
 
 
 @pytest.mark.parametrize(
     ("gap", "hours"),
     [
-        # As long as a state holds; then what came last is not known.
+        # A state may be unknown for this long at the end. After a longer gap, the current state is unknown.
         ((0, 0.25), 336),
         ((0, 0.5), None),
         ((0, 6), None),
         ((0, 33), None),
-        # A server that was away for an hour, two hours ago.
+        # The server was down for one hour, two hours ago.
         ((2, 3), 336),
-        # A day and more of which nothing is known hides in no fortnight.
+        # More than a day without data is too much in two weeks.
         ((1, 33), 1),
         ((30, 33), 336),
     ],

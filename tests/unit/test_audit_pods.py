@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that hold GPUs: which are read, how the API's answer is used, and missing clusters."""
+"""Pods that hold GPUs: queried clusters, used answers, and missing clusters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def item(uid=UID, name="web-6d4cf56db6-x2x7k", labels=None, owner=None):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The nodes that were asked for; the API server answers with the pods in the dictionary by node, or raises."""
+    """Return the list of queried nodes.
+
+    The simulated API server returns the pods of a node from the dictionary, or raises.
+    """
     nodes, answers = [], {}
 
     def pods_of(api, node):

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The client with servers that answer, refuse, lie, stall or break off, over real sockets."""
+"""The Prometheus client with servers that refuse, lie, stall or disconnect.
+
+Connections use real sockets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus imp
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers every query by what `answer` gives for it: (status, headers, body)."""
+    """Answers each query with the (status, headers, body) that `answer` returns."""
 
     daemon_threads = True
 
@@ -34,7 +37,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.seen = []
 
     def handle_error(self, request, client_address):
-        """A client that went away, which is what one of the tests is about."""
+        """Ignore clients that disconnect, which one of the tests provokes."""
 
     @property
     def url(self):
@@ -223,7 +226,7 @@ def test_stalling_server_times_out(server):
     release = threading.Event()
     server.answer = lambda form: (release.wait(60), vector())[1]
     with pytest.raises(PrometheusError, match="did not answer within") as error:
-        # The client adds 2 s to what it tells the server.
+        # The client adds 2 s to the timeout that it sends to the server.
         client(server, timeout_seconds=-1.5).query("x")
     release.set()
     assert error.value.too_much
@@ -244,7 +247,7 @@ def test_incomplete_compressed_answer_is_an_error(server):
 
 def test_refused_connection_is_an_error():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process can get the port
         with pytest.raises(PrometheusError, match="could not be reached"):
             Prometheus(Access("http://127.0.0.1:%d" % taken.getsockname()[1])).query("x")
 
@@ -294,7 +297,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_texts_of_a_hostile_server_are_one_short_line(server, hostile):
-    """Exporters choose labels, and messages are shown in reports and mails."""
+    """Exporters choose label values, and messages appear in reports and mails."""
     server.answer = lambda form: hostile
     with pytest.raises(PrometheusError) as raised:
         client(server).query("x")

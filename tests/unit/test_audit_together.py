@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that holds several GPUs is active on all of them if it works on any."""
+"""A process that holds several GPUs is active on all of them if one of them works."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_pause_explained_by_one_gpus_rhythm_excuses_the_others():
     "other",
     [
         replace(TRAIN, pid=8),
-        # The number was used again, or is unknown.
+        # The pid was reused, or its process is unknown.
         replace(TRAIN, since_seconds=200.0),
         replace(TRAIN, pid=None),
-        # Every program that uses CUDA may have all device nodes open.
+        # Any CUDA program may have all device nodes open.
         replace(TRAIN, kind="device_handle"),
         replace(TRAIN, kind="mps"),
     ],

@@ -37,7 +37,7 @@ def stat(most, *, coverage=1.0, **more):
 
 
 def holding(**more):
-    """Return a well used GPU with the given changes."""
+    """Return the history of a well used GPU with these changes."""
     base = Holding(
         GPU,
         holders=(Holder("process", "pid 4711 (python3 train.py)"),),
@@ -88,7 +88,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("unhealthy", {"xid": {"79": "lost"}}),
         ("unhealthy", {"xid": {"149": "hardware", "13": "application"}}),
         ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
-        # XID 13 and 31 are programs' own faults, and a power cap is a setting.
+        # XID 13 and 31 are application errors, and a power cap is a setting.
         ("right", {"xid": {"13": "application", "31": "application", "119": "driver", "63": "notice"}}),
         ("right", {"throttled": {"sw_power_cap": 0.9}}),
         ("right", {"throttled": {"hw_thermal": 0.01}}),
@@ -97,17 +97,17 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
         # The holder is unknown, but its idleness is known.
         ("idle", {**IDLE, "holders": None, "processes_now": None}),
-        # It rested for long before this one came, who is not to blame for it.
+        # The GPU was idle long before the current holder started, so the holder is not responsible.
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
         ("no_data", {**IDLE, "held_seconds": 0.0}),
         ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
-        # A weekly job, four days after its last run; and a service before it has shown a weekend, three days after its start.
+        # A weekly job four days after its last run, and a service three days after its start, before its first weekend.
         ("right", {"quiet": quiet(4, longest_days=6.7), "held_seconds": TWO_WEEKS}),
         ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
         ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
         ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
-        # Its process began 61 hours ago, on a GPU that was handed over without a pause: the history is another's. Where it is
-        # known since when the GPU is held, a restart is no excuse after a week.
+        # The process started 61 hours ago, and the GPU changed hands without a pause, so the history belongs to another
+        # workload. If the holding's start is known, a restart more than a week ago is no excuse.
         (
             "right",
             {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 61 * 3600.0},
@@ -118,23 +118,23 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {"quiet": quiet(8, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
         ("right", {"quiet": quiet(7, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
-        # The start of the holding is unknown: the GPU was idle before this holder.
+        # The holder's start time is unknown, and the GPU was idle before this holder.
         ("no_data", {**IDLE, "held_seconds": None, "newest_holder_seconds": DAY}),
         ("idle", {**IDLE, "held_seconds": None, "newest_holder_seconds": 8 * DAY}),
-        # A bridge of four days after normal weekends.
+        # A long weekend of four days after normal weekends.
         ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),
-        # The more signals are missing, the longer the grace: 48 h, and 12 h for each of six groups.
+        # Each missing group of signals extends the grace time: 48 h, and 12 h for each of six groups.
         ("right", {"quiet": quiet(4.9, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.1, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("right", {"quiet": quiet(1.9, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("idle", {"quiet": quiet(2.1, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
-        # A model server with its model loaded, and what only looks like one.
+        # A model server with its model loaded, and similar cases that are none.
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": SERVER}),
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
         ("idle", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
-        # Kernels that are too short for a sign of work, in most hours: a small model that answers now and then.
+        # In most hours, kernels are too short to count as work: a small model that answers now and then.
         ("standby", {**STIRRING, "memory": stat(1 * GIB), "holders": SERVER}),
         ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
         ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
@@ -149,7 +149,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
-        # A polling server uses a core while its GPU is idle. One without clients may prepare data.
+        # A polling server uses a CPU core while its GPU is idle. A process without clients may be preparing data.
         ("standby", {**POLLING, "memory": stat(60 * GIB), "holders": SERVER}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
@@ -163,24 +163,24 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
                 "holders": SERVER,
             },
         ),
-        # Work that one metric misses is a fault of the metrics, not idleness.
+        # If one metric misses work, the metrics are broken and the GPU is not idle.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
         ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
-        # A restart of the exporter.
+        # The exporter was restarted.
         ("right", {"unreported_work_seconds": 900.0}),
         ("right", {"unexplained_busy_seconds": 900.0}),
-        # What it needs is not known where its activity is not, unless the memory is full.
+        # Without activity data, the need is unknown unless the memory is full.
         ("saturated", {"memory": stat(79 * GIB), "compute": None, "busy": None}),
         ("no_data", {"memory": stat(10 * GIB), "compute": None, "busy": None}),
-        # An hour at rest is no idleness.
+        # One idle hour does not make a GPU idle.
         ("right", {"quiet": Quiet(3600.0)}),
         ("saturated", {"memory": stat(78 * GIB)}),
         ("saturated", {"compute": stat(0.95)}),
         ("oversized_memory", {"memory": stat(20 * GIB), "compute": stat(0.3)}),
-        # It needs the compute, whatever of the memory is left.
+        # The workload needs the compute power, however much memory is free.
         ("right", {"memory": stat(20 * GIB)}),
         ("oversized_compute", {"compute": stat(0.2)}),
         ("right", {"memory": None}),
@@ -209,7 +209,7 @@ def test_every_verdict_has_a_reason_and_a_waste():
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
     assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
     assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
-    # A quarter of the memory and its margin, and a tenth of the compute: the larger share is what it needs.
+    # The workload needs a quarter of the memory (with a margin) and a tenth of the compute. The larger share counts.
     small = judge(holding(memory=stat(20 * GIB), compute=stat(0.1)), seconds=TWO_WEEKS)
     assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
 
@@ -229,7 +229,7 @@ def test_busy_gpu_can_be_underused():
         ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
         ("oversized_memory", {"memory": stat(2 * GIB)}),
         ("idle", {"memory": stat(0.0)}),
-        # Six days.
+        # 45 percent of two weeks are six days.
         ("no_data", {"memory": stat(0.0, coverage=0.45)}),
         ("no_data", {"memory": None}),
         ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),
@@ -283,7 +283,7 @@ def test_unknown_activity_is_not_idle(held_seconds, busy, compute, memory, held,
         assert 0 <= verdict.waste_per_month <= 2.0 * 730.5
 
 
-YES = bool  # of any subject
+YES = bool  # every subject was checked
 
 
 def judged(*words):
@@ -310,19 +310,19 @@ def test_fixed_findings_are_gone_and_added_ones_new():
     first = findings(judged("idle", "right"), {}, 100.0)
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
-    # Oversizing is judged by the current state.
+    # Oversizing is judged by the current state, so such findings are never reported as gone.
     (away,), hidden = gone(second, former(first), looked=YES)
     assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
 
 
 def test_unseen_findings_are_not_gone():
     first = findings(judged("idle", "idle", "idle"), {}, 100.0)
-    # One has no data, one is not there though one looked, one could not be looked at.
+    # GPU-0 has no data, GPU-1 was checked and is missing, GPU-2 could not be checked.
     second = findings(judged("no_data"), former(first), 200.0)
     away, hidden = gone(second, former(first), looked=lambda subject: subject.gpu_uuid == "GPU-1")
     assert [one.holding.subject.gpu_uuid for one in away] == ["GPU-1"]
     assert sorted(one.holding.subject.gpu_uuid for one in hidden) == ["GPU-0", "GPU-2"]
-    # Seen again it is the same finding, as old as it is.
+    # A finding that is seen again keeps its ID and its age.
     third = findings(judged("idle"), former(hidden), 300.0)
     assert [(one.state, one.first_found_seconds) for one in third] == [("still", 100.0)]
 
@@ -345,7 +345,7 @@ def test_ids_depend_on_subject_and_verdict():
 
 
 def unmeasured(**more):
-    """Return an unheld instance of a GPU without utilization per instance."""
+    """Return an unused instance on a GPU without utilization data per instance."""
     return holding(
         holders=(), processes_now=0.0, busy=None, compute=None, bandwidth=None, tensor=None, memory=stat(0.0),
         **{"processes": stat(0.0), **more},

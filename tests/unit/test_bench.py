@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`make bench` prints a figure that cannot be measured with its reason, and never omits it."""
+"""`make bench` prints a reason for each value that cannot be measured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cases of `make bench BENCH=mig CASES=FILE`: invalid ones are reported with their line."""
+"""Errors in the CASES file of `make bench BENCH=mig` are reported with their line."""
 
 from __future__ import annotations
 

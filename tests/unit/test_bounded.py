@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work with limits: its results, its errors, and that nothing keeps running."""
+"""Functions with limits: results, errors, and no process that keeps running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.bounded import bounded
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
-#: No test waits for it.
+#: A duration that no test waits for.
 LONG = 300.0
 
 
@@ -50,7 +50,7 @@ def test_timeout_ends_the_work_and_its_children():
     reading, writing = os.pipe()
 
     def work():
-        # A tool that hangs: it holds the pipe until it ends.
+        # A hanging tool keeps the pipe open until it ends.
         os.set_inheritable(writing, True)
         subprocess.run(["sleep", "infinity"], close_fds=False, check=False)
         return ""
@@ -59,7 +59,7 @@ def test_timeout_ends_the_work_and_its_children():
     with pytest.raises(FleetError, match="takes too long"):
         bounded(work, "here", 0.1, 1000, keep=[writing])
     os.close(writing)
-    # The end of the pipe comes when the last process is gone that has it.
+    # The pipe reaches its end when the last process that has it open exits.
     ready, _, _ = select.select([reading], [], [], LONG)
     assert ready and os.read(reading, 1) == b""
     os.close(reading)
@@ -73,7 +73,7 @@ def test_no_child_is_left():
 
 
 def test_child_inherits_no_descriptors(tmp_path):
-    """A child that cannot be killed must hold no lock, and no pipe that the controller reads."""
+    """A child that cannot be killed must not hold a lock or the controller's pipe."""
     with (tmp_path / "lock").open("w"):
         opened = bounded(
             lambda: " ".join(map(os.readlink, map("/proc/self/fd/{}".format, (0, 1, 2)))), "here", LONG, 1000

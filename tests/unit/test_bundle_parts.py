@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a bundle is verified, and its texts."""
+"""Test the verification of a bundle and its text files."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
     ("status", "problem"),
     [
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("B" * 40, "A" * 40), ""),
-        # The key that signed is a subkey of another one.
+        # The key that signed is a subkey of another key.
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a trusted key"),
         ("[GNUPG:] EXPKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "EXPKEYSIG"),
         ("[GNUPG:] REVKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "REVKEYSIG"),
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n", "ERRSIG"),
         ("[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
         ("", "no signature"),
-        # Two signatures, while a vendor goes from one key to the next.
+        # Two signatures: the vendor is changing its key.
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), ""),
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40) + "[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
     ],
@@ -97,7 +97,7 @@ def test_index_cannot_name_files_outside_of_its_repository(path):
 
 
 class Vendor:
-    """Replace the fetcher: addresses and their contents."""
+    """Replaces the fetcher with a mapping from addresses to contents."""
 
     def __init__(self, contents):
         self.contents = contents
@@ -109,7 +109,7 @@ class Vendor:
 
 
 def packages_of(tmp_path, contents, listed):
-    """The text of the index, the names of the forms to keep, and those that were asked for."""
+    """Return the index text, the forms of the index to keep, and the fetched ones."""
     vendor = Vendor(contents)
     found = mirror.Mirror(source())
     sums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in listed.items()}
@@ -152,7 +152,7 @@ def test_file_is_written_atomically_and_only_if_different(tmp_path):
 
 
 class Odd(http.server.BaseHTTPRequestHandler):
-    """Refuse with a custom reason, or send an invalid length."""
+    """Answers with a custom error reason, or with an invalid length."""
 
     def do_GET(self):
         if self.path == "/refused":

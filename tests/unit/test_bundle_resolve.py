@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages of an APT repository for a bundle: versions, dependencies, alternatives."""
+"""APT packages for a bundle: versions, dependencies and alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PINNED = ("*nvidia*", "libcuda1")
 
 
 def index(*packages, machine="x86_64"):
-    """Of (name, version, fields) each."""
+    """Return an APT index of (name, version, fields) packages."""
     stanzas = []
     for name, version, fields in packages:
         known = {
@@ -53,7 +53,7 @@ def test_dependencies_are_followed_recursively():
 
 
 def test_driver_packages_have_its_version_and_others_the_newest():
-    """Because of the role's pin: nvidia-persistenced is requested without a version."""
+    """nvidia-persistenced has no version in the request, because the role pins it."""
     packages = index(
         ("nvidia-driver-cuda", "580.105.08-1", {"Depends": "nvlsm, nvidia-base"}),
         *(("nvidia-persistenced", version, {}) for version in ("580.95.05-1", "580.105.08-1", "590.48.01-1")),
@@ -81,7 +81,7 @@ def test_present_alternative_satisfies_a_dependency():
         "nvidia-driver-cuda 580.105.08-1",
         "nvidia-kernel-open-dkms 580.105.08-1",
     ]
-    # And where none comes, it is the first of them, as apt does.
+    # If no alternative is selected, the first one is taken, as apt does.
     assert "nvidia-kernel-dkms 580.105.08-1" in taken(driver(), packages)[0]
 
 
@@ -91,7 +91,7 @@ def test_present_alternative_satisfies_a_dependency():
         ("libcuda.so.1", "libcuda.so.1", True),
         ("libcuda.so.1 (>= 500)", "libcuda.so.1 (= 580)", True),
         ("libcuda.so.1 (>= 600)", "libcuda.so.1 (= 580)", False),
-        # Policy 7.5: a version is asked for, and none is provided.
+        # Policy 7.5: a versioned dependency is not satisfied by an unversioned Provides.
         ("libcuda.so.1 (>= 500)", "libcuda.so.1", False),
         ("libcuda1 (<< 580.105.08-1)", "", False),
         ("libcuda1 (<= 580.105.08-1)", "", True),

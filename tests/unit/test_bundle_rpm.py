@@ -10,7 +10,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle import rpm
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Ask, BundleError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.resolve import resolve
 
-#: The driver's packages have an epoch there.
+#: The driver's packages have an epoch in RPM repositories.
 VERSION = ("3", "580.105.08", "1.el9")
 
 
@@ -20,7 +20,7 @@ VERSION = ("3", "580.105.08", "1.el9")
         ("580.95.05-1.el9", "580.105.08-1.el9"),
         ("590.48.01-1.el9", "3:580.105.08-1.el9"),
         ("1.18.2-1", "1.18.2-2"),
-        # rpm-version(7): letters are before digits, a tilde before the end, a caret after it.
+        # rpm-version(7): letters sort before digits, a tilde before the end, and a caret after it.
         ("1.0a", "1.0.1"),
         ("1.0~rc1", "1.0"),
         ("1.0", "1.0^git1"),
@@ -64,7 +64,10 @@ def test_parts_of_a_boolean_dependency(text, parts):
 
 
 def index(tmp_path, *packages):
-    """Of (name, (epoch, version, release), requires, provides, more) each, as createrepo_c writes it."""
+    """Return createrepo_c's index of these packages.
+
+    A package is (name, (epoch, version, release), requires, provides, more).
+    """
     cr = rpm.library()
     path = tmp_path / "primary.xml.gz"
     written = cr.PrimaryXmlFile(str(path), cr.GZ_COMPRESSION)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The needs of an inventory's hosts for a bundle, by the roles' rules."""
+"""The packages that an inventory's hosts need in a bundle, by the roles' rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(distribution="debian-12", platform=(), **values):
 
 
 def only(wants):
-    """The one repository, and the one question to it."""
+    """Return the only repository, its only request and the hosts of the request."""
     ((source, asks),) = wants.repositories.items()
     ((ask, hosts),) = asks.items()
     return source, ask, hosts
@@ -222,13 +222,13 @@ def test_one_folder_has_one_origin():
     with pytest.raises(BundleError) as refused:
         collect(hosts, DISTRIBUTIONS)
     assert refused.value.where == "repositories/driver/debian12/x86_64"
-    # One key for two repositories is none of that.
+    # One key that belongs to two repositories is not a conflict.
     hosts = {"a": host(container_toolkit_version="1.18.2"), "b": host("el-9", container_toolkit_version="1.18.2")}
     assert len(collect(hosts, DISTRIBUTIONS).repositories) == 2
 
 
 def test_request_is_that_of_a_bare_host():
-    """So it includes packages that a host with headers or a driver would not request."""
+    """Hosts with headers or a driver need fewer packages than a bare host."""
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Platform
 
     ask = driver_ask(host(), "580", Platform("ubuntu-24.04"), DISTRIBUTIONS["ubuntu-24.04"])

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every model file of the catalogue is valid, and errors name file and field."""
+"""Every model file of the catalogue is valid, and errors name the file and field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = catalogue.load_models()
 MODULE_UTILS = Path(catalogue.__file__).resolve().parent
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = [pytest.param(m, p, id=f"{m.key}-{p.name}") for m in MODELS.values() for p in m.profiles]
-# nvml.h: NVML_GPU_INSTANCE_PROFILE_*, (slices, attribute) of each enum that a model may use.
+# nvml.h: NVML_GPU_INSTANCE_PROFILE_* with (slices, attribute) for each value that a model may use.
 NVML_PROFILES = {
     (1, ""): {0, 9}, (2, ""): {1}, (3, ""): {2}, (4, ""): {3}, (7, ""): {4},
     (1, "+me"): {7}, (2, "+me"): {8}, (1, "+gfx"): {10}, (2, "+gfx"): {11}, (4, "+gfx"): {12},
@@ -29,7 +29,10 @@ NVML_PROFILES = {
 
 
 def table_rows():
-    """Yield the rows of the table in docs/models.md: the cells, the first with the keys of one or more models."""
+    """Yield the cells of each row of the table in docs/models.md.
+
+    The first cell has the keys of one or more models.
+    """
     for line in (ROOT / "docs/models.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
             yield [cell.strip() for cell in line.strip("|").split("|")]
@@ -53,9 +56,10 @@ def test_table_rows_match_the_model_files(row):
 
 
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
-    """A profile's name from what NVML reports of it, as NVIDIA's go-nvlib derives it (pkg/nvlib/device/mig_profile.go).
+    """Return a profile's name from NVML's data, as NVIDIA's go-nvlib derives it.
 
-    The memory is rounded up to eighths of the GPU, and halves of a GB are rounded up: 1/8 of 180 GB is 23 GB.
+    Source: pkg/nvlib/device/mig_profile.go. The memory is rounded up to eighths of the GPU, and half a GB is rounded
+    up: 1/8 of 180 GB is 23 GB.
     """
     eighths = math.ceil(memory_mib * 8 / memory_total_mib)
     total_gib = math.ceil(memory_total_mib / 1024)
@@ -82,7 +86,7 @@ def test_max_instances_is_what_the_grid_allows(model, profile):
             apart, end = apart + 1, placement.start + placement.size
     by_slices = model.compute_slices // profile.compute_slices
     allowed = min(apart, by_slices)
-    # Attributes are a resource of their own (one +me per GPU), so there the grid is only an upper bound.
+    # Attributes are a separate resource (one +me per GPU), so the grid only gives an upper bound for these profiles.
     assert profile.max_instances == allowed if not profile.attribute else profile.max_instances <= allowed
 
 
@@ -104,7 +108,10 @@ def test_memory_is_plausible(model):
 
 @pytest.mark.parametrize("model, profile", PROFILES)
 def test_the_whole_gpu_as_one_instance_has_most_multiprocessors(model, profile):
-    """At least four fifths (a B200 has 126 of 148 in its seven slices), and never more than the GPU."""
+    """The profile has at least four fifths of the GPU's multiprocessors.
+
+    A B200 has 126 of 148 in its seven slices.
+    """
     assert profile.multiprocessors <= model.multiprocessors
     if profile.placement_size == model.placement_units and profile.compute_slices == model.compute_slices:
         assert profile.multiprocessors >= 0.8 * model.multiprocessors
@@ -122,7 +129,10 @@ SEVEN_SLICES = (("1g", 1, 7), ("1g", 1, 1), ("1g", 2, 4), ("2g", 2, 3), ("3g", 4
     ],
 )
 def test_models_with_seven_slices_have_the_profiles_of_nvidias_lists(device_id, key, sizes):
-    """Names and counts: NVIDIA/mig-parted config-default.yaml (B300, GB300), the vGPU documentation (H20 SXM5 141GB)."""
+    """NVIDIA's lists are mig-parted's config-default.yaml and the vGPU documentation.
+
+    B300 and GB300 are in the file. H20 SXM5 141GB is in the documentation.
+    """
     model = MODELS[key]
     assert [board.pci_device_id for board in model.boards] == [device_id]
     expected = [(f"{slices}.{size}", units, count) for (slices, units, count), size in zip(SEVEN_SLICES, sizes)]

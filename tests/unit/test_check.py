@@ -21,13 +21,13 @@ import choose_tests
     ("name", "test"),
     [
         ("plugins/plugin_utils/idle/rule.py", "test_idle"),
-        # By a helper beside the test.
+        # Found through a helper beside the test.
         ("plugins/plugin_utils/packing/pack.py", "test_packing_properties"),
         ("plugins/module_utils/techniques/vgpu/plan.py", "test_vgpu_plan"),
-        # By a module of its package: no test imports the file itself.
+        # Found through a module of the package: no test imports the file itself.
         ("plugins/plugin_utils/idle/new_rule.py", "test_idle"),
         ("plugins/modules/mig.py", "test_module_docs"),
-        # The fallback for data: its folder. No test names this file.
+        # Data files fall back to their folder, because no test names them.
         (f"plugins/module_utils/models/{'new'}.json", "test_catalogue"),
         ("roles/nvidia_driver/tasks/main.yml", "test_driver_managers"),
         ("docs/vgpu.md", "test_documents"),
@@ -107,7 +107,7 @@ def test_one_failed_command_fails_the_check(capsys):
     assert check.report(["a"], check.run_all({"ruff check": bad, "tests": ok})) == 1
     output = capsys.readouterr().out
     assert "=== ruff check\nthe reason\n" in output and output.endswith("check: 1 files, FAILED: ruff check\n")
-    # All tests of a file may be left to another leg.
+    # Pytest's exit status 5 (no tests) is accepted, because another leg may run all tests of a file.
     assert check.report(["a"], check.run_all({"tests": ["sh", "-c", "exit 5"]})) == 0
 
 

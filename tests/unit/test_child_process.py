@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Children that scan processes, and how long killed ones are awaited."""
+"""Children that scan processes, and the wait for killed children."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DEVICES = Devices(Host("", "", None, False, ()))
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Return the pauses that are made, none of which takes time."""
+    """Return the list of pauses. Sleeping takes no time."""
     made = []
     monkeypatch.setattr(child_process.time, "sleep", made.append)
     return made
@@ -59,9 +59,9 @@ def test_hanging_child_is_kept_for_later(pauses, monkeypatch):
 
 
 def test_scan_ignores_own_children_until_they_are_abandoned(monkeypatch):
-    """A child that calls the driver has the GPUs open for this process.
+    """A child that calls the driver has the GPUs open on behalf of this process.
 
-    A hanging one holds them.
+    If the child hangs, it holds the GPUs itself.
     """
     monkeypatch.setattr(child_process, "_left", [])
     child = idle_child()
@@ -69,7 +69,7 @@ def test_scan_ignores_own_children_until_they_are_abandoned(monkeypatch):
         assert child in child_process.running()
         assert child not in processes.scan(NO_DEVICES).seen
         with monkeypatch.context() as patched:
-            # As one that hangs in the driver: no signal ends it.
+            # Simulate a child that hangs in the driver, so that no signal ends it.
             patched.setattr(child_process.os, "killpg", lambda child, signal: None)
             patched.setattr(child_process, "_REAP_SECONDS", 0.0)
             child_process.give_up(child)

@@ -26,7 +26,7 @@ def test_page_is_up_to_date(tool):
 
 
 def test_every_client_and_entry_is_on_the_page(tool):
-    """Check the tables against accepted.yml, whose `boards: same` leaves an entry out."""
+    """Check the tables against accepted.yml, except entries with `boards: same`."""
     tables = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in tables
     assert "| Voltage | differs, private function; " in tables

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metadata of the collection: entry points of roles, secret variables, and addresses."""
+"""Metadata of the collection: role entry points, secret variables and addresses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How host commands are found and run, and the parser of systemctl show. tests/adversary has hostile tools."""
+"""Host commands and the parser for `systemctl show`.
+
+tests/adversary tests hostile tools.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code cached by the checksum of its source equals the source's code."""
+"""Code that is cached by the checksum of its source equals the compiled source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-#: Imports `made` from an archive, and compiles the file `own.py` as an archive on a host does.
+#: Imports `made` from an archive, and compiles `own.py` as the archive on a host does.
 PROGRAM = """
 import sys
 sys.path[:0] = [%r, sys.argv[1]]
@@ -63,7 +63,7 @@ def test_code_is_equal_with_and_without_the_cache(run, kept):
     assert len(made) == 2
     assert run("word", kept) == without
     assert {file.name: file.stat().st_mtime_ns for file in kept.iterdir()} == made
-    # An archive of another name: what an error would print is its path.
+    # The archive's path must be the current one, because error messages print it.
     assert run("word", kept, "other.zip") == run("word", "", "other.zip") != without
 
 

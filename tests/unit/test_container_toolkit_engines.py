@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of the engines' configuration by nvidia-ctk, with a stand-in for it."""
+"""Changes to the configuration of container engines, with a simulated nvidia-ctk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAND_IN = REPOSITORY / "tests" / "lab" / "stand_in_nvidia_ctk.py"
 
 
 def call(version):
-    """nvidia-ctk of a version, by its stand-in."""
+    """Run the replacement for nvidia-ctk as this version."""
 
     def run(command):
         program = STAND_IN.read_text().replace("{version}", version)
@@ -62,7 +62,7 @@ def test_comments_stay_if_only_formatting_would_change():
 
 
 def test_drop_in_must_not_hide_the_main_files_plugin_settings():
-    """A manual run of nvidia-ctk leaves such a drop-in."""
+    """A manual run of nvidia-ctk leaves a drop-in that hides the main file's settings."""
     hides = {
         CONTAINERD.drop_in: '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
     }

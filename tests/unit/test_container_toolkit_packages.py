@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The toolkit's repository and packages: files, DNF commands, and queries to a host."""
+"""The toolkit's repository and packages: files, DNF commands and host queries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_settings_survive_systemds_quoting():
 
 
 class Machine:
-    """Answers commands as RHEL's tools do, and notes them."""
+    """Answers commands like RHEL's tools, and records them."""
 
     def __init__(self, **answers):
         self.commands, self.answers = [], answers
@@ -78,7 +78,10 @@ def test_dnf_downgrades_with_its_own_command(tmp_path):
 
 
 def test_package_in_two_versions_is_broken(tmp_path):
-    """rpm lists it so after a killed transaction, because the old version is removed last."""
+    """After a killed transaction, rpm lists both versions.
+
+    It removes the old version last.
+    """
     whole, torn = rules.PACKAGES[:2]
     listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))
     packages = Dnf(Machine(rpm=(0, listed, "")), str(tmp_path / "none")).packages()
@@ -109,7 +112,7 @@ def test_dnf_names_dependent_packages(tmp_path):
 
 @pytest.mark.parametrize("state", ["active", "inactive"])
 def test_stopped_docker_is_not_queried(monkeypatch, tmp_path, state):
-    """A query would start it through its socket."""
+    """A query would start Docker through its socket."""
     monkeypatch.setattr(observe, "is_installed", lambda program: program == "dockerd")
     unit = "Id=docker.service\nLoadState=loaded\nUnitFileState=disabled\nActiveState=%s\n" % state
     asked_for = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]

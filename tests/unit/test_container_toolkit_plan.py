@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans of the container toolkit from observations. Nothing is run."""
+"""Plans of the container toolkit from observed states. No command is run."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def pending(start, cdi=False):
         (pending("first"), "safe", (["reload"], ())),
         (pending("first", cdi=True), "safe", ([], ("docker",))),
         (pending("first", cdi=True), "always", (["restart"], ())),
-        # It was restarted since.
+        # The engine was restarted since then.
         (pending("earlier"), "never", ([], ())),
     ],
 )

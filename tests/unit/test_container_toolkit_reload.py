@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reload of Docker succeeds only if dockerd has the new settings.
+"""A reload of Docker succeeds only if dockerd reports the new settings.
 
-If not, the former file is restored.
+Otherwise the previous file is restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ NEW = {**FORMER, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "n
 
 
 class Docker:
-    """Replace dockerd and systemctl: read the file at a reload or refuse it, and report settings."""
+    """Replaces dockerd and systemctl.
+
+    A reload reads the file or fails, and the settings can be queried.
+    """
 
     def __init__(self, path, refuses):
         self.path, self.refuses, self.called = path, refuses, []

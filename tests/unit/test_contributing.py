@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The recipes of CONTRIBUTING.md name existing files, and the map is complete."""
+"""CONTRIBUTING.md names only existing files, and its map is complete."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-#: A row of a table, an item of a list with its further lines, or a paragraph.
+#: A table row, a list item with its continuation lines, or a paragraph.
 BLOCK = re.compile(r"^\|.*$|^(?:[-0-9][-. ]|\S).*(?:\n(?![-|#\n]|\d+\. ).+)*", re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
-#: A path from here, or a name with the ending of a file; not a command, and nothing of a host.
+#: A path in the repository or a file name with a suffix. Commands and paths on hosts do not match.
 PATH = re.compile(r"(?:[\w*.-]+/)+[\w*.-]*|[\w*-]+(?:\.css)?\.(?:py|yml|json|md|prom|j2|c)", re.ASCII)
 FOLDERS = ("playbooks", "tools")
 BASES = [ROOT, ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"]
 
 
 def named(text):
-    """Yield the code that names a path, each with what the block names before it."""
+    """Yield each path in code spans, with the names that precede it in its block."""
     for block in BLOCK.finditer(text):
         before = []
         for word in CODE.findall(block.group()):
@@ -32,9 +32,9 @@ def named(text):
 
 
 def found(word, before):
-    """Return the files that a word means.
+    """Return the files that a name refers to.
 
-    They lie below the root, a folder of plugins, or a folder that the block named before.
+    They are below the root, a plugin folder, or a folder that the block named before.
     """
     pattern = re.sub(r"[A-Z]{4,}", "*", word)
     near = {folder for each in before for path in found(each, ()) for folder in (path, *path.parents)}
@@ -52,7 +52,7 @@ def test_paths_exist(word, before):
 
 
 def folders_of_code():
-    """Yield the folders of plugins, which the map has to name."""
+    """Yield the plugin folders that the map must name."""
     for base in (ROOT / "plugins", ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"):
         for folder in sorted(base.iterdir()):
             if folder.is_dir() and not folder.name.startswith("_") and folder not in BASES:
@@ -68,7 +68,7 @@ def test_folders_are_on_the_map(folder):
 
 
 def loose_files():
-    """Yield the files outside of packages, which the map has to name."""
+    """Yield the files outside packages that the map must name."""
     for pattern in (
         "plugins/module_utils/*.py",
         "plugins/plugin_utils/*.py",
@@ -88,7 +88,7 @@ def test_loose_files_are_on_the_map(path):
 
 
 def test_pages_name_only_existing_playbooks():
-    """Includes names of playbooks without an ending."""
+    """Names of playbooks without a suffix are checked too."""
     row = re.search(r"^\| `playbooks` \|(.*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)[1]
     playbooks = {path.name for path in (ROOT / "playbooks").glob("*.yml")}
     assert set(re.findall(r"\w+\.yml", row)) == playbooks

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Numbers have nouns in the right form, in every text of reports."""
+"""In texts of reports, nouns after a number are singular or plural as needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = [
     PLUGINS / "filter" / "fleet_report.py",
     PLUGINS / "callback" / "fleet_summary.py",
 ]  # fmt: skip
-#: A plural behind a number that may be 1.
+#: A plural noun after a number that may be 1.
 PLURAL = re.compile(
     r"%d (?:of %d )?(?:more )?(?:GPUs|hosts|findings|reports|instances|workloads|queries|samples|cards|days)\b"
 )

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of the embedded exporter without a GPU: values that the simulator lacks, and the clock."""
+"""Parts of the embedded exporter that the simulator cannot test, and the clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def samples(families):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """Functions of NVML that answer; every other one says that it does not know."""
+    """Replace NVML: the given functions answer, and all others are not supported."""
 
     def unknown(*arguments):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -78,7 +78,7 @@ def test_uncountable_gpus_are_not_lost(nvml, tmp_path):
     record.write_text('{"GPU-1": {"index": "0", "model": "a model"}}')
     with pytest.raises(pynvml.NVMLError):
         Gpus(record).scan()
-    # One that is not among those counted is.
+    # A GPU in the record that is missing from the count is lost.
     nvml(nvmlDeviceGetCount=lambda: 0)
     (gpu,) = Gpus(record).scan()
     assert gpu.lost and gpu.entity == Entity("GPU-1", "GPU-1", "0", "a model")
@@ -115,7 +115,7 @@ def test_old_samples_give_no_values():
 
 
 def answers(values):
-    """nvmlGpmMetricsGet that knows these values by number, and no others."""
+    """Return an nvmlGpmMetricsGet that only knows these metric numbers."""
 
     def metrics_get(request):
         for metric in request.metrics[: request.numMetrics]:
@@ -132,9 +132,9 @@ def answers(values):
     [
         ({}, {}),
         ({2: 50.0, 5: 101.0, 10: float("nan")}, {"sm_active": 0.5}),
-        # nvml.h: MiB in a second, of each direction.
+        # nvml.h: MiB per second, for each direction.
         ({20: 2.0, 21: 1.0, 60: 0.0, 61: 0.5}, {"pcie_bytes_per_second": 3 << 20, "nvlink_bytes_per_second": 1 << 19}),
-        # One direction is not the whole, and what is no number is nothing.
+        # One direction alone is not a total, and NaN is no value.
         ({20: 2.0, 60: float("nan"), 61: 0.5}, {}),
         ({20: float("inf"), 21: 1.0}, {}),
     ],
@@ -145,7 +145,7 @@ def test_figures_of_two_samples(nvml, values, figures):
 
 
 def test_rates_are_per_gpu_and_ratios_per_instance(nvml):
-    """Each of two samples of a GPU with an instance also includes the whole GPU."""
+    """Samples of an instance also contain values of the whole GPU."""
     taken = []
     nvml(
         nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),

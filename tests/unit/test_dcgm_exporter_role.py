@@ -44,7 +44,7 @@ def test_passwords_are_kept_out_of_logs():
 
 
 def test_the_example_explains_every_variable_and_shows_its_default():
-    """A value in a comment is the default."""
+    """Values in comments must be the defaults."""
     example = EXAMPLE.read_text()
     for name, default in defaults().items():
         assert re.search(rf"^(# )?{name}:", example, re.MULTILINE), name
@@ -65,7 +65,7 @@ def counters():
 
 
 def test_counters_file_is_valid_for_dcgm_exporter():
-    """Three cells: one more comma would be a fourth.
+    """Each line has three cells. A further comma would add a fourth.
 
     Types: https://github.com/NVIDIA/dcgm-exporter (README).
     """
@@ -78,7 +78,10 @@ def test_counters_file_is_valid_for_dcgm_exporter():
 
 
 def test_counters_file_has_fields_that_shipped_ones_lack():
-    """NVIDIA's have SM_ACTIVE and SM_OCCUPANCY in comments, and no fields for the total of memory."""
+    """NVIDIA's files have no field for total memory.
+
+    They have SM_ACTIVE and SM_OCCUPANCY only in comments.
+    """
     names = {row[0] for row in counters()}
     wanted = ["SM_ACTIVE", "SM_OCCUPANCY", "DRAM_ACTIVE", "PIPE_TENSOR_ACTIVE", "GR_ENGINE_ACTIVE"]
     assert {"DCGM_FI_PROF_" + name for name in wanted} <= names

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Textfiles of others: one that Prometheus would refuse is skipped and named."""
+"""Textfiles of other programs: files that Prometheus would refuse are skipped.
+
+The exporter names each skipped file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from openfleet_exporter import textfiles
 
 
 class Registry:
-    """What the exporter serves, of one folder."""
+    """The metrics that the exporter serves from one folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -28,8 +31,8 @@ class Registry:
 
 
 def served(folder):
-    """The samples of the text that is served, by their name and labels."""
-    assert generate_openmetrics(Registry(folder))  # what newer servers ask for
+    """Return the served samples by name and labels."""
+    assert generate_openmetrics(Registry(folder))  # the format that newer servers request
     lines = generate_latest(Registry(folder)).decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
@@ -84,7 +87,7 @@ def test_non_text_and_non_files_are_skipped(tmp_path):
 
 
 def test_sparse_file_is_skipped(tmp_path, capsys):
-    """A sparse file has a size without using disk space."""
+    """A sparse file can be large without using disk space."""
     with (tmp_path / "huge.prom").open("wb") as file:
         file.truncate(1 << 40)
     assert readable(tmp_path) == {"huge.prom": False}

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code blocks of the documentation are complete: those marked yaml or json can be parsed.
+"""Code blocks of the documentation that are marked yaml or json can be parsed.
 
-A block that is only part of a document is named text.
+Blocks with only part of a document are marked text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGES = [
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping with a key twice, which YAML forbids and PyYAML accepts."""
+    """Refuses duplicate keys in a mapping, which YAML forbids and PyYAML accepts."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key, deep=True) for key, _value in node.value]
@@ -37,7 +37,7 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def blocks(text, language):
-    """Return (line, text without the indentation of the block)."""
+    """Return (line, text without the block's indentation) of each code block."""
     for found in BLOCK.finditer(text):
         indent, name, body = found.groups()
         if name.strip() == language:

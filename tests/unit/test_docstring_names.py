@@ -24,7 +24,7 @@ class Names:
     """The modules of a source tree and their members, from the syntax trees."""
 
     def __init__(self, root: Path) -> None:
-        #: Members by the name of a module (several files may have it), a package or a class.
+        #: Members by the name of a module, package or class. Several files may have one module name.
         self.members: dict[str, set[str]] = {}
         #: All identifiers and words of short strings in the code.
         self.words: set[str] = set()
@@ -63,7 +63,7 @@ class Names:
     def missing(self, reference: str) -> str | None:
         """Return the part of a dotted reference that does not exist, or None.
 
-        The first name is only checked if it is a module, a package or a class, or if no code has such a name.
+        The first name is checked if it is a module, a package or a class, or if it appears nowhere in the code.
         """
         first, *rest = reference.split(".")
         if rest[-1] in _SUFFIXES:
@@ -93,7 +93,7 @@ class Names:
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that statements define, also in branches."""
+    """Yield the names that statements define, including those in branches."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             yield node.name
@@ -171,7 +171,7 @@ def tree(tmp_path: Path) -> Path:
         ("Holder.kind", None),
         ("Holder.gpu", None),
         ("Holder.uuid", "Holder.uuid"),
-        # A variable, a file, a value of another program.
+        # A variable, a file, or a value of another program.
         ("host.lost", None),
         ("journal.json", None),
         ("holders_mark.mark", "holders_mark"),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links of documents have targets, every page is listed, and make has the named targets."""
+"""Links have targets, every page is listed, and mentioned make targets exist."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ INDEX = REPOSITORY / "docs" / "README.md"
 
 
 def prose(path):
-    """Return the text without its code blocks, in which brackets are no links and a hash is no heading."""
+    """Return the text without code blocks.
+
+    In code, brackets are not links, and a hash does not start a heading.
+    """
     return re.sub(r"^( *)```.*?^\1```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(path):
-    """Return the anchors of the headings as GitHub and Galaxy make them."""
+    """Return the anchors of headings as GitHub and Galaxy create them."""
     names = set()
     for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -54,9 +57,9 @@ def test_links_have_targets(document):
 
 def test_readme_fits_two_screens():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    # Two screens of prose: lines do not count, because each sentence has its own.
+    # Two screens of prose, counted in words because each sentence has its own line.
     assert len(text.split()) <= 1000
-    # Before the picture: what it is, in three sentences.
+    # The text before the picture says what the project is, in three sentences.
     introduction = text.partition("![")[0].partition("\n")[2]
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
 
@@ -67,7 +70,7 @@ def test_every_page_is_listed():
 
 
 def test_demo_installs_packages_for_right_sizing():
-    """Without OR-Tools the first proposal of a reader would be a weaker one."""
+    """Without OR-Tools, the reader's first proposal would be worse."""
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)[1]
     assert recipe.index("--requirement requirements-rightsize.txt") < recipe.index("tests/lab/demo.py")

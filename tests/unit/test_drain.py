@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decisions of a drain: dependent units, nodes in Slurm's format, and pods to wait for."""
+"""Decisions of a drain: dependent units, Slurm nodes, and pods to wait for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_dependents_stop_before_a_unit():
 def test_triggers_of_a_unit_stop_first():
     look = looking_at(
         running("a.service", triggered_by=("a.socket",), dependents=("b.service",)),
-        # The usual circle: the socket belongs to the service, which requires it.
+        # A normal cycle: the socket belongs to the service, which requires the socket.
         running("a.socket", dependents=("a.service",)),
         running("b.service", triggered_by=("b.timer",)),
         running("b.timer"),
@@ -115,7 +115,7 @@ RECORD = "NodeName=gpu-a Arch=x86_64 State=%s ThreadsPerCore=1 Partitions=main%s
         ("IDLE+FAIL+NOT_RESPONDING", True, True),
         ("DOWN+DRAIN", True, True),
         ("UNKNOWN+DRAIN+INVALID_REG", True, True),
-        # As Slurm 20.11 and before write them.
+        # The format of Slurm 20.11 and earlier.
         ("IDLE*", False, True),
         ("DOWN*+DRAIN", True, True),
         ("IDLE~", False, False),
@@ -159,7 +159,7 @@ def test_reason_is_compared_as_slurm_stores_it():
 
 
 class Answers:
-    """Slurm's tools with these answers."""
+    """Replaces Slurm's tools with these answers."""
 
     def __init__(self, returncode=0, stdout="", stderr=""):
         self.returncode, self.stdout, self.stderr = returncode, stdout, stderr
@@ -169,7 +169,7 @@ class Answers:
 
 
 def squeue(names):
-    """Answers as squeue does: for all jobs without their names, and for one its name."""
+    """Answer like squeue: all jobs without names, or the name of one job."""
 
     def answer(command):
         if "--jobs" in command:
@@ -268,14 +268,14 @@ def test_node_of_another_host_is_not_drained(tmp_path, monkeypatch, of, own):
 
 
 def test_names_of_very_many_jobs_are_queried_in_part(monkeypatch):
-    """All jobs count, even without their names."""
+    """All jobs count, even those whose names are not queried."""
     monkeypatch.setattr(drain_slurm, "_NAMES_SECONDS", -1)
     found = Slurm(squeue({})).jobs("gpu-a")
     assert [(job["id"], job["name"], job["user"]) for job in found] == [("5", "", "alice"), ("6", "", "CORP\\Bob B")]
 
 
 def test_texts_of_slurm_are_printable_and_short_in_messages():
-    """Reasons are from users who may update nodes, and job names from any user."""
+    """Users who may update nodes write reasons, and any user names jobs."""
     hostile = "x\r\x1b[2J\u2028" + "y" * 5000
     node = parse_node("NodeName=gpu-a State=DOWN+DRAIN Reason=%s [mallory@2026-01-01T00:00:00]" % hostile)
     assert node.described().isprintable() and len(node.described()) < 500

@@ -18,11 +18,14 @@ LABELS = {"x/plugin": "paused", "x/exporter": "paused"}
 
 
 class RefusedError(Exception):
-    """A test of the patch does not hold."""
+    """Raised if a test operation of the patch fails."""
 
 
 def patched(node, operations):
-    """Apply a JSON patch of tests, additions and removals, as the API server does (an object that is absent is null)."""
+    """Apply a JSON patch of test, add and remove operations, like the API server.
+
+    A missing object is null.
+    """
     node = copy.deepcopy(node)
     for operation in operations:
         *path, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
@@ -128,7 +131,7 @@ def test_label_paused_later_is_added_to_the_record():
     ],
 )
 def test_node_can_change_only_labels_that_the_inventory_pauses(written):
-    """Anything that may write the node can write the annotation, also a compromised kubelet."""
+    """A compromised kubelet may write the node, so it can forge the annotation."""
     annotations = {BEFORE: written} if written is not None else None
     during = node({"x/plugin": "paused", "node-restriction.kubernetes.io/trusted": "false"}, annotations)
     found = resumed(during)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules for existing hosts: drivers of other sources, GPUs that need newer drivers, the next kernel."""
+"""Rules for existing hosts: foreign drivers, new GPUs, and the next kernel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_model_has_a_minimum_driver_with_a_source_or_a_note(model):
         ("2335", "535.288.01", "550.90.07"),
         ("26b9", "525", "535"),
         ("3182", "570", "580.82.07"),
-        # Not in the catalogue: told by the range of its id.
+        # A GPU that is not in the catalogue, recognized by its device ID range.
         ("3183", "550", "570"),
         ("2684", "515", "520"),
     ],
@@ -246,7 +246,7 @@ def test_red_hats_variants_have_their_own_packages(distribution, kernel, build, 
 
 
 def test_host_without_the_kernel_meta_package_gets_it():
-    """Its headers were installed with the kernel, but those of the next kernel would be missing."""
+    """Without the meta package, headers of the next kernel would be missing."""
     entry = DISTRIBUTIONS["debian-12"]
     names = [*HEADLESS, "linux-image-amd64"]
     for more, version in (([], ""), (["linux-headers-amd64"], "580.95.05")):

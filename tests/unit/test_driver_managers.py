@@ -48,7 +48,10 @@ def test_plan_of_apt():
 
 
 class Said:
-    """Answers `repoquery` and a dry run as DNF does, and notes every command. The real one is run by molecule/rpm."""
+    """Answers `repoquery` and dry runs like DNF, and records every command.
+
+    molecule/rpm runs the real DNF.
+    """
 
     def __init__(self, offered, fails=()):
         self.offered, self.fails, self.commands = offered, fails, []
@@ -113,12 +116,12 @@ def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
     assert found.version == "580.95.05"
     assert found.arguments[0] == name + "-580.95.05-3.el9_6"
     assert not any("dkms" in argument for argument in found.arguments)
-    # The kernel that is installed, and not running yet.
+    # A kernel that is installed and not running yet.
     assert found.missing == ("kmod-nvidia-580.95.05-5.14.0-570.23.1",)
 
 
 class Needed(Said):
-    """Has packages that need the modules of DKMS, as rpm lists them."""
+    """A host with packages that need DKMS modules, in rpm's format."""
 
     def __call__(self, command):
         if command[:3] == ["rpm", "-e", "--test"]:
@@ -184,7 +187,11 @@ OURS = "openfleet-nvidia-driver"
 
 
 class History(Said):
-    """Has a history, in the format of DNF 4.14. `breaks` says what `install` and `remove` come to: nothing, or a transaction."""
+    """A transaction history in the format of DNF 4.14.
+
+    With `breaks`, `install` and `remove` fail: for "before", without a transaction, and otherwise with one in the
+    history.
+    """
 
     def __init__(self, *comments, breaks=""):
         super().__init__(OFFERED)
@@ -240,7 +247,10 @@ def test_dnf_handles_empty_and_unreadable_histories():
 
 
 def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path):
-    """A rollback before the packages must not undo the administrator's last transaction."""
+    """No package has changed yet, so there is nothing to roll back.
+
+    A rollback would undo the administrator's last transaction.
+    """
     said, seen = History("the administrator's"), host("el-9")
     steps = (Step("key", "write the key"), Step("packages", "install", ("a", "", "1")))
     made = Plan("580.105.08", steps, transaction=Transaction("580.105.08", (("a", "", "1"),), (), ("a-1",)))
@@ -262,7 +272,10 @@ def test_dnf_gets_the_versionlock_plugin_if_missing():
 
 
 def test_locks_of_dnf():
-    """As in the guide: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
+    """The locks are those of NVIDIA's page on version locking.
+
+    Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html
+    """
     text = "# Added lock\nkmod-nvidia-open-dkms-3:575.51-1.fc41.*\n\n!nvidia-settings-3:575.51-1.fc41.*\nnvlsm-0:2025.06-1.*\n"
     assert locked(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
 
@@ -273,7 +286,7 @@ def test_dnf_removes_the_drivers_packages():
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
 
 
-# -- What is written down ----------------------------------------------------------------------------------------------
+# -- Written files -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))

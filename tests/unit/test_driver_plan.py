@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a host and a request to steps: their order, and refusals."""
+"""Plans for a host and a request: the order of steps, and refusals."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_driver_in_use_is_changed_with_stopped_clients_and_a_reboot(to, verb):
     assert made.disruptive
     assert made.reboot == "the loaded kernel module is 580.95.05, and the driver's other parts are %s" % to
     assert "%s nvidia-driver-cuda 580.95.05-1 to %s-1" % (verb, to) in [step.text for step in made.steps]
-    # apt drops the hold of packages that it has to change.
+    # apt removes the hold of packages that it must change.
     assert [step.items for step in made.steps if step.kind == "hold"] == [HEADLESS]
     assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
 
@@ -186,7 +186,7 @@ def test_an_interrupted_change_is_described_by_its_journal(tmp_path, journal, te
 
 
 def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_is_installed():
-    # The package of the modules is installed, without modules, before the other packages.
+    # The package of the modules is installed, but its modules were not built, and other packages are missing.
     seen = right(on_disk="", loaded="", interrupted="that installs 580.95.05")
     rest = change("580.95.05", seen, "nvidia-persistenced")
     assert kinds(make(seen, Request("580"), rest))[:3] == ["repair", "packages", "modules"]
@@ -195,7 +195,7 @@ def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_
 
 
 def precompiled(request, installed, missing=(), loaded="580.95.05", on_disk="580.95.05"):
-    """Return the plan of a Red Hat host with these packages of kernel modules."""
+    """Return the plan of a Red Hat host with these precompiled module packages."""
     parts = ("nvidia-driver-cuda", *installed, "nvidia-persistenced")
     seen = right(distribution="el-9", kernel="5.14.0-570.12.1.el9_6.x86_64", loaded=loaded, on_disk=on_disk)
     seen = replace(
@@ -240,7 +240,7 @@ def test_secure_boot_refuses_before_anything_else():
     seen = host(secure_boot=SecureBoot(True))
     with pytest.raises(PlanError, match="Nothing was installed"):
         make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
-    # A driver that is there and runs is left alone: it got in somehow.
+    # A loaded driver is left alone, because Secure Boot must have accepted its modules.
     assert make(right(secure_boot=SecureBoot(True)), Request("580")).steps == ()
 
 
@@ -272,13 +272,13 @@ def test_stopped_service_is_started():
 
 
 def test_dracut_is_configured_explicitly():
-    """It would omit /etc/modprobe.d, and might include nouveau."""
+    """By default, dracut omits /etc/modprobe.d and may include nouveau."""
     made = make(host(dracut=True), Request("580"), change("580.95.05", host(), *HEADLESS))
     text = {step.items[0]: step.items[1] for step in made.steps if step.kind == "write"}[files.DRACUT]
     assert 'install_items+=" %s "\n' % files.BLACKLIST in text
     assert 'omit_drivers+=" nouveau "\n' in text
     assert "initramfs" in kinds(made)
-    # A host that gets dracut later has its initramfs rebuilt, and one without has no such file.
+    # Hosts with dracut get a file and a new initramfs. Hosts without dracut get no such file.
     assert kinds(make(right(dracut=True), Request("580"))) == ["write", "initramfs"]
     assert files.DRACUT not in desired("580.95.05")
 
@@ -293,12 +293,12 @@ def test_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     ]  # fmt: skip
     done = replace(board, umad_loaded=True, files={**board.files, files.MODULES_LOAD: files.modules_load()})
     assert make(done, Request("580")).steps == ()
-    # NVSwitches of before need none of it.
+    # NVSwitches of earlier generations do not need this.
     assert make(replace(board, nvlink_bridges=0, nvswitches=4), Request("580")).steps == ()
 
 
 def test_packages_with_their_own_version_are_held_at_once():
-    """Otherwise a second run would have to hold them."""
+    """Without the hold, a second run would have to hold the packages."""
     board = host(gpus=gpus("2901"), nvlink_bridges=2)
     transaction = change("580.95.05", board, *HEADLESS, "nvidia-fabricmanager")
     more = (("nvlsm", "", "2025.06.11-1"), ("infiniband-diags", "", "44.0-2"))
@@ -321,7 +321,10 @@ def test_imex_is_restarted_for_other_nodes_with_the_clients_off():
 
 
 def test_leftovers_of_another_method_are_removed():
-    """NVIDIA's source with the distribution's packages, or a blacklist without kernel modules."""
+    """NVIDIA's repository is not needed for the distribution's packages.
+
+    The blacklist of nouveau is not needed without kernel modules.
+    """
     moved = right(packages=packages("535.261.03-1", "libcuda1", "libnvidia-ml1", "nvidia-smi"), library="535.261.03")
     made = make(moved, Request("535", source="distribution", kernel_modules="none"), version="535.261.03")
     gone = [step.items[0] for step in made.steps if step.kind == "delete"]

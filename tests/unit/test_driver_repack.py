@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A repacked package equals the installed one."""
+"""A package that is repacked from installed files equals the original."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def told(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-# A shell with configuration files and maintainer scripts, a library with links, data alone.
+# bash has configuration files and maintainer scripts, libtinfo6 has links, and base-files has only data.
 @pytest.mark.parametrize("name", ["bash", "libtinfo6", "base-files"])
 def test_repacked_package_is_identical(tmp_path, name):
     assert repack(name, tmp_path) == ""
@@ -35,7 +35,7 @@ def test_repacked_package_is_identical(tmp_path, name):
         line for line in told("dpkg-query", "--listfiles", name).splitlines() if line.startswith("/") and line != "/."
     }
     missing = listed - there - {""}
-    # Documentation may be left out of a machine on purpose.
+    # Machines may be configured to omit documentation.
     assert {path for path in missing if not path.startswith("/usr/share/")} == set()
     assert list(tmp_path.iterdir()) == [tmp_path / (name + ".deb")]
 

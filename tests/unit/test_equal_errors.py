@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors of hosts that differ only in identities are one line."""
+"""Errors of several hosts that differ only in identities are merged into one line."""
 
 from __future__ import annotations
 

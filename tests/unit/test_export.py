@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts from GPUs: equal GPUs share an entry, and inexpressible state is reported. The rest is tested on real plans."""
+"""Layouts exported from GPUs: equal GPUs share an entry.
+
+State that a layout cannot express is reported. Other tests use real plans.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.mode
 
 
 def exported(gpus, pin_placements=False, daemons=(), tenants=()):
-    """The layout of these GPUs with daemons and tenants beside them."""
+    """Return the layout of these GPUs, daemons and tenants."""
     seen = {"mps": [MpsSeen(daemon, (), True) for daemon in daemons], "vgpu": [VgpuSeen(one) for one in tenants]}
     return export.exported(gpus, pin_placements, seen=seen)
 
@@ -43,7 +46,7 @@ def half(start, *slices):
 
 def data(found):
     layout = layout_to_data(found.layout)
-    # Whatever is exported is a layout.
+    # Every exported value is a valid layout.
     assert parse_layout(layout) == found.layout
     return layout
 
@@ -136,10 +139,10 @@ def tenant(name, *gpus, percent=30, **more):
 @pytest.mark.parametrize(
     ("providers", "told"),
     [
-        # Where the kernel bounds memory, auto would make it dmem.
+        # On a kernel that can limit memory, auto would select dmem.
         (("preload", "preload"), "preload"),
         (("mps", "mps"), "mps"),
-        # The strongest there is, which auto is.
+        # The strongest provider, which auto selects.
         (("dmem", "dmem"), "auto"),
         (("dmem", "preload"), "auto"),
     ],
@@ -176,7 +179,7 @@ def test_oversubscription_is_exported():
     many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]
     found = data(exported([gpu], tenants=many))
     assert found[0]["vgpu"]["oversubscribe"] == {"sm": 1.15}
-    # 100 GiB of 81559 MiB, rounded up.
+    # 100 GiB of 81559 MiB, as a ratio, rounded up.
     huge = [dataclasses.replace(each, memory_bytes=20 << 30) for each in many]
     assert data(exported([gpu], tenants=huge))[0]["vgpu"]["oversubscribe"] == {"memory": 1.26, "sm": 1.15}
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file that adopts a host into an inventory, and pynvml that the controller lends."""
+"""The exported file that adds a host to an inventory, and pynvml for the export."""
 
 from __future__ import annotations
 

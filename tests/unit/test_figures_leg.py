@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test which legs of `make test` run the groups of figures."""
+"""Test which legs of `make test` run the benchmark groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command_of(leg: str) -> list[str]:
-    """Return the words of the command that a leg runs on a machine with Go."""
+    """Return the words of a leg's command on a machine with Go."""
     make = ["make", "--dry-run", f"leg-{leg}", "without_kubernetes=", "as_root="]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("tests/leg run"))

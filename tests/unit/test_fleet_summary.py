@@ -34,7 +34,7 @@ def test_planned_and_applied_changes_are_separate():
         summary.ran(host, result(2, 1, 4), check_mode=True)
     assert summary.line() == "Applied: nothing, on 0 of 3 hosts"
     summary.ran("a", result(2, 1, 4), check_mode=False)
-    # The health check looks once more, and finds all of it kept.
+    # The health check runs again and finds everything unchanged.
     summary.ran("a", result(0, 0, 6), check_mode=True)
     assert summary.line() == "Applied: 2 created, 1 destroyed, 4 kept; 1 GPU changed on 1 of 3 hosts"
 
@@ -91,7 +91,7 @@ def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():
         "Plan: 5 to create, 0 to destroy, 0 kept; 3 GPUs to change on 3 of 3 hosts "
         "(no driver yet, planned from the model catalogue: new, newer)"
     )
-    # A run of the driver's role in between brought it.
+    # The driver role installed the driver in between.
     summary.ran("new", result(2, 0, 0), check_mode=True)
     assert summary.line().endswith("(no driver yet, planned from the model catalogue: newer)")
 
@@ -117,9 +117,9 @@ def test_first_line_of_a_reason_is_shown():
     summary = Summary(check_mode=False)
     summary.failed("a", "\n the GPU is in use\nby pid 7")
     summary.failed("b", "")
-    # Its line begins with the host.
+    # The message starts with the host's name.
     summary.failed("c", "c: gpu 3 is lost.")
-    # The name of an argument stays.
+    # An argument name at the start of the message is kept.
     summary.failed("d", "gpu_layout[0].mig: 8x 1g.10gb do not fit together")
     assert summary.reasons == {
         "a": "the GPU is in use",
@@ -135,7 +135,7 @@ def test_host_without_a_plan_keeps_its_reason():
         summary.failed(host, "%s: gpu 3 is lost. Look." % host)
     summary.failed("a", "a: no plan (gpu 3 is lost)")
     summary.failed("b", "No plan for any host: a (gpu 3 is lost), b (gpu 3 is lost). Fix these hosts.")
-    # One that was lost in another way speaks for all.
+    # A host that was lost for another reason represents all of them.
     summary.failed("c", "No plan for c (could not be reached). Fix these hosts.")
     assert summary.reasons == {
         "a": "gpu 3 is lost. Look.",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Services and CDI specifications after a change of devices.
 
-nvidia-ctk is a stand-in (tests/lab/stand_in_nvidia_ctk.py), run as a process. What systemctl says has the form of systemd
-252; the real one is in tests/lab/test_follow.py.
+nvidia-ctk is replaced by tests/lab/stand_in_nvidia_ctk.py, run as a process. Replies of systemctl have the format of
+systemd 252. tests/lab/test_follow.py uses the real systemctl.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spec(path, written=(1, 1)):
 LASTING, PASSING = spec("/etc/cdi/nvidia.yaml"), spec("/run/cdi/nvidia.yaml")
 
 
-# --- What is decided ----------------------------------------------------------------------------------------------
+# --- Decisions -----------------------------------------------------------------------------------------------------
 
 
 def test_no_service_is_restarted_without_device_lists():
@@ -116,7 +116,7 @@ def test_boot_waits_for_nothing_and_leaves_refreshed_files():
 
 
 class Toolkit:
-    """A host below a folder: its CDI directories, and the stand-in on PATH."""
+    """A host below a folder, with CDI directories and nvidia-ctk's replacement."""
 
     def __init__(self, root: Path, monkeypatch) -> None:
         self.root, self.etc, self.run = root, root / "etc/cdi", root / "var/run/cdi"
@@ -267,9 +267,10 @@ def test_invalid_specification_is_not_written(toolkit):
 
 
 class Systemd:
-    """Answers as systemctl does. `breaks` are the units whose restart fails; `together` restart with each other.
+    """Answers like systemctl.
 
-    `limited` were started so often that a further start is refused, unless their count is reset before it.
+    Restarts of the units in `breaks` fail. The units in `together` restart with each other. The units in `limited` were
+    started so often that systemd refuses a start unless their start counter is reset first.
     """
 
     def __init__(self, *units: Unit, state="running", breaks=(), together=(), limited=()) -> None:

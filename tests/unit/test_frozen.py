@@ -95,14 +95,14 @@ def test_values_can_be_replaced_and_copied():
 
 @frozen
 class Base:
-    """What the class below adds to."""
+    """A base class that the next class extends."""
 
     name: str
 
 
 @frozen
 class Derived(Base):
-    """A frozen class can be added to."""
+    """Extends a frozen class with fields."""
 
     size: int = 1
 
@@ -111,7 +111,7 @@ class Derived(Base):
 
 
 class Plain(Base):
-    """A class without its own fields can be derived too."""
+    """Derives from a frozen class without adding fields."""
 
 
 def test_classes_can_be_derived():
@@ -123,7 +123,7 @@ def test_classes_can_be_derived():
 
 def make_sortable(*decorators):
     class Place:
-        """A value to sort by."""
+        """A value that can be sorted."""
 
         name: str
         start: int = 0
@@ -151,7 +151,7 @@ def test_values_sort_like_dataclasses():
 def test_own_methods_are_kept():
     @frozen
     class Own:
-        """A value with its own equality and text."""
+        """A value that defines its own equality and text."""
 
         name: str
 

@@ -35,7 +35,7 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
 
 
 def test_exporter_defaults_are_equal_here():
-    """Only the inventory of GPU hosts is read, so the role's defaults exist twice."""
+    """Scraping only reads the inventory of GPU hosts, and repeats these defaults."""
     exporter = defaults(ROLES / "dcgm_exporter")
     assert exporter["dcgm_exporter_state"] == "present"
     assert exporter["dcgm_exporter_listen_address"] == scraping.ADDRESS
@@ -46,7 +46,10 @@ def test_exporter_defaults_are_equal_here():
 
 @pytest.mark.parametrize("playbook", ["site.yml", "reset.yml"])
 def test_unreachable_monitoring_host_does_not_block_the_fleet(playbook):
-    """If all hosts of a play fail, the playbook ends, so monitoring hosts come last."""
+    """If all hosts of a play fail, the playbook ends.
+
+    Monitoring hosts are therefore handled last.
+    """
     plays = yaml.safe_load((ROLES.parent / "playbooks" / playbook).read_text(encoding="utf-8"))
     hosts = [play["hosts"] for play in plays if play.get("become")]
     assert "gpu_monitoring" in hosts[-2] and "gpu_audit" in hosts[-1]
@@ -167,7 +170,7 @@ def test_host_without_exporter_is_not_scraped():
 
 
 class Unknown(dict):
-    """Variables of which some need what is not known, as Ansible's hostvars behave."""
+    """Variables like Ansible's hostvars: some raise because they need unknown values."""
 
     def get(self, name, default=None):
         if super().get(name) is Unknown:
@@ -222,13 +225,13 @@ TWICE = "Rules identify an exporter by job and address, so its GPUs would be att
 
 
 def test_address_scraped_twice_is_named_with_its_hosts():
-    """Both series would have the same job and instance."""
+    """Both series would have the same job and instance labels."""
     plan = scrape_plan(
         ["a", "b", "c", "d"],
         {
             "a": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
             "b": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
-            # Other ports of one tunnel's end, and one port in two jobs.
+            # Other ports at the end of one tunnel, and one port in two jobs.
             "c": {
                 "gpu_monitoring_address": "gw",
                 "dcgm_exporter_port": 9401,
@@ -290,7 +293,7 @@ def test_brackets_do_not_hide_a_loopback_address():
 
 @pytest.mark.parametrize("name", ["rack-no", "2nd", "", "ort\u00fc", "__address__", "__scheme__", "job"])
 def test_label_invalid_in_prometheus_is_named_with_its_host(name):
-    """Prometheus would refuse the file, and so the targets of all hosts."""
+    """Prometheus would refuse the file, and with it the targets of all hosts."""
     plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1", "_ok2": 2}}})
     (problem,) = plan["problems"]
     assert problem.startswith("a: gpu_monitoring_labels has the label %s" % name)
@@ -367,7 +370,7 @@ FILES = {"service": "prometheus", "files": ["/rules", "/none"], "handler": "tell
 
 
 def shown(start="@1700000100", needs="no", change="@1700000200"):
-    """As systemd 252 says it of two units."""
+    """Return the output of systemd 252 for two units."""
     return f"""Id=prometheus.service
 NeedDaemonReload={needs}
 ActiveEnterTimestamp={start}
@@ -384,12 +387,12 @@ StateChangeTimestamp={change}
     ("said", "times", "loaded", "overdue"),
     [
         (shown(), {"/drop-in": "1700000099.5", "/am": "1700000150.0", "/rules": "1700000000.9"}, "", []),
-        # Within one second: the run that wrote it has told of it.
+        # Within the same second: the run that wrote the file has already reported it.
         (shown(), {"/drop-in": "1700000100.9", "/am": "1700000200.9"}, "", []),
         (shown(), {"/drop-in": "1700000101.0"}, "", ["restart"]),
         (shown(), {"/am": "1700000201.0"}, "", ["reload"]),
         (shown(needs="yes"), {}, "", ["restart"]),
-        # Never up: a start reads the current files.
+        # The service was never started. A start reads the current files.
         (shown(start=""), {"/drop-in": "1700000101.0"}, "", []),
         ("", {"/drop-in": "1700000101.0", "/am": "1700000201.0"}, "", []),
         # 1700000000 is 2023-11-14T22:13:20Z.

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The check of a card's readings: model files, nvidia-smi, kernel files, masking, the page."""
+"""The hardware check of a GPU: model files, nvidia-smi, kernel files and masking.
+
+Covers the report page too.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import (
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000a"
 FILES = model_file.model_files()
-#: nvidia-smi -q -x, as far as it is read (nvsmi_device_v12.dtd).
+#: The part of `nvidia-smi -q -x` that is parsed (nvsmi_device_v12.dtd).
 XML = """<?xml version="1.0" ?>
 <nvidia_smi_log>
   <driver_version>580.105.08</driver_version>
@@ -141,7 +144,10 @@ def test_failing_nvidia_smi_is_a_reason():
 
 @pytest.fixture
 def kernel(tmp_path):
-    """Files of a host with one H100 in MIG mode, whose device nodes are /dev/zero (1:5)."""
+    """Make the files of a host with one H100 in MIG mode.
+
+    Its device nodes are copies of /dev/zero (1:5).
+    """
     for path, text in {
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  Release Build\n",
         "proc/driver/nvidia/gpus/0000:1a:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 105\n"
@@ -177,7 +183,7 @@ def nvml_of_one(simulated=False):
 
 
 def of_gpu(nvml, call, of=""):
-    """The reading of a call, or a new one without an answer."""
+    """Return the reading of a call. Adds one without a value if it is missing."""
     calls = nvml["gpus"][0]["calls"]
     calls += [] if any(is_reading(each, call, of) for each in calls) else [{"call": call, "of": of}]
     return next(each for each in calls if is_reading(each, call, of))
@@ -193,7 +199,7 @@ def read(root):
 
 def test_matching_kernel_files(kernel):
     checks = list(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
-    # A node with the minor 255 is beyond what a test may make.
+    # The test cannot create a node with the minor number 255.
     assert differing(checks) == {"/dev/nvidiactl": ("a character device", "missing")}
     assert {check.what: check.reason for check in checks if check.outcome == "not run"} == {
         "nodes of GPU instance 1": "not created yet: nvidia-cap687, nvidia-cap688"
@@ -210,7 +216,7 @@ def test_matching_kernel_files(kernel):
 
 
 def test_vbios_is_compared_ignoring_case(kernel):
-    """NVML of driver 580 uses upper case, the open kernel module lower case."""
+    """NVML of driver 580 prints upper case, and the open kernel module lower case."""
     file = kernel / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
     for inside, outcome in (("96.00.a5.00.1a", "held"), ("96.00.a5.00.1b", "differs")):
         file.write_text(file.read_text().replace("96.00.99.00.01", inside).replace("96.00.a5.00.1a", inside))
@@ -307,7 +313,7 @@ def test_the_catalogue_is_read_from_any_folder(tmp_path):
 
 
 def whole_reading():
-    """What a module returns of one GPU, as far as it is judged."""
+    """Return all parts of a module's reading of one GPU that are judged."""
     nvml = nvml_of_one()
     readings = nvml["gpus"][0]["calls"]
     for call, of, value in (
@@ -360,18 +366,18 @@ def places(value, path=()):
 
 
 def judged(reading):
-    """The checks of a reading by area and what they are of."""
+    """Return the checks of a reading by (area, subject)."""
     return {(check.area, check.what): check for check in checks.judge(reading, FILES)}
 
 
 def test_unfilled_field_is_no_value():
-    """An H200 with driver 580 returns success for these fields and leaves the caller's zeros."""
+    """On an H200, driver 580 returns success for these fields and leaves zeros."""
     reading = whole_reading()
     call = "nvmlDeviceGetFieldValues"
     for of in ("power min limit", "module power default limit"):
         of_gpu(reading["nvml"], call, of)["value"] = 0.0
     of_gpu(reading["nvml"], call, "power average")["value"] = 78945
-    # A figure of 0 is a whole number.
+    # An integer field may really be 0.
     of_gpu(reading["nvml"], call, "ecc corrected volatile")["value"] = 0
     of_gpu(reading["nvml"], "nvmlDeviceGetTotalEccErrors", "corrected volatile")["value"] = 0
     found = judged(reading)
@@ -397,7 +403,7 @@ def test_maximum_of_instances_is_from_profiles_without_mig_mode():
         (0x18BE10DE, 700, "96.00.A5.00.03", set()),
         (0x18BF10DE, 615, "96.00.A5.00.1A", set()),
         (0x18BF10DE, 700, "96.00.A5.00.1A", {"memory_reserved_mib"}),
-        # Firmware differs between boards.
+        # Firmware versions differ between boards.
         (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib"}),
         (0x18BF10DE, 615, "96.00.A5.00.22", set()),
         (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
@@ -505,7 +511,10 @@ def test_any_reading_of_a_host_is_judged_or_refused():
 
 
 def reading_of_chained_names(count):
-    """Return a reading in which the name of each GPU is in the words that take the place of the name of the one before."""
+    """Return a reading in which masking one GPU's name creates the next GPU's name.
+
+    The name of each GPU is part of the placeholder of the previous GPU.
+    """
     reading = whole_reading()
     reading["nvml"]["gpus"] = [
         {
@@ -556,7 +565,7 @@ def test_reading_has_limited_gpus_with_distinct_indices(change):
 
 @pytest.mark.parametrize("place", ["gpus", "mig_devices"])
 def test_nvidia_smi_reading_has_limited_gpus(place):
-    """Each serial number is searched in all texts of the reading."""
+    """Each serial number is searched in all texts, so the number of GPUs is limited."""
     reading = whole_reading()
     (gpu,) = reading["nvidia_smi"]["gpus"]
     rows = {"gpus": dict(gpu, serial=None), "mig_devices": ["0", "0"]}
@@ -573,7 +582,7 @@ def test_report_size_is_limited(monkeypatch):
     call = {"call": "nvmlDeviceGetName", "of": "", "value": "x" * 900}
     reading["nvml"]["gpus"][0]["calls"] += [dict(call, of=str(number)) for number in range(1000)]
     assert host_reading.judged("gpu-7", reading, False, acceptance.Limits())
-    # Of 64 MiB: so many take as long as all other tests of the file.
+    # The real limit is 64 MiB. A text of that size would take as long as all other tests of the file.
     monkeypatch.setattr(host_reading, "_MOST_LETTERS", 900_000)
     with pytest.raises(FleetError, match="invalid format"):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders of a GPU: real processes with real open files, this machine's /proc, real Host values.
+"""Test holders of GPUs with real processes, open files and this machine's /proc.
 
-Device nodes are ordinary files in a folder here: the look at them goes by name where a node has no number of the
-driver's. What needs such numbers, or a /proc of another host, builds one in a folder.
+Device nodes are plain files in a folder. The scan identifies a node without the driver's device numbers by its name.
+Tests that need device numbers or another host's /proc build one in a folder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import hung_children
 
-# Daemons are started by their real names, and who looks through /proc finds them.
+# Daemons run under their real names, so other tests that scan /proc would find them.
 pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
 def empty_dev():
-    """A folder that other users reach as well; pytest's own are for their owner alone."""
+    """Return a folder that other users can read. pytest's folders are private."""
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -46,7 +46,7 @@ def dev(empty_dev) -> Path:
 
 @pytest.fixture
 def find(dev, tmp_path):
-    """find_holders on this machine's processes, of those holders that are this test's."""
+    """Return a function that runs find_holders and returns this test's processes."""
 
     def look(of, *processes) -> list[Holder]:
         pids = {process.pid for process in processes}
@@ -57,7 +57,7 @@ def find(dev, tmp_path):
 
 
 def test_cpu_time_of_a_process_is_from_the_kernel(dev, find):
-    """The sum of all threads, in ticks of 10 ms."""
+    """The value is the sum over all threads, in ticks of 10 ms."""
     code = (
         "import sys, threading, time\nfile = open(sys.argv[1])\n"
         "def work():\n    while time.process_time() < 0.3: pass\n"
@@ -93,7 +93,7 @@ def test_other_nodes_hold_nothing(dev, find):
 
 
 def test_capability_holds_only_its_instance(dev, find):
-    # The example of NVIDIA's guide: gpu3/gi3/ci3 is 439 and gpu6/gi11/ci5 is 918; here gpu1/gi2 and gpu1/gi2/ci0.
+    # In NVIDIA's guide, gpu3/gi3/ci3 is 439 and gpu6/gi11/ci5 is 918. Here the devices are gpu1/gi2 and gpu1/gi2/ci0.
     for minor in (156, 157):
         (dev / "nvidia-caps" / ("nvidia-cap%d" % minor)).touch()
     with opened(dev / "nvidia1", *(dev / "nvidia-caps" / ("nvidia-cap%d" % m) for m in (156, 157))) as process:
@@ -183,7 +183,10 @@ def test_only_killed_unended_children_of_root_count_as_hanging(tmp_path):
 
 
 def test_hanging_scan_holds_and_is_named(dev, tmp_path):
-    """It was killed when its call did not return, but no signal ends it, so it keeps the GPU open."""
+    """The scan was killed because its driver call hung.
+
+    No signal ends it, so it keeps the GPU open.
+    """
     proc = Proc(tmp_path / "proc")
     proc.process(7, "gpu-layout-nvml", dev / "nvidia0", words=("metrics",))
     assert find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools) == ()
@@ -195,7 +198,7 @@ def test_hanging_scan_holds_and_is_named(dev, tmp_path):
 
 
 def device_node(path, major, minor):
-    """Make a character device, or skip the test where that is not permitted."""
+    """Make a character device, or skip the test if that is not permitted."""
     path.unlink(missing_ok=True)
     try:
         os.mknod(path, 0o20600, os.makedev(major, minor))
@@ -248,7 +251,10 @@ def test_node_is_recognized_by_number_not_name(dev, tmp_path):
 
 
 def as_nobody(look, *arguments):
-    """What a function returns to a user without rights; called as it is where the tests run without any."""
+    """Call a function as an unprivileged user.
+
+    If the tests already run without root's rights, the user stays the same.
+    """
 
     def become() -> None:
         if os.geteuid() == 0:
@@ -264,7 +270,7 @@ def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    # Once for processes, and once more if this machine runs containers, whose devices are unreadable too.
+    # Once for processes, and again if this machine runs containers, whose devices are unreadable too.
     assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who
@@ -273,7 +279,10 @@ def test_unreadable_processes_count_as_holders(dev):
 
 
 def test_without_nodes_none_is_open(empty_dev):
-    """Simulated GPUs have no kernel driver, so no open file is a GPU, even if it cannot be read."""
+    """Simulated GPUs have no kernel driver, so no open file can be a GPU.
+
+    This includes files that cannot be read.
+    """
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")
     assert as_nobody(find_holders, host(gpu(0)), "/proc", str(empty_dev), no_tools) == ()

@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders import conta
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 
 ID = "3f2a" * 16
-#: One GPU with an instance, of which the capability to reach it is nvidia-cap12 by the driver's rule.
+#: A GPU with one instance, whose access capability is nvidia-cap12 by the driver's numbering.
 OF = host(gpu(0, instance(1, 0)))
 
 
@@ -48,7 +48,7 @@ def there(tmp_path):
 
 
 def docker(said, status=0):
-    """A host's docker that lists these containers."""
+    """Return a replacement for docker that lists these containers."""
 
     def run(command, **_options):
         if command[:2] != ["docker", "ps"]:
@@ -133,7 +133,10 @@ POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice
 )
 @pytest.mark.parametrize("opened", [(), ("nvidia0",)], ids=["given", "open"])
 def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watches, opened):
-    """Root in a container without a user namespace has the host's user id and chooses names of files."""
+    """Root in a container may have the host's user ID, and can choose file names.
+
+    Without a user namespace, the two user IDs are equal.
+    """
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)
     assert {holder.watches for holder in found} == {watches}
@@ -151,7 +154,7 @@ def test_exporter_in_an_instance_blocks_it(there):
 
 @pytest.mark.parametrize(("mounts", "counts"), [(10, False), (5000, True)])
 def test_mounts_of_a_privileged_container_are_read_up_to_a_limit(there, monkeypatch, mounts, counts):
-    """The driver may be after the limit, so the rest is unknown."""
+    """The driver may be mounted after the limit, so the remaining mounts are unknown."""
     monkeypatch.setattr(holders_containers, "_MOST_MOUNTS", 100_000, raising=False)
     monkeypatch.setattr(holders_containers, "_has_every_device", lambda dev, names: True)
     there.start(70, "storage", "nvidia0")
@@ -163,7 +166,7 @@ def test_start_time_is_reported(there):
     there.start(70, "train", "nvidia0")
     assert there.find()[0].started_seconds is None
     there.proc.write("stat", "cpu 0 0\nbtime 1795000000\n")
-    # The 22nd field, in hundredths of a second after the boot; a name may have blanks and brackets in it.
+    # Field 22 is the start in hundredths of a second after the boot. The name may contain blanks and brackets.
     there.proc.write("70/stat", "70 (a (name) S) S %s 360000 %s" % (" ".join(["0"] * 18), " ".join(["0"] * 30)))
     assert there.find()[0].started_seconds == 1795003600.0
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's jobs, the kubelet's pods and MPS clients.
+"""Test holders from Slurm jobs, the kubelet's pods and MPS clients.
 
-data/holders/slurm-*.txt are what scontrol of Slurm 22.05.8 (Debian 12) printed on a node of four GPUs; the records of
-other releases below follow https://slurm.schedmd.com/scontrol.html. The kubelet's checkpoint follows kubernetes/kubernetes,
-pkg/kubelet/cm/devicemanager/checkpoint. What MPS answers follows https://docs.nvidia.com/deploy/mps/.
+data/holders/slurm-*.txt is scontrol output of Slurm 22.05.8 (Debian 12) on a node with four GPUs. Records of other
+releases follow https://slurm.schedmd.com/scontrol.html. The kubelet's checkpoint follows kubernetes/kubernetes,
+pkg/kubelet/cm/devicemanager/checkpoint. MPS answers follow https://docs.nvidia.com/deploy/mps/.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import scan
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import given_on, hostnames, resources
 
-# Daemons are started by their real names, and who looks through /proc finds them.
+# Daemons run under their real names, so other tests that scan /proc would find them.
 pytestmark = pytest.mark.alone
 
 DATA = Path(__file__).parent / "data" / "holders"
@@ -38,7 +38,7 @@ FOUR = host(*(gpu(i) for i in range(4)))
 
 
 class Slurm:
-    """Answers as scontrol and squeue do, from records."""
+    """Answers like scontrol and squeue, from records."""
 
     def __init__(self, node: str = NODE_USED, squeue: str = "1 root\n", name: str = "train\n", **jobs: str) -> None:
         self.node, self.squeue, self.name, self.jobs = node, squeue, name, jobs or {"job1": JOB}
@@ -67,7 +67,10 @@ def slurmd(tmp_path):
 
 @pytest.fixture
 def jobs(tmp_path, slurmd):
-    """What Slurm's part of find_holders says: containers of this machine, which may have a GPU of their own, are left out."""
+    """Return a function that gives Slurm's holders.
+
+    This machine's own containers, which may use a GPU, are ignored.
+    """
 
     def look(of, run):
         found = find_holders(of, dev=str(tmp_path / "dev"), run=run, kubelet_directory=str(tmp_path))
@@ -106,9 +109,9 @@ def test_with_mig_devices_are_determined_by_processes(tmp_path):
     for step, devices, held in (
         ({}, "", [(f"GPU-{i}", None) for i in range(4)]),
         (job, "MIG-2,MIG-3", [("GPU-0", 2), ("GPU-1", 3)]),
-        # A step that has one of a job's two devices does not tell the other.
+        # A step with one of a job's two devices does not show which is the other.
         (job, "MIG-2", [(f"GPU-{i}", None) for i in range(4)]),
-        # Its variable makes a process no process of the job.
+        # A variable alone does not make a process part of the job.
         (
             {"cgroup": "0::/user.slice/user-1000.slice/session-1.scope"},
             "MIG-2,MIG-3",
@@ -178,12 +181,12 @@ NOT_KNOWN = "is not known to be of that server and is not ended"
     ("server", "uid", "parent", "opened", "problem"),
     [
         ("nvidia-cuda-mps-server", 2000, 5, "nvidia0", None),
-        # A server of root's serves all users.
+        # A server of root serves all users.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
-        # Root in a client's container answers instead of the daemon, and names a process that works on its own GPU.
+        # Root in a client's container answers for the daemon and names a process that uses another GPU.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has no GPU open itself that the server has open and is not ended"),
         ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
-        # Not the daemon's child: a process of any user may be called so.
+        # Not a child of the daemon: any user can start a process with this name.
         ("nvidia-cuda-mps-server", 2000, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-cuda-mps-server", 0, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-persistenced", 0, 5, "nvidia0", NOT_KNOWN),
@@ -209,7 +212,7 @@ def test_client_is_ended_only_if_the_kernel_confirms_it(tmp_path, server, uid, p
     named_by_server = [h for h in found if h.kind == "mps"]
     assert named_by_server and {h.pid for h in named_by_server} == ({None} if problem else {7})
     assert not problem or problem in named_by_server[0].who
-    # It holds what it has open itself, whatever a server says.
+    # Files that a process has open count whatever a server reports.
     assert (("GPU-1" if opened == "nvidia1" else "GPU-0"), 7) in {(h.gpu_uuid, h.pid) for h in found}
 
 
@@ -240,7 +243,7 @@ ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
     ],
 )
 def test_job_name_cannot_pose_as_other_fields(jobs, name):
-    """Its user writes another job, another user and other allocations into the name."""
+    """A user can put the fields of another job, user or allocation into a job's name."""
     record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
     found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
     assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [
@@ -350,7 +353,7 @@ POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
 
 @pytest.fixture
 def pods(tmp_path):
-    """What the kubelet's part of find_holders says of these entries."""
+    """Return the kubelet's holders for these entries."""
     proc, folder = Proc(tmp_path / "proc"), tmp_path / "lib" / "kubelet"
     checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
     checkpoint.parent.mkdir(parents=True)
@@ -374,7 +377,7 @@ def test_pod_holds_its_allocated_devices(pods):
     (holder,) = pods(of, entry({"-1": ["GPU-0"]}), entry({"0": ["0000:00:1f.0"]}, "intel.com/sriov"))
     assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-0", None, "kubelet")
     assert (holder.job, holder.unit_or_container) == (POD, "app")
-    # A list until Kubernetes 1.19, NUMA nodes since; a replica of a shared GPU has its number behind it.
+    # A list until Kubernetes 1.19, and NUMA nodes since. A replica of a shared GPU has a number at the end.
     (holder,) = pods(of, entry(["MIG-2"], "nvidia.com/mig-2g.20gb"))
     assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
     (holder,) = pods(of, entry({"0": ["GPU-0::3"], "1": ["GPU-0::4"]}, "nvidia.com/gpu.shared"))
@@ -388,7 +391,7 @@ PART = "MIG-7d1a2c11-52f5-5a6a-8a54-0f7d3c0e1b11"
 
 @pytest.fixture
 def shared():
-    """Two GPUs, the second one with an instance 5 that starts at 4, with UUIDs as NVML has them."""
+    """Return two GPUs with UUIDs. The second has instance 5, which starts at slice 4."""
     split = gpu(1, dataclasses.replace(instance(5, 4), compute_instances=()))
     part = dataclasses.replace(
         split.mig.instances[0],
@@ -425,7 +428,7 @@ def shared():
 def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, place):
     (holder,) = pods(shared, entry({"0": [device]}, resource))
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
-    # A drain evicts these pods.
+    # A drain evicts the holder's pod.
     assert Disturbance("gpu 0", (holder,)).pods == (POD,)
 
 
@@ -443,7 +446,7 @@ def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, pla
         ("nvidia.com/gpu", "nvidia1/gi6/vgpu0"),
         ("nvidia.com/gpu", "nvidia7"),
         ("nvidia.com/hostdev", "0000:5e:00.2"),
-        # The UUID of another device that begins as this GPU's does.
+        # The UUID of another device, of which this GPU's UUID is a prefix.
         ("nvidia.com/gpu", A + "7"),
     ],
 )
@@ -468,7 +471,10 @@ def test_unreadable_id_of_a_gpu_resource_blocks_every_gpu(pods, shared, resource
 
 
 def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
-    """HAMi's and Volcano's schedulers choose the GPU, and the kubelet any free id of the resource."""
+    """The plugin's answer names the GPU, and the ID in the checkpoint does not.
+
+    The schedulers of HAMi and Volcano choose the GPU, and the kubelet any free ID of the resource.
+    """
     value = b"NVIDIA_VISIBLE_DEVICES\x12\x28" + B.encode()
     answer = base64.b64encode(b"\x0a" + bytes([len(value) + 2]) + b"\x0a\x16" + value + b"\x12\x00").decode()
     (holder,) = pods(shared, dict(entry({"0": [A + "-3"]}, "volcano.sh/vgpu-number"), AllocResp=answer))
@@ -487,7 +493,10 @@ def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
     ],
 )
 def test_devices_of_virtual_machines_are_found_in_sys(tmp_path, shared, device, place):
-    """A mediated device is below its GPU, a virtual function links to it, and an IOMMU group lists devices."""
+    """Three kinds of devices are passed to virtual machines.
+
+    A mediated device is below its GPU, a virtual function links to it, and an IOMMU group lists its devices.
+    """
     sys = tmp_path / "sys"
     card = sys / "devices/pci0000:3a/0000:3b:00.0"
     mediated = card / "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -508,7 +517,10 @@ CLAIM = "067798be-454e-4be4-9047-1aa06aea63f7"
 
 
 def claimed(*devices, driver="gpu.nvidia.com"):
-    """The kubelet's DRA checkpoint, as kubernetes/kubernetes pkg/kubelet/cm/dra/state has it since 1.32."""
+    """Return the kubelet's DRA checkpoint.
+
+    The format is that of kubernetes/kubernetes pkg/kubelet/cm/dra/state since 1.32.
+    """
     listed = [
         {"PoolName": "n1", "DeviceName": d, "RequestNames": ["r"], "CDIDeviceIDs": ["k8s.x/d=" + d]} for d in devices
     ]
@@ -595,7 +607,7 @@ def test_allocations_before_the_boot_hold_nothing_until_the_kubelet_runs(pods):
         return pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
 
     assert len(booted(3600)) == 1
-    # The file is an hour older than the boot.
+    # The file is one hour older than the boot.
     assert booted(-3600) == ()
     pods.proc.process(80, "kubelet")
     assert len(booted(-3600)) == 1
@@ -610,9 +622,9 @@ ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
         (JOB.replace("Account=(null)", "Account=x" + ROW), {"slurm": 2}),
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x" + ROW), {"slurm": 2}),
         (JOB.replace("WorkDir=/tmp", "WorkDir=/x" + ROW), {"slurm": 2}),
-        # Which of the two belongs to Slurm is unknown, and so are the holders of the node's GPUs.
+        # One of the two states is forged, so the holders of the node's GPUs are unknown.
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x JobState=RUNNING" + ROW), {"unknown": 8}),
-        # Without what it was given, nothing that is in its paths is taken for that.
+        # If the allocation is missing, a text in the job's paths is not used instead.
         (JOB.replace("Nodes=gpu-a CPU_IDs=0", "").replace("Command=(null)", "Command=" + ROW), {"unknown": 4}),
     ],
     ids=["account", "wckey", "path", "state", "path alone"],
@@ -633,7 +645,7 @@ def test_jobs_of_hidden_partitions_are_queried(jobs):
     "text", ["0-99999999999", "0-999999999", "5-1", "\u00b2", "1-\u00b2", "9" * 5000, "-", "", "1,x"]
 )
 def test_endless_indexes_and_names_are_refused(text):
-    """They would fill root's memory, or end the scan with a traceback."""
+    """Large ranges would fill root's memory, or end the scan with a traceback."""
     assert resources("gpu:1(IDX:%s)" % text) == [("gpu", 1, None)]
     assert hostnames("a[%s]" % text) <= {"a1"}
 
@@ -712,9 +724,9 @@ def test_mps_daemon_is_queried_at_its_own_directory(tmp_path):
 
 
 def test_very_many_jobs_are_queried_in_part(tmp_path):
-    """Each is queried separately.
+    """Each job is queried separately.
 
-    Allocations of the rest are unknown, so they hold all GPUs.
+    The allocations of jobs above the limit are unknown, so they hold all GPUs.
     """
     proc = Proc(tmp_path / "proc")
     proc.process(5, "slurmd", words=("-N", "gpu-a"))

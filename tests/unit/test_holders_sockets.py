@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders that serve clients: real processes with real sockets, also in network namespaces.
+"""Test the clients of holders with real processes and sockets.
 
-Units are given: /proc here is a folder with links to the real one, and cgroups as systemd would have made them.
+Network namespaces are covered too. /proc is a folder with links to the real one, and cgroups name the units.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders import socke
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 
-#: Seconds, for a machine that has much else to do.
+#: Seconds. Long enough for a busy machine.
 DEADLINE = 60
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root: run as root")
 
-#: Does what each line of its standard input says, and answers with one line.
+#: Executes each line of its standard input and answers with one line.
 PROGRAM = """
 import fcntl, socket, struct, sys
 kept, lines = [], {}
@@ -72,7 +72,10 @@ class Running:
 
 @pytest.fixture
 def run():
-    """Start processes; they end with the test. Words are a command to start it by, as in a namespace."""
+    """Return a function that starts processes. They end with the test.
+
+    Its arguments are a command prefix, for example one that enters a namespace.
+    """
     with contextlib.ExitStack() as ends:
 
         def start(*within: str) -> Running:
@@ -87,7 +90,7 @@ def run():
 
 
 class Machine:
-    """A host whose processes are some real ones, each in a unit, or in none."""
+    """A host with some real processes, each in a unit or in none."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.dev = folder / "proc", folder / "dev"
@@ -99,7 +102,7 @@ class Machine:
         self.pids: list[int] = []
 
     def add(self, process: Running, unit: str = "") -> Running:
-        """Give it a unit, and the GPU open where it is the first one."""
+        """Add a process in a unit. The first process also has the GPU open."""
         folder = self.proc / str(process.pid)
         folder.mkdir()
         for name in ("fd", "net", "ns", "status", "stat", "comm", "cmdline"):
@@ -118,12 +121,12 @@ class Machine:
         return [holder for holder in found if holder.pid == self.pids[0]]
 
     def service(self, **options):
-        """(listens, clients) of the holder."""
+        """Return (listens, clients) of the holder."""
         (holder,) = self.holders(**options)
         return holder.listens, holder.clients
 
     def wait_for(self, *expected) -> None:
-        """The kernel closes and opens connections in its own time."""
+        """Wait for a state. The kernel opens and closes connections asynchronously."""
         until = time.monotonic() + DEADLINE
         while self.service() != expected and time.monotonic() < until:
             time.sleep(0.05)
@@ -141,7 +144,7 @@ def test_listening_process_has_its_connected_clients(machine, run):
     port = server("listen", "127.0.0.1", 0)
     assert machine.service() == (True, 0)
     with socket.create_connection(("127.0.0.1", int(port))):
-        # Before anybody has accepted it, and then.
+        # Before and after the server accepts the connection.
         machine.wait_for(True, 1)
         server("accept", port)
         machine.wait_for(True, 1)
@@ -170,7 +173,7 @@ def test_unit_serves_through_any_of_its_processes_but_not_itself(machine, run):
     assert machine.service() == (True, 0)
     worker("connect", "127.0.0.1", port)
     front("accept", port)
-    # The worker asks its own front, which is not a client.
+    # The worker's connection to its own unit does not count as a client.
     machine.wait_for(True, 0)
     stranger("connect", "127.0.0.1", port)
     machine.wait_for(True, 1)
@@ -184,7 +187,10 @@ def test_process_without_a_unit_counts_alone(machine, run):
 
 
 def test_ipv6_socket_has_ipv4_clients(machine, run):
-    """Both ends of a connection in the unit are known, although the kernel lists them in two tables."""
+    """The kernel lists the two ends of a connection from IPv4 to IPv6 in two tables.
+
+    Both ends are in the unit, so it is not a client's connection.
+    """
     front, worker = machine.add(run(), "model.service"), machine.add(run(), "model.service")
     try:
         port = front("listen", "::", 0)
@@ -212,7 +218,7 @@ def test_each_network_namespace_has_its_own_table(machine, run):
     server("loopback")
     port = server("listen", "127.0.0.1", 0)
     neighbour = machine.add(run("nsenter", "--net=/proc/%d/ns/net" % server.pid), "web.service")
-    # One of the same number in the host's, which has a client.
+    # A listener with the same port in the host's namespace has a client.
     with socket.socket() as elsewhere:
         with contextlib.suppress(OSError):
             elsewhere.bind(("127.0.0.1", int(port)))
@@ -263,7 +269,7 @@ def test_slow_scan_is_unknown(machine, run, monkeypatch):
 
 @needs_root
 def test_unreadable_sockets_are_unknown(machine, run):
-    """As another user, who may not read root's processes."""
+    """The test runs as a user who may not read root's processes."""
     server = machine.add(run())
     server("listen", "127.0.0.1", 0)
     for folder in (machine.proc, machine.proc.parent, *list(machine.proc.parents)[:4]):

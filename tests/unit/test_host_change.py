@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rollback of MPS daemons and tenants: every part is tried, and every failure is reported."""
+"""The rollback of MPS daemons and tenants runs all parts and reports all errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = Host("580.105.08", "12.580", "13.0", True, tuple(assumed_gpus(["L40S-48GB
 
 
 class Part:
-    """Daemons or tenants whose way back fails with `error`, or does not."""
+    """Daemons or tenants whose rollback raises `error`, or succeeds if it is None."""
 
     def __init__(self, error=None):
         self.error, self.tried = error, 0

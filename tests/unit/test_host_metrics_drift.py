@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that differ from their layout, also with failing GPUs."""
+"""GPUs that differ from their layout, on hosts with and without failing GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.serv
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """What was seen beside the GPUs; None where nothing could be looked at."""
+    """The observed daemons and tenants of a host. None if they could not be observed."""
 
     daemons: tuple | None = None
     tenants: tuple | None = None
@@ -61,7 +61,7 @@ SHARED = {"gpus": [2], "sharing": "shared"}
 
 
 def made(*entries, gpus=GPUS):
-    """(layout, the host as it is once the layout was applied, what is beside its GPUs then)"""
+    """Return (layout, host after the layout was applied, its daemons and tenants)."""
     layout = parse_layout(list(entries))
     plan = planner.plan(gpus, targets(layout, gpus))
     cards = {each.gpu.uuid: Card(each.gpu).run(each.steps).observed() for each in plan.gpus}
@@ -75,7 +75,7 @@ def made(*entries, gpus=GPUS):
 
 
 def differences(layout, host, beside, ownership=planner.ALL_OURS, lost=False):
-    """({GPU's index: differences}, the problems as texts)"""
+    """Return ({GPU index: differences}, problem texts)."""
     standing, problems = compare(layout, host, ownership, beside.services(), lost)
     index = {gpu.uuid: gpu.index for gpu in host.gpus}
     return {index[each.gpu_uuid]: each.differences for each in standing}, [str(problem) for problem in problems]
@@ -91,7 +91,7 @@ def changed(host, index, change):
 
 
 def holding(host, *instances):
-    """The host whose GPU 0 has just these (profile, start)."""
+    """Return the host with exactly these (profile, start) instances on GPU 0."""
     sizes = {(each.name, place.start): place for each in GPUS[0].mig.profiles for place in each.placements}
     gpu = with_instances(GPUS[0], [(profile, sizes[profile, start]) for profile, start in instances])
     return changed(host, 0, lambda _gpu: gpu)
@@ -121,7 +121,7 @@ def test_foreign_instances_differ_unless_kept():
     others = holding(host, ("3g.40gb", 4), ("1g.10gb", 0))
     assert differences(layout, others, beside) == ({0: ("destroy 1g.10gb@0",)}, [])
     assert differences(layout, others, beside, Ownership("keep")) == ({0: ()}, [])
-    # What takes the layout's room is a difference all the same.
+    # An instance in the place of the layout is drift even with `keep`.
     full = holding(host, ("7g.80gb", 0))
     found, problems = differences(layout, full, beside, Ownership("keep"))
     assert found == {0: ("destroy 7g.80gb@0", "create 3g.40gb@4")} and problems == []
@@ -138,7 +138,7 @@ def test_stopped_daemon_is_no_drift_but_other_limits_are():
     other = dataclasses.replace(second, active_thread_percentage=50.0)
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(first, other)))
     assert [len(found[index]) for index in (0, 1, 2)] == [0, 1, 0]
-    # One that was changed while it is down is both.
+    # A stopped daemon with other limits differs.
     wrong = dataclasses.replace(down, daemon=dataclasses.replace(down.daemon, clients=2))
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(wrong, second)))
     assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values that a host sends: valid ones are accepted, others refused with their place."""
+"""Values from a host: valid ones are accepted, others refused with their location."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of, hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 
-#: What no kind of name or number is, for whatever it may end up in.
+#: Values that are invalid as any kind of name or number.
 HOSTILE = [
     "",
     "../../../etc/cron.d/x",
@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: Identified by their numbers: some are endless.
+#: The test IDs are numbers, because some values are endless.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 
@@ -154,7 +154,7 @@ def honest() -> dict:
 
 def test_result_of_gpu_info_is_read_completely():
     read = host_results.gpu_info("gpu-1", honest())
-    # By the model that right-sizing makes of it, before and after.
+    # Compared through the model that right-sizing builds from the result.
     assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
     assert read["vgpu_tenants"][0]["memory_bytes"] == 1 << 30
     served, others = read["gpus"][0]["holders"][0], read["gpus"][1]["holders"]
@@ -164,14 +164,17 @@ def test_result_of_gpu_info_is_read_completely():
 
 
 def places(value, path=()):
-    """Every place of a result: (path, value)."""
+    """Yield (path, value) for every location in a result."""
     yield path, value
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places(inner, (*path, key))
 
 
 def kinds_of_places(value):
-    """The places of a result, of those that only differ by their numbers the first."""
+    """Return one path of each kind.
+
+    Paths that differ only in list indexes are one kind.
+    """
     found = {}
     for path, inner in list(places(value))[1:]:
         found.setdefault(tuple(0 if isinstance(key, int) else key for key in path), (path, inner))
@@ -186,7 +189,10 @@ def put(value, path, what):
 
 @each
 def test_any_value_at_any_place_is_refused_or_harmless(value):
-    """Only HostValueError is raised, and accepted values are plain, printable and valid for their readers."""
+    """Only HostValueError may be raised.
+
+    Accepted values are plain, printable and valid for their readers.
+    """
     sent = honest()
     for path, was in kinds_of_places(sent):
         put(sent, path, value)
@@ -205,7 +211,7 @@ def test_any_value_at_any_place_is_refused_or_harmless(value):
 
 
 def test_missing_keys_of_a_host_do_not_affect_others():
-    """Without any one key, the host is refused or its GPUs are usable."""
+    """If a key is missing, the host is refused or its GPUs are still usable."""
     refused = set()
     for path, was in kinds_of_places(honest()):
         if isinstance(path[-1], int):
@@ -293,14 +299,14 @@ def test_only_the_hostile_host_is_refused():
     ],
 )
 def test_result_without_gpus_is_no_answer(result, reason):
-    """It is not a host without GPUs or holders."""
+    """A result without GPUs is not an answer from a host without GPUs or holders."""
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        # As ansible-core has it where sudo is missing, with and without a terminal.
+        # ansible-core's results if sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
             'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '
@@ -377,7 +383,7 @@ def test_values_of_the_pci_bus_are_checked(value):
     layout = [{"gpus": "all", "sharing": "shared"}]
     for sent in (value, [value], [{"device_id": value}]):
         found = plan_without_driver(layout, [], sent)
-        # Nothing at all is what a host without GPUs says.
+        # An empty result is also what a host without GPUs returns.
         assert found["problems"] or not sent
         assert all(problem.isprintable() and len(problem) < 400 for problem in found["problems"])
 

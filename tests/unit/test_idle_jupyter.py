@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernels of a Jupyter server to shut down, with real sockets and the test's server."""
+"""Idle kernels of a Jupyter server, with real sockets and a simulated server."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_ended_kernel_is_not_listed(server):
     ("kernels", "status", "words"),
     [
         ([], {"GET": 403}, "HTTP 403"),
-        # A login page: the token is not sent on.
+        # A login page: the token is not sent to the redirect's target.
         ([], {"GET": 302}, "HTTP 302"),
         ({"message": "no"}, {}, "returns no list of kernels"),
         ([kernel(1, last_activity="yesterday")], {}, "an invalid time 'yesterday' of a kernel"),
@@ -154,7 +154,7 @@ class NotThisProcess(ThisProcess):
 
 @pytest.mark.parametrize("token", [TOKEN, ""])
 def test_server_of_another_process_is_not_queried(server, token):
-    """Even without a token: its answer would not be the server's."""
+    """Another process could give false answers, even if it gets no token."""
     server.kernels = [kernel(1)]
     with pytest.raises(JupyterError, match="held by pid %d .*the state of the kernels is not known" % os.getpid()):
         shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)
@@ -163,7 +163,7 @@ def test_server_of_another_process_is_not_queried(server, token):
 
 @pytest.fixture
 def unit(tmp_path, monkeypatch):
-    """The test's process is the main process of jupyter.service."""
+    """Make this process the main process of jupyter.service."""
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text("#!/bin/sh\necho MainPID=%d\n" % os.getpid())
@@ -174,7 +174,10 @@ def unit(tmp_path, monkeypatch):
 
 
 def test_server_itself_continues(server, unit):
-    """Even while its GPU works, which may be another kernel."""
+    """The server continues even if its GPU is busy.
+
+    Another kernel may be using the GPU.
+    """
     server.kernels = [kernel(1)]
     access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
     item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}
@@ -202,7 +205,10 @@ def test_server_itself_continues(server, unit):
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_trickling_server_times_out(monkeypatch, part):
-    """It may belong to a user: a timeout per byte would let it block root's run forever."""
+    """The server may belong to a user.
+
+    With a timeout per byte, it could block root's run forever.
+    """
     monkeypatch.setattr(jupyter, "ALL_SECONDS", 2)
     ended = threading.Event()
 
@@ -232,7 +238,7 @@ HOSTILE = "x\r\n\x1b[2J\u2028" + "y" * 5000
 
 
 def test_kernel_names_are_one_short_log_line(server):
-    """Users name kernels, and root's log and mails list them."""
+    """Users choose kernel names, which appear in root's log and mails."""
     server.kernels = [kernel(1, name=HOSTILE), kernel(2, name=[HOSTILE])]
     gone = shut_down(server.access, 48 * HOUR, NOW)
     assert len(gone) == 2 and all(line.isprintable() and len(line) < 400 for line in gone)

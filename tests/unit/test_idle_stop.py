@@ -54,12 +54,12 @@ class Stops:
 
 
 def at_rest(used=0):
-    """All GPUs, as a sample has them."""
+    """Return a sample of the utilization of all GPUs."""
     return lambda: {"GPU-%d" % index: (index, used) for index in range(2)}
 
 
 def stop_idle(items, look, stops, sample=None, **policy):
-    """A run without notices: the steps before the stop have tests of their own."""
+    """Stop units without a notice. Other tests cover the steps before the stop."""
     return reclaim(items, Tools(look, sample or at_rest(), stop=stops.stop, closure=stops.closure), Policy(**policy))
 
 
@@ -74,7 +74,7 @@ def run(items, seen, holders, stops=None, dry=False):
     [
         (UNIT, host(), held()),
         (CONTAINER, host(), held("podman container notebook", kind="container")),
-        # NVML tells no utilisation of a GPU in MIG mode.
+        # NVML reports no utilization for a GPU in MIG mode.
         (IN_MIG, host(None, mig=True), held(instance=1)),
     ],
 )
@@ -113,14 +113,17 @@ def test_uncertain_units_are_spared(item, seen, holders, why):
 
 @pytest.mark.parametrize("elsewhere", ["GPU-0", "GPU-1"])
 def test_bare_handle_does_not_spare_a_unit(elsewhere):
-    """Another user's process in the service has a GPU's node open for a minute, without a context on it."""
+    """A bare handle is an open device node without a CUDA context.
+
+    Here another user's process in the service opened the node a minute ago.
+    """
     old = held(pid=6, started_seconds=0.0)
     bare = held(gpu=elsewhere, kind="device_handle", pid=7, started_seconds=time.time() - 60)
     for mine in ([old, bare], [bare, old]):
         stops = Stops()
         stop_idle([UNIT], lambda mine=mine: (host(), mine), stops, grace_seconds=48 * 3600.0)
         assert stops.names == ["x.service"]
-    # With nothing else it may be a file that the service was handed.
+    # If the unit holds nothing else, a user may have passed it the open file.
     done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
     assert names == [] and "a user may have passed it the open file" in done["spared"][0]["why"]
     done, names = run([UNIT], host(), [held(kind="device_handle"), held(gpu="GPU-1", kind="device_handle")])

@@ -26,7 +26,10 @@ def test_files_can_be_imported(path):
 
 
 def taken_from_plugins() -> list[tuple[str, str, str]]:
-    """Return each name that tools and scenarios take from the plugins: (the file, the module, the name)."""
+    """Return (file, module, name) of each name that tools and scenarios import.
+
+    Only imports from the plugins count.
+    """
     root, found = PLUGINS.parent, []
     for path in sorted(path for folder in ("tools", "molecule") for path in (root / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -47,7 +50,10 @@ def test_imports_of_tools_and_scenarios_exist():
 
 
 def imports(path: Path) -> set[Path]:
-    """Return the files of the plugins that a file imports, functions included: what Ansible sends along with a module."""
+    """Return the plugin files that a file imports, also within functions.
+
+    Ansible sends these files to the host with a module.
+    """
     package, found = path.parts[:-1], set()
     for node in ast.walk(ast.parse((PLUGINS / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -60,7 +66,10 @@ def imports(path: Path) -> set[Path]:
 
 
 def carried(module: str) -> set[str]:
-    """Return the own files that a module's payload has, below module_utils, without those of packages."""
+    """Return the collection's files in a module's payload, below module_utils.
+
+    The `__init__.py` files of packages are left out.
+    """
     found, left = set(), {Path("modules", module + ".py")}
     while left:
         found |= left
@@ -88,7 +97,7 @@ print(*(name for name in files if ".openfleet.gpu.plugins.module_utils." in name
 
 @pytest.mark.parametrize(("module", "most"), [("gpu_info", 33), ("layout", 70)])
 def test_modules_import_rarely_needed_code_lazily(module, most):
-    """Each file is compiled in each run.
+    """Each file in a payload is compiled in each run.
 
     Code for changes, recovery, export or schedulers is imported where it is used.
     """

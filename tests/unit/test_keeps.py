@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Owners of keeps, what a keep is bound to, and limits: real processes in cgroups of the test."""
+"""Owners of keep requests, what a keep request protects, and limits.
+
+Uses real processes in simulated cgroups.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def test_unit_of_root_belongs_to_root_and_its_processes_to_their_users(host):
 
 
 def test_user_cgroup_with_the_name_of_a_unit_is_not_the_unit(host):
-    """systemd reports a main process whose cgroup is different by now."""
+    """systemd reports a main process that is in another cgroup by now."""
     mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
     with pytest.raises(KeepError, match="no service or container of this name"):
         keep_owner.find("notebook.service", [mine])
@@ -158,7 +161,7 @@ def test_keep_is_bound_to_its_process(host):
     assert kept("container", "lab", [inside], [of_container]) == of_container
     assert kept("unit", "notebook.service", [unit], [of_container]) is None
     assert kept("unit", "other.service", [unit], [of_unit]) is None
-    # The container was made again; the pid is another process's.
+    # The container was recreated, and another process has the pid.
     host.processes.add(inside.pid, DOCKER.replace(ID, OTHER_ID))
     assert kept("container", "lab", [inside], [of_container]) is None
     later = Holder("GPU-0", None, "process", "x", pid=unit.pid, started_ticks=unit.started_ticks + 1)
@@ -209,7 +212,7 @@ def test_administrators_are_set_on_the_host():
     [(UNIT, ""), (DOCKER, "requests from a container are refused"), (ROOTLESS, "requests from a container")],
 )
 def test_requests_from_containers_are_refused(host, cgroup, problem):
-    """Root in the container has the user id of the host's root."""
+    """Root in a container has the same user ID as the host's root."""
     host.processes.add(os.getpid(), cgroup)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -226,7 +229,7 @@ def test_requests_from_containers_are_refused(host, cgroup, problem):
     ids=["has-ended", "no-process", "no-descriptors", "before-linux-6.5"],
 )
 def test_process_without_pidfd_has_ended(number, taken):
-    """Linux 6.5 to 6.15 give none for an ended process, and its pid may be reused."""
+    """Linux 6.5 to 6.15 return no pidfd for an ended process, whose pid may be reused."""
 
     class OlderKernel:
         def getsockopt(self, level, option, size):

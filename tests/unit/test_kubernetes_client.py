@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_eviction impor
 
 pytest.importorskip("kubernetes")
 POD = Pod("ml", "train", "uid-1")
-#: A request that has no limit fails the test here.
+#: A request without a timeout fails the test after this time.
 PATIENCE_SECONDS = 60
 
 
@@ -42,7 +42,7 @@ def of_a_silent_server(tmp_path, monkeypatch):
 
 
 def ended(question) -> BaseException:
-    """Return the error of a question, asked in a thread that may hang."""
+    """Send a request in a thread that may hang. Return its error."""
     errors = []
 
     def ask():

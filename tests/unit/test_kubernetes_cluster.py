@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The difference of a cluster to a node's mapping, and removal."""
+"""Changes of a cluster for a node's mapping, and the mapping's removal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_new_node_gets_labels_with_a_record_and_a_configuration():
         "ConfigMap ns/cm: write key %s" % KEY,
     ]
     assert not found["in_step"]
-    # The label that moves tells config-manager.
+    # A changed label informs config-manager, so no restart is needed.
     assert not found["restart"]
 
 
@@ -59,7 +59,7 @@ def test_mig_manager_is_disabled_before_the_layout_with_its_label_recorded():
     found = changes(node({CONFIG: "default", MIG_MANAGER: "true"}))["opt_out"]
     assert found["labels"] == {MIG_MANAGER: "false"}
     assert json.loads(found["annotations"][BEFORE]) == {MIG_MANAGER: "true"}
-    # The label moves later, and its value then is in the record too.
+    # The config label changes later, and its value at that time is recorded too.
     later = changes(node({CONFIG: "other", MIG_MANAGER: "false"}, annotations=found["annotations"]))
     assert later["opt_out"] == {}
     assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", MIG_MANAGER: "true"}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter kubernetes_mapping: its input, its result, and the examples of docs/kubernetes-mapping.md."""
+"""The filter kubernetes_mapping: input and result.
+
+The examples of docs/kubernetes-mapping.md are checked too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ EMPTY = {"resources": {}, "config": {}, "labels": {}, "config_name": "", "plan":
 
 
 def blocks(language):
-    """The blocks that are in no numbered step."""
+    """Return the code blocks that are not part of a numbered step."""
     return re.findall(r"^```%s\n(.*?)^```$" % language, DOCUMENT, flags=re.MULTILINE | re.DOTALL)
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A gpu_layout with each backend: the table of docs/kubernetes-mapping.md and its rules."""
+"""A gpu_layout with each scheduler backend.
+
+The results match the table and the rules of docs/kubernetes-mapping.md.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,12 @@ PAIRS = list(itertools.permutations(range(len(ENTRIES)), 2))
 
 
 def layout(*entries):
-    """A layout with one entry for each GPU, in index order; None leaves a GPU out."""
+    """Return a layout with one entry per GPU, by index. None omits a GPU."""
     return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
 
 
 def gpus(number):
-    """GPUs with UUIDs, as a driver tells them."""
+    """Return GPUs with UUIDs, as a driver reports them."""
     return [dataclasses.replace(gpu, uuid=uuid) for gpu, uuid in zip(H100[:number], UUIDS)]
 
 
@@ -80,7 +83,7 @@ def vgpu(**changes):
 
 @lru_cache(maxsize=None)
 def mapped_pair(backend, first, second):
-    """A node of two GPUs, by the positions of their entries in ENTRIES."""
+    """Map a node with two GPUs. The arguments are positions in ENTRIES."""
     return mapped(backend, ENTRIES[first], ENTRIES[second])
 
 
@@ -88,7 +91,7 @@ def outcome(mapping):
     return "refused" if mapping.refusals else "left out" if mapping.left_out else "offered"
 
 
-# -- The table: one GPU by each backend --
+# -- The table: one GPU with each backend --
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,10 @@ def test_whole_gpu_with_each_backend(entry, by_device_plugin, by_dra, by_hami, b
 
 
 def test_each_sharing_is_in_the_table_of_backends():
-    """The device plugin and DRA offer unknown kinds as an unshared GPU."""
+    """A kind that is missing in a backend's table would be offered as an unshared GPU.
+
+    This applies to the device plugin and DRA.
+    """
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
 
@@ -295,7 +301,10 @@ def test_mps_is_for_the_whole_node(other):
 
 
 def seen(gpu, *instances):
-    """The GPU in MIG mode with these instances, each a profile and the slices of its compute instances."""
+    """Return the GPU in MIG mode with these instances.
+
+    Each instance is a profile and the slices of its compute instances.
+    """
     found = tuple(
         GpuInstance(
             number,
@@ -333,7 +342,7 @@ def test_a_configuration_is_named_by_its_content():
     others = [mapped(DEVICE_PLUGIN, entry).config for entry in (EXCLUSIVE, MIG, MPS)]
     names = {config_name(each) for each in (config, *others)}
     assert len(names) == 4
-    # Both a key of a ConfigMap and the value of a label.
+    # The name is both a ConfigMap key and a label value.
     assert all(re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]", name) for name in names)
 
 

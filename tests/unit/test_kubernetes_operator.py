@@ -30,7 +30,7 @@ def test_operator_is_found_by_policy_and_labels(labels):
     policies = [] if labels else [policy(config={"name": "cm"})]
     found = find(labels, *policies)
     assert (found["is_there"], found["problems"]) == (True, [])
-    # NVIDIA's mig-manager takes these off the node too, before it changes a MIG mode.
+    # NVIDIA's mig-manager also removes these pods from the node before it changes a MIG mode.
     clients = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
     assert found["pausing"] == {"nvidia.com/gpu.deploy.%s" % name: "paused-for-openfleet-gpu" for name in clients}
     assert find(found["pausing"], *policies)["problems"] == [], "an interrupted drain is no problem"

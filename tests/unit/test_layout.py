@@ -45,7 +45,7 @@ def test_valid_layout_survives_its_canonical_form(case):
     layout = parse_layout(case["layout"])
     assert len(layout.entries) == len(case["layout"])
     assert parse_layout(layout_to_data(layout)) == layout
-    # What was written as YAML and read again is the same too: no canonical text falls into a trap of YAML.
+    # The layout also survives YAML: no canonical value changes its meaning as YAML.
     assert parsed(yaml.safe_dump(layout_to_data(layout))) == layout
 
 
@@ -241,12 +241,12 @@ def test_profile_names(text, name):
     [
         ("3g.45gb", "3g.40gb"),
         ("1g.5gb", "1g.10gb"),
-        # Between 1g.10gb and 1g.20gb: what is more like it.
+        # The nearest profile in size is suggested.
         ("1g.18gb", "1g.20gb"),
         ("1g.12gb+me", "1g.10gb+me"),
         ("2g.40gb", "2g.20gb"),
         ("1c.3g.45gb", "3g.40gb"),
-        # Nothing here has five slices.
+        # No profile of this model has five slices.
         ("5g.40gb", ""),
         ("half", ""),
     ],

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts in documents and inventories are valid for the parser, the schema and the models."""
+"""Layouts in documents and inventories are valid for parser, schema and models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SITE = (REPOSITORY / "docs" / "site.md").read_text(encoding="utf-8")
 
 
 def blocks(text, language):
-    """Return the code blocks of a language, those of a numbered step included."""
+    """Return the code blocks of a language, including those in a numbered step."""
     found = re.findall(r"^( *)```%s\n(.*?)^\1```$" % language, text, flags=re.MULTILINE | re.DOTALL)
     return [dedent(block) for _indent, block in found]
 
@@ -77,7 +77,7 @@ def test_example_fits_on_its_gpus():
 
 
 def variables():
-    """Every variable that a role's argument_specs or site.yml takes from the inventory."""
+    """Yield every inventory variable of roles (argument_specs) and site.yml."""
     for path in sorted(REPOSITORY.glob("roles/*/meta/argument_specs.yml")):
         for entry_point in yaml_files.read(path)["argument_specs"].values():
             yield from entry_point.get("options", {})
@@ -97,7 +97,7 @@ def test_readme_shows_an_inventory_and_its_plan():
     assert answer["problems"] == []
     (shown,) = blocks(README, "text")
     assert shown.splitlines()
-    # Where a daemon is to run only the driver can tell.
+    # Only the driver knows on which GPU a daemon will run.
     assert {re.sub(r" on gpu \d+$| \(GPU-[0-9a-f]{8}\)", "", line) for line in shown.splitlines()} == set(
         answer["plan"]
     )

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parser on arbitrary layouts: it returns a layout or a short error, quickly."""
+"""The parser returns a layout or a short error for any input, quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = [
     case["layout"] for case in yaml_files.read(Path(__file__).parent / "data" / "good_layouts.yml") if case["layout"]
 ]
 RUNS = 100_000 if THOROUGH else 2_000
-#: A message is for people.
+#: Error messages must be short enough to read.
 MOST_CHARACTERS = 500
 ODD = [
     *(None, True, False, 0, -1, 1, 8, 63, 64, 256, 10**9, 10**400, -(10**400), 10**5000, 1.5, 1e300),
@@ -32,7 +32,7 @@ ODD = [
 
 
 def places(node, found):
-    """Every mapping and list in the layout, with the keys or numbers of its elements."""
+    """Return every (container, key) in the layout."""
     if isinstance(node, (dict, list)) and node:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         found += [(node, key) for key in keys]
@@ -56,7 +56,7 @@ def odd_layout(draw):
                 draw.choice(ODD)
             )
         elif what == 2:
-            # As a slip of the pen has it.
+            # Put a value from elsewhere in the layout here, like an editing mistake.
             other, place = draw.choice(there)
             node[key] = copy.deepcopy(other[place])
         else:
@@ -76,7 +76,7 @@ def test_any_odd_layout_is_parsed_or_refused(part):
             for problem in error.problems:
                 assert len(problem.problem + problem.cure) < MOST_CHARACTERS, (part, number, str(problem)[:200])
         else:
-            # What it takes, it writes, and means the same by it.
+            # An accepted layout stays the same when written and parsed again.
             assert parse_layout(layout_to_data(parsed)) == parsed, (part, number)
 
 

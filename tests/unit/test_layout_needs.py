@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks and templates use a filter for a layout's needs, and read no parts of gpu_layout."""
+"""Playbooks and templates get a layout's needs from a filter.
+
+They never read parts of gpu_layout.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_invalid_layout_needs_nothing_and_does_not_block_a_reset(layout):
 
 #: Keys of tasks and assertions whose values are expressions without braces.
 EXPRESSIONS = {"when", "that", "until", "failed_when", "changed_when"}
-#: Filters that return the layout, and tests that look at the variable only.
+#: Filters that return the whole layout.
 WHOLE = {"default", "d"}
 TESTS = {"defined", "undefined"}
 
@@ -78,7 +81,7 @@ def sources(value: Any, bare: bool = False) -> Iterator[str]:
 
 
 def is_layout(node: nodes.Node) -> bool:
-    """Return whether it is the variable, of this host or of another one."""
+    """Return whether the node is the variable gpu_layout of any host."""
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "gpu_layout"
     return getattr(
@@ -87,14 +90,17 @@ def is_layout(node: nodes.Node) -> bool:
 
 
 def taken_apart(source: str) -> list[int]:
-    """Return the lines of a template that read a part of gpu_layout. A filter of the collection may have it whole."""
+    """Return the lines of a template that read a part of gpu_layout.
+
+    Passing the whole variable to one of the collection's filters is allowed.
+    """
     tree = jinja2.Environment().parse(source)
     found = []
     parents = {id(child): node for node in tree.find_all(nodes.Node) for child in node.iter_child_nodes()}
     for child in tree.iter_child_nodes():
         parents[id(child)] = tree
     for node in tree.find_all(nodes.Node):
-        # As in map(attribute='gpu_layout.0').
+        # For example map(attribute='gpu_layout.0').
         if isinstance(node, nodes.Const) and re.match(r"gpu_layout[.\[]", str(node.value)):
             found.append(node.lineno)
         if not is_layout(node):
@@ -128,7 +134,7 @@ def templates(path: Path) -> list[str]:
 def test_playbooks_do_not_read_parts_of_gpu_layout():
     found = {path: [source for source in templates(path) if taken_apart(source)] for path in FILES}
     assert {str(path.relative_to(REPOSITORY)): lines for path, lines in found.items() if lines} == {}
-    # It looks where layouts are.
+    # Check that the search covers all folders that use layouts.
     readers = {
         path.relative_to(REPOSITORY).parts[:2] for path in FILES for each in templates(path) if "gpu_layout" in each
     }

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Messages of the lock about its owner, and why it cannot be taken."""
+"""Error messages of the lock: its owner, and why it cannot be acquired."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refused(folder):
 
 
 def test_ended_run_is_not_named(tmp_path):
-    """Its name is still in the file, and the new owner of the lock has not written its own yet."""
+    """The ended run's name is still in the file until the new owner writes its own."""
     ended = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     start = started_ticks_of(ended.pid)
     run = {"pid": ended.pid, "command": "gpu-layout apply", "since": 0, "start": start}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's MIG manager for systemd: an enabled one is refused, or disabled."""
+"""NVIDIA's MIG manager for systemd is reported as an error, or disabled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configurations of nvidia-mig-parted as layouts, and reports of inexpressible parts."""
+"""Layouts from nvidia-mig-parted configurations, and reports on unsupported parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MODELS = load_models()
 
 
 def one(*elements):
-    """The layout and the problems of a label with these elements. Every layout is one that the parser takes."""
+    """Return the layout and the problems of a label with these elements.
+
+    Checks that the parser accepts the layout.
+    """
     data = {"version": "v1", "mig-configs": {"label": list(elements)}}
     found = convert(data, "config.yaml", MODELS)["label"]
     parse_layout(found.layout)
@@ -60,7 +63,7 @@ def test_a_board_with_several_pci_ids_is_named_once():
 
 
 def test_model_specific_indices_are_converted_with_a_note():
-    """As in the configuration of a DGX Station, whose display GPU has an index too."""
+    """A DGX Station's configuration is an example: its display GPU has an index too."""
     layout, problems = one(
         element([0, 1], enabled=False, **{"device-filter": "0x20B210DE"}),
         element([2, 4], profiles={"3g.40gb": 2}, **{"device-filter": "0x20B210DE"}),
@@ -105,7 +108,7 @@ def test_equally_split_instances_are_one_entry_next_to_whole_ones():
         ([4, 4, 4], 7, [(4,), (4,), (4,)]),
         ([3, 4], 7, [(4, 3)]),
         ([1, 2, 4], 7, [(4, 2, 1)]),
-        # In two instances as well as in three: which, hangs on whether three have room on the GPU.
+        # Two or three instances are possible. The number depends on the free space on the GPU.
         ([2, 2, 1, 1], 3, None),
     ],
 )
@@ -114,7 +117,10 @@ def test_parts_that_share_an_instance(parts, slices, shares):
 
 
 def created(order, slices, room):
-    """What mig-parted makes of this order on a GPU with room for so many instances; None where that fails."""
+    """Return the instances that mig-parted creates from parts in this order.
+
+    The GPU has room for `room` instances. None if the order fails.
+    """
     shares = []
     for part in order:
         if shares and sum(shares[-1]) + part <= slices:
@@ -136,7 +142,7 @@ def test_parts_share_as_configured_on_any_gpu(slices):
                 continue
             settled += 1
             expected = sorted(sorted(share) for share in shares)
-            # It takes the first order that succeeds, beginning with the largest part.
+            # mig-parted tries orders from the largest part down and takes the first that succeeds.
             orders = sorted(set(permutations(parts)), reverse=True)
             for room in range(1, number + 1):
                 outcomes = (created(order, slices, room) for order in orders)
@@ -189,7 +195,7 @@ def test_inexpressible_configuration_is_reported(elements, said):
 
 
 def said_of(*elements):
-    """The problems of a label whose layout the parser may refuse."""
+    """Return the problems of a label. The parser may refuse its layout."""
     return convert({"version": "v1", "mig-configs": {"label": list(elements)}}, "config.yaml", MODELS)["label"].problems
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans are valid, reach their target, and destroy no more than the optimum by brute force."""
+"""Plans are valid, reach their target, and destroy as few instances as possible.
+
+The minimum comes from brute force.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def whole(gpu, sharing="shared"):
 
 @st.composite
 def situations(draw):
-    """(GPU in some legal state, names of profiles that fit an empty GPU of its model)."""
+    """Generate (GPU in a valid state, profiles that fit an empty GPU of its model)."""
     gpu = gpu_of(draw(st.sampled_from(MIG_MODELS)))
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
 

@@ -52,7 +52,7 @@ MODULES = [
     audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, kubernetes_eviction, layout, mig, mps, reclaim,
     reclaim_tell, rightsize, systemd_reload, time_slicing, unit_request, vgpu_quota,
 ]  # fmt: skip
-#: Options that module_defaults can be set for, by group.
+#: Options that module_defaults can set for a group of modules.
 OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
 OF_AUDITS = {
     "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
@@ -68,7 +68,7 @@ SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS
 
 
 def documented_options(module):
-    """With those of the collection's own fragments, such as `install` and `layout.gpus`."""
+    """Return a module's documented options and those of its documentation fragments."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
     for name in documentation.get("extends_documentation_fragment", []):
@@ -111,7 +111,7 @@ def test_options_are_those_of_the_argument_spec(module):
 
 
 def test_choices_defined_in_code_match_the_documentation():
-    """Actions of the controller read their options from the documentation."""
+    """Actions on the controller read their options from the documentation."""
     assert documented_options(audit)["fail_on"]["choices"] == [*WORDS, "unanswered"]
     parts = documented_options(bundle)["parts"]
     assert parts["choices"] == parts["default"] == list(PARTS)
@@ -129,7 +129,7 @@ def test_the_layouts_of_the_examples_are_valid(module):
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("modules/*.py")), ids=lambda path: path.stem)
 def test_modules_document_the_parts_of_errors(path):
-    """Modules that run by module_utils/runner.py: a fragment documents their return keys on failure."""
+    """Modules that use module_utils/runner.py document their errors by a fragment."""
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
 
@@ -160,7 +160,7 @@ def test_a_module_names_its_groups(module):
 
 
 def test_each_module_has_an_action():
-    """The action escapes control characters in texts of a host."""
+    """The action escapes control characters in texts from a host."""
     modules, actions = ({path.stem for path in (PLUGINS / folder).glob("*.py")} for folder in ("modules", "action"))
     routes = yaml.safe_load(META.read_text(encoding="utf-8"))["plugin_routing"]["modules"]
     assert all(route == {"action_plugin": "openfleet.gpu.printable"} for route in routes.values())

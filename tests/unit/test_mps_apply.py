@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons around a change of GPUs: stopped before, started after, and restored."""
+"""MPS daemons are stopped before a change of GPUs, and started after it.
+
+A failed change restores them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
 
 
 class Daemons:
-    """Daemons of a host by name with their devices. Acts like MpsHost, except for names in `broken`."""
+    """The MPS daemons of a host, by name, with their devices.
+
+    Acts like MpsHost, except that daemons in `broken` fail.
+    """
 
     def __init__(self, *daemons):
         self.running = {daemon.name: (daemon, (daemon.places[0].gpu_uuid,)) for daemon in daemons}
@@ -82,7 +88,7 @@ def seen(daemons, name):
 
 
 def change(daemons, clear=None):
-    """`old` goes, `kept` gets other limits, `new` comes."""
+    """Make a change that removes `old`, changes the limits of `kept` and adds `new`."""
     more = dataclasses.replace(KEPT, active_thread_percentage=50)
     plan = MpsPlan(
         stops=(StopMps(seen(daemons, "old"), forget=True),),
@@ -200,7 +206,7 @@ def test_recovery_starts_stopped_daemons_of_the_journal():
     work.stop([])
     mps_apply.bring_back(entry, daemons, HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
-    # Once more, and where it had got further: nothing.
+    # A second recovery changes nothing, and so does one after a later change.
     before = list(daemons.restarted)
     mps_apply.bring_back(entry, daemons, HOST)
     daemons.stop("old")

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands to an MPS control daemon, and its answers.
+"""Commands to an MPS control daemon, and its replies.
 
-The answers are those of Debian's 535.261.03 and 550.163.01, as they were printed; molecule/sharing asks the real one.
+The replies were recorded from Debian's 535.261.03 and 550.163.01. molecule/sharing queries the real daemon.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def test_commands(method, arguments, command):
     [
         ("servers", (), "", ()),
         ("servers", (), "580\n601\n", (580, 601)),
-        # 5 is no client.
+        # A reply without clients: 5 is part of the error message.
         ("clients", (5,), "Server 5 not found\n", ()),
         ("clients", (580,), "712\n", (712,)),
         ("percentage", (), "33.5\n", 33.5),
         ("percentage", (), "100.0\n", 100.0),
-        # Of a server that is starting.
+        # The server is still starting.
         ("percentage", (580,), "", None),
         ("set_percentage", (40, 5), "Server 5 not found\n", None),
         ("limit", (0,), "", None),
@@ -106,7 +106,7 @@ def test_missing_daemon():
 
 
 def answering_each(*answers):
-    """A daemon whose tool answers so, one time after the other, and the commands that it was given."""
+    """Return a control with these replies, and the list of its commands."""
     left, asked = list(answers), []
 
     def run(command, input="", **_options):

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Counts of dead MPS servers from the log of their daemon.
+"""Count dead MPS servers from the log of their daemon.
 
-data/mps/*.log are what the daemon of release 535.261.03 wrote: no-driver.log on a machine without a driver, where each server
-ends at once, and killed.log with `sleep` in the place of the server: one was killed by a signal, one ended with the daemon.
+data/mps/*.log were recorded from the daemon of release 535.261.03. no-driver.log is from a machine without a driver, on
+which each server ends at once. For killed.log, `sleep` replaced the server program: one server was killed by a signal,
+and one ended with the daemon.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
     ("texts", "deaths"),
     [
         ((*ONE, *FATAL), 1),
-        # Each start is followed by a death, while the daemon answers.
+        # Each start is followed by a death while the daemon keeps running.
         ((*ONE, *FATAL, "Starting new server 95 for user 1001", FATAL[0], "Server 95 exited with status 1"), 2),
-        # The next user's client ends an idle server.
+        # A client of another user ends an idle server.
         ((*ONE, OTHER, "Server 92 exited with status 0", "Starting new server 99 for user 1002"), 0),
-        # The same user's client waits for a server that was killed.
+        # A client of the same user waits for a server that was killed.
         ((*ONE, ONE[0], "Server 92 exited with status 0"), 1),
-        # A server that crashes while another user waits has died.
+        # A server that crashes while another user waits counts as dead.
         ((*ONE, OTHER, *FATAL), 1),
         ((*ONE, "Cmd:shutdown_server 92", "Server 92 exited with status 0"), 0),
-        # For a server that started before the first scan, a status of 0 means nothing.
+        # For a server that started before the first scan, exit status 0 does not show whether it died.
         (("Server 92 exited with status 0",), 0),
         (("Server 92 exited with status 134",), 1),
         ((*ONE, "quit command issued with timeout of 10", "Server 92 exited with status 1"), 0),
-        # Only root's `quit` is issued: any user may ask for it.
+        # Only root's `quit` takes effect, although any user may send it.
         ((*ONE, "Cmd:quit", "Not enough privilege to execute quit command", "Server 92 exited with status 1"), 1),
         (("quit command issued", "Starting control daemon using socket /x", *ONE, *FATAL), 1),
-        # Other lines that have these words in them.
+        # Other log lines that contain these words.
         (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
     ],
 )
@@ -86,7 +87,7 @@ def test_saved_state_is_limited():
 
 
 class Journal:
-    """The journal of a unit, asked as journalctl is. Entries have numbers for cursors."""
+    """The journal of a unit, queried like journalctl. Entries have numbers as cursors."""
 
     def __init__(self):
         self.entries, self.broken, self.asked = [], False, []
@@ -122,7 +123,7 @@ def test_counter_continues_in_new_processes(counted):
     counted.journal.entries += lines(*ONE, *FATAL)
     assert counted() == {"inference": 1}
     assert "--since=@1700000000" in counted.journal.asked[-1]
-    # Lines of the daemon's unit that root wrote, as journald attests.
+    # Only lines of the daemon's unit that journald attributes to root.
     assert counted.journal.asked[-1][-2:] == ["_SYSTEMD_UNIT=openfleet-mps@inference.service", "_UID=0"]
     assert counted() == {"inference": 1}
     counted.journal.entries += lines("Starting new server 95 for user 1001", "Server 95 exited with status 1")

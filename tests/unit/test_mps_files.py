@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of MPS daemons. molecule/sharing tests them with systemd, Podman and the daemon."""
+"""The files of MPS daemons.
+
+molecule/sharing tests them with systemd, Podman and the real daemon.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ MIG = ("MIG-31d0b6cc-0d48-5a5b-9a33-d3ee1d8a6b3f",)
 
 
 def settings(text: str) -> dict[str, str]:
-    """As systemd reads an environment file and podman one for --env-file."""
+    """Parse the file like systemd's environment files and podman's --env-file."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pairs = [line.split("=", 1) for line in lines]
     assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
@@ -51,7 +54,7 @@ def test_daemon_and_clients_agree(daemon, devices):
     assert own["CUDA_MPS_PIPE_DIRECTORY"] == client["CUDA_MPS_PIPE_DIRECTORY"] == pipes
     assert own["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/openfleet-mps/%s" % daemon.name
     assert own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(daemon.active_thread_percentage)
-    # A client could only be held tighter by one of these, and the daemon's default binds already.
+    # Further variables could only tighten a client's limits, and the daemon's default already applies.
     assert set(client) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
 
 
@@ -67,7 +70,10 @@ def test_memory_limits_follow_the_order_of_devices():
 
 
 def test_cdi_specification_is_valid():
-    """By SPEC.md of the Container Device Interface: keys, names, and the form of mounts and variables."""
+    """The rules are from SPEC.md of the Container Device Interface.
+
+    They cover keys, names, mounts and variables.
+    """
     spec = json.loads(mps_files.files(INSIDE, MIG)["etc/cdi/openfleet-mps-small-gpu0-4.json"])
     assert set(spec) == {"cdiVersion", "kind", "devices"}
     assert re.fullmatch(r"0\.[3-9]\.[0-9]", spec["cdiVersion"])
@@ -100,7 +106,7 @@ def test_names(name, wrong):
 
 
 def test_the_longest_name_leaves_room_for_the_longest_socket():
-    # unix(7): sun_path has 108 bytes, the last one a null.
+    # unix(7): sun_path has 108 bytes including the final null.
     path = mps_files.pipe_directory("x" * mps_files.LONGEST_NAME) + "/control_privileged"
     assert len(path) == 107
 
@@ -130,7 +136,8 @@ def test_the_pipe_directory_has_a_file_system_of_limited_size(name, unit):
     assert {"nosuid", "nodev", "noexec", "mode=0700"} <= set(options)
     sizes = dict(option.split("=") for option in options if "=" in option)
     assert int(sizes["size"].rstrip("M")) <= 64 and int(sizes["nr_inodes"]) <= 65536
-    # A running daemon has its sockets there. The unit of each daemon has its folder mounted before it starts.
+    # The unit must not mount over the sockets of a running daemon. Each daemon's unit mounts its folder before the
+    # start.
     assert "ConditionDirectoryNotEmpty=!/%s\n" % folder.path in folder.unit_text
     assert "RequiresMountsFor=%t/openfleet-mps/%i\n" in mps_unit.shared_files(False)[mps_unit.UNIT_PATH]
 
@@ -146,7 +153,10 @@ def test_systemd_knows_the_unit_by_the_same_name():
 
 @pytest.fixture
 def driver(tmp_path):
-    """What the driver shows in /proc once it is loaded, and a stand-in for nvidia-modprobe that says how it is called."""
+    """Make the driver's files in /proc and a replacement for nvidia-modprobe.
+
+    The replacement records its arguments.
+    """
     proc = tmp_path / "unloaded"
     for address, minor in (("0000:3b:00.0", 0), ("0000:d8:00.0", 11)):
         (proc / "gpus" / address).mkdir(parents=True)
@@ -166,7 +176,10 @@ def driver(tmp_path):
 
 
 def run_as_systemd_does(line: str, root: Path) -> None:
-    """The command of an ExecStartPre=-+/bin/sh -c '…' (systemd.service(5), systemd.syntax(7)), with the stand-in."""
+    """Run the command of an ExecStartPre=-+/bin/sh -c '…' with the replacement.
+
+    Sources: systemd.service(5) and systemd.syntax(7).
+    """
     script = re.fullmatch(r"ExecStartPre=-\+/bin/sh -c '([^']*)'", line.replace("\\\n", " "))[1]
     assert not re.search(r"[\\%]|(?<!\$)\$(?!\$)", script)
     script = script.replace("$$", "$").replace("/proc/", "%s/proc/" % root)
@@ -175,12 +188,15 @@ def run_as_systemd_does(line: str, root: Path) -> None:
 
 
 def test_device_nodes_of_every_gpu_and_mig_device_are_created(driver):
-    """By nvidia-modprobe(1), and the MIG user guide (Device Nodes and Capabilities) for /proc."""
+    """The calls follow nvidia-modprobe(1), and /proc follows the MIG user guide.
+
+    The section is "Device Nodes and Capabilities".
+    """
     unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
     (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
     run_as_systemd_does(line, driver)
     capabilities = "%s/proc/driver/nvidia/capabilities" % driver
-    # nvidia-uvm and nvidia-uvm-tools, nvidiactl, each GPU by its own number, each instance.
+    # nvidia-uvm with nvidia-uvm-tools, nvidiactl, each GPU by its own number, and each instance.
     assert sorted((driver / "called").read_text().splitlines()) == sorted(
         ["-u -c 0", "-c 255", "-c 0", "-c 11"]
         + ["-f %s/%s/access" % (capabilities, name) for name in ("gpu0/mig/gi2", "gpu0/mig/gi2/ci0", "gpu11/mig/gi0")]
@@ -191,7 +207,7 @@ def test_containers_may_use_the_pipe_directory_under_selinux():
     without, under = (mps_unit.shared_files(selinux=s)[mps_unit.UNIT_PATH].splitlines() for s in (False, True))
     (line,) = [line for line in under if line not in without]
     assert line == "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i"
-    # Before anything is made in the directory, which then has its type.
+    # The directory gets its SELinux type before files are created in it, because the files inherit the type.
     assert under.index(line) > max(i for i, text in enumerate(under) if "find " in text)
     assert [line for line in under if line in without] == without
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host in a folder, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
+"""Test a host's MPS daemons in a folder.
 
-What the lab cannot show is here: servers and clients, which need a GPU, a boot, a host without what is needed, failures.
-molecule/sharing has the real systemd and the real daemon.
+systemctl, journalctl and nvidia-cuda-mps-control are replaced. These tests cover what the lab cannot: servers and
+clients (which need a GPU), a boot, missing programs, and failures. molecule/sharing runs the real systemd and daemon.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "--no-block restart -- " + UNIT
     assert host.daemons == {}
-    # It is going to run: that it does not yet is no problem.
+    # A queued start job: the daemon is not running yet, which is no problem.
     host.units[UNIT] = {"Job": "211"}
     shown = host.shown
     (seen,) = mps.observe()
@@ -89,7 +89,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
 
 
 def test_late_boot_is_awaited(host, mps):
-    """Another unit may hang for long, but the daemon is ordered only after the boot unit."""
+    """The daemon only waits for the boot unit, even if another unit delays the boot."""
     host.state = "starting"
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "restart -- " + UNIT
@@ -144,7 +144,7 @@ def test_unresponsive_server_is_named_and_blocks_no_other(host, mps, monkeypatch
 
 
 def test_server_with_an_old_limit_is_detected_and_repaired(host, mps):
-    """A run interrupted between the daemon and its servers leaves such a server."""
+    """If a run is interrupted after it changed the daemon, servers keep the old limit."""
     mps.start(DAEMON, DEVICES)
     host.servers = {
         41: {"percentage": 25.0, "limits": {}, "clients": []},
@@ -180,7 +180,8 @@ def test_adjustable_settings():
     assert adjustable(seen, dataclasses.replace(DAEMON, pinned_memory_limit_bytes=GIB), list(DEVICES))
     assert adjustable(seen_unlimited, DAEMON, DEVICES)
     assert adjustable(seen_unlimited, unlimited, DEVICES)
-    # By no command: other devices, another order of them, a limit taken away, a daemon that is down or does not answer.
+    # No command can change the devices or their order, or remove a limit. A stopped or unresponsive daemon cannot be
+    # changed either.
     assert not adjustable(seen, DAEMON, DEVICES[:1])
     assert not adjustable(seen, DAEMON, DEVICES[::-1])
     assert not adjustable(seen, unlimited, DEVICES)
@@ -191,7 +192,7 @@ def test_adjustable_settings():
     assert not adjustable(dataclasses.replace(seen, problem="it does not answer"), DAEMON, DEVICES)
 
 
-# --- what is seen -----------------------------------------------------------------------------------------------------
+# --- observation ---
 
 
 def test_host_without_daemons_is_not_queried(mps, host):
@@ -210,16 +211,16 @@ def test_servers_and_clients_are_listed(host, mps):
     first, second = seen.clients
     assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py")
     assert first.user
-    # It has ended meanwhile.
+    # The client has ended in the meantime.
     assert second == MpsClient(78, 41, attested=False)
 
 
 def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
-    """Whatever answers at a daemon's pipes could name any process."""
+    """Any process that answers at a daemon's pipes could name any process as a client."""
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79, 80]}}
     proc = host.root / "proc"
-    # Nodes stand for GPUs: /dev/null has the numbers 1 and 3 everywhere, /dev/zero 1 and 5, /dev/tty 5 and 0.
+    # Device nodes replace GPUs: on every machine, /dev/null is 1:3, /dev/zero is 1:5, and /dev/tty is 5:0.
     opened = {41: ("/dev/null",), 77: ("/dev/null",), 78: ("/dev/null",), 79: (), 80: ("/dev/zero",)}
     for pid, uid in ((41, 1000), (77, 1000), (78, 70), (79, 1000), (80, 1000)):
         (proc / str(pid) / "fd").mkdir(parents=True)
@@ -232,7 +233,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
         (seen,) = mps.observe()
         assert seen.server_pids == (41,)
         clients = [client.pid for client in seen.clients if client.attested]
-        # What is not the daemon's own is a holder of the GPU as any other.
+        # Processes that are not the daemon's own count as holders of the GPU like any others.
         own = mps_plan.serves([seen])["GPU-a"]
         assert own == {9, *clients, *({41} - set(seen.unattested_server_pids))}
         assert not clients or 41 in own
@@ -241,20 +242,20 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
     def server(text):
         (proc / "41/status").write_text(text)
 
-    # Simulated GPUs have no nodes, and only the user tells.
+    # Simulated GPUs have no device nodes, so only the user ID is compared.
     assert attested() == [77, 79, 80]
     (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n  5 nvidia-caps\n")
     assert attested() == [77]
-    # One that has ended, for example because its user ended it after it was named.
+    # The server has ended, for example because its user killed it after it was listed.
     (proc / "41/status").rename(proc / "41/gone")
     assert attested() == []
-    # A server of root's serves all users.
+    # A server of root serves all users.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
     assert attested() == [77, 78]
-    # Any process can have its name; only the daemon's has it for a parent.
+    # Any process can have the server's name, but only the daemon's child has the daemon as parent.
     server("PPid:\t1\nUid:\t0\t0\t0\t0\n")
     assert attested() == []
-    # Root in a container is one, and writes to the pipes of the daemon that it is a client of.
+    # Root in a container can imitate a server and write to the pipes of a daemon that it is a client of.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
     assert attested() == []
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
@@ -267,7 +268,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
 def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
     proc = host.root / "proc"
     (proc / "1").mkdir(parents=True)
-    # /dev/full has the numbers 1 and 7, /dev/random 1 and 8.
+    # /dev/full is 1:7, and /dev/random is 1:8.
     (proc / "devices").write_text("Character devices:\n  1 nvidia-caps\n  5 nvidia\n")
     for pid, files in ((41, ("/dev/tty", "/dev/full")), (77, ("/dev/tty", "/dev/full" if own else "/dev/random"))):
         (proc / str(pid) / "fd").mkdir(parents=True)
@@ -278,7 +279,7 @@ def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
 
 def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
-    # The time of a loaded machine is no part of it.
+    # Uses a simulated clock, so that a busy machine makes no difference.
     now, asked = [0.0], []
     monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(1000, 1500)}
@@ -290,7 +291,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
         for pid in range(100, 160)
     }
     assert "clients or more" in mps.observe()[0].problem
-    # A few, each of which answers after 9 seconds.
+    # A few servers, each of which answers after 9 seconds.
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
 
     def slow(command, **options):
@@ -301,7 +302,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     seen = MpsHost(str(host.root), slow).observe()[0]
     assert "takes too long to answer" in seen.problem and now[0] <= 63
     assert all(seconds <= 10 for seconds in asked)
-    # Nor is it adjusted for longer.
+    # A change of limits has the same time limit.
     now[0] = 0.0
     with pytest.raises(ApplyError, match="takes too long"):
         MpsHost(str(host.root), slow).adjust(DAEMON, DEVICES)
@@ -309,11 +310,11 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
 
 
 def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
-    """Before a process is ended, its command line is compared with the one that was read."""
+    """Before a process is ended, its command line is compared with the recorded one."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # Its line says that it has its own command line: until then, that is empty.
+    # The command line is empty until exec. The process prints a line when it has its own.
     client = subprocess.Popen(
         ["sh", "-c", "echo; read _", *(["0"] * 100)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -374,9 +375,9 @@ def mounting(host):
 
 
 def test_pipe_directory_of_a_running_daemon_is_limited_after_the_next_boot(host, mps):
-    """An earlier release created it without a limit.
+    """An earlier release created the directory without a size limit.
 
-    A mount would hide the daemon's sockets.
+    A mount would hide the sockets of the running daemon.
     """
     mps.start(DAEMON, DEVICES)
     (host.root / PIPES).mkdir(parents=True)
@@ -392,7 +393,10 @@ def test_pipe_directory_of_a_running_daemon_is_limited_after_the_next_boot(host,
 
 
 def test_restarted_daemon_gets_a_new_pipe_directory(host, mps):
-    """A container with the old one mounted can still write to it, and systemd does not mount over a folder with files."""
+    """A container that mounted the old directory can still write to it.
+
+    systemd does not mount over a folder with files.
+    """
     mps.start(DAEMON, DEVICES)
     (host.root / PIPES).mkdir(parents=True)
     (host.root / PIPES / "control").touch()
@@ -460,7 +464,7 @@ def test_a_file_of_another_name_is_an_error(host, mps):
         mps.observe()
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- failures ---
 
 
 def test_missing_program_names_its_package(host, mps):
@@ -512,11 +516,11 @@ def test_unresponsive_systemd_is_an_error(host, mps):
     for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
         with pytest.raises(ApplyError, match="Failed to connect to bus") as error:
             act()
-        # Only who looks has certainly changed nothing.
+        # Only an observation has certainly changed nothing.
         assert (error.value.outcome == "old") == (act == mps.observe)
 
 
-# --- stop and forget --------------------------------------------------------------------------------------------------
+# --- stop and remove ---
 
 
 def test_stopped_daemon_keeps_its_files_and_removed_one_does_not(host, mps):
@@ -577,7 +581,7 @@ def test_missing_unit_needs_no_stop(host, mps):
 
 
 def test_spec_is_removed_last(host, mps, monkeypatch):
-    """An interrupted removal is completed by the next run."""
+    """If the removal is interrupted, the next run completes it."""
     mps.start(DAEMON, DEVICES)
     removed = []
     monkeypatch.setattr(mps_host.durable, "remove", lambda path: removed.append(str(path.relative_to(host.root))))
@@ -593,7 +597,10 @@ def test_spec_is_readable_json(host, mps):
 
 
 def test_client_with_slow_files_is_not_confirmed(tmp_path, monkeypatch):
-    """An answer at a daemon's pipes can name any process, e.g. one with a million open files or files on a lost server."""
+    """Answers at a daemon's pipes can name any process.
+
+    The named process may have a million open files, or files on a server that does not respond.
+    """
     proc = tmp_path / "proc"
     for pid in (41, 77):
         (proc / str(pid) / "fd").mkdir(parents=True)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a layout, and which current ones stay, get new limits, stop or start."""
+"""MPS daemons of a layout: which ones stay, get new limits, stop or start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared(gpus):
 
 
 def planned(layout, gpus=H100, seen=(), adjustable=True):
-    """(the daemons wanted, their part of the plan)"""
+    """Return the wanted daemons and their part of the plan."""
     layout = parse_layout(layout)
     plan = planner.plan(gpus, targets(layout, gpus))
     wanted = mps_plan.wanted(layout, plan, "580.105.08", seen)
@@ -56,12 +56,12 @@ def refused(layout, gpus=H100):
 
 
 def served(gpu):
-    """The GPU as it is while a daemon serves it."""
+    """Return the GPU in the state that it has while a daemon uses it."""
     return dataclasses.replace(gpu, compute_mode="exclusive_process")
 
 
 def running(daemon, devices, **changes):
-    """The daemon as it runs with what it was given."""
+    """Return the daemon as observed while it runs with its settings."""
     limits = (daemon.pinned_memory_limit_bytes,) * len(devices)
     seen = MpsSeen(daemon, tuple(devices), True, 41, (42,), (), daemon.active_thread_percentage, limits)
     return dataclasses.replace(seen, **changes)
@@ -77,7 +77,7 @@ SERVED = (served(H100[0]), *H100[1:])
 RUNNING = running(A, [H100[0].uuid])
 
 
-# ---------------------------------------------------------------------- what a layout wants
+# ---------------------------------------------------------------------- daemons of a layout
 
 
 def test_one_gpu_has_a_daemon_of_this_name():
@@ -181,7 +181,7 @@ def test_clients_of_old_gpus_cannot_be_limited():
     assert "before Volta" in refused([mps([0])], [old])
 
 
-# ---------------------------------------------------------------------- from what runs
+# ---------------------------------------------------------------------- changes of running daemons
 
 
 def test_missing_daemon_starts():
@@ -228,7 +228,7 @@ def test_unconfirmed_client_is_named_but_not_ended():
     assert str(who) == (
         "pid 77 (python3 serve.py, user alice), its client according to the server 42 only, and is not ended"
     )
-    # It holds GPUs by itself, as any other process.
+    # An unconfirmed client is not one of the daemon's own processes, so it counts as a separate holder.
     assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
     assert mps_plan.serves([dataclasses.replace(RUNNING, clients=(CLIENT,))])[H100[0].uuid] == {41, 42, 77}
 
@@ -281,11 +281,8 @@ def test_a_gpu_that_gets_mig_loses_its_daemon_first():
     assert plan.disturbs
 
 
-# ---------------------------------------------------------------------- inside instances
-
-
 def named(gpu):
-    """The GPU with a UUID for each MIG device."""
+    """Return the GPU with UUIDs for its MIG devices."""
     instances = [
         dataclasses.replace(
             i, compute_instances=tuple(dataclasses.replace(c, mig_uuid=f"MIG-{i.id}") for c in i.compute_instances)
@@ -369,7 +366,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     ]
     assert {each.compute_mode for each in wanted} == {"default"}
     assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
-    # One more tenant reaches a running daemon.
+    # A new tenant becomes a client of a running daemon.
     seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
     more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a host with an unresponsive driver, and daemons in results of modules."""
+"""MPS daemons without a working driver, and daemons in module results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Two daemons on a host, which is the one that the code looks at; its driver does not answer."""
+    """Return a simulated host with two daemons and an unresponsive driver.
+
+    The modules under test use this host.
+    """
     found = make_host(tmp_path / "root")
     mps = mps_host.MpsHost(str(found.root), found)
     mps.start(DAEMON, DEVICES)
@@ -53,7 +56,7 @@ def serve(tmp_path):
 
 
 class Living:
-    """The clients of a server: a process, until it has ended."""
+    """The client list of a server: one process until it ends."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process
@@ -66,7 +69,7 @@ class Living:
 def client(host, tmp_path):
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # Its line says that it has its own command line: until then, that is empty.
+    # The command line is empty until exec. The process prints a line when it has its own.
     process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline()
     with opened(program=named(tmp_path, "nvidia-cuda-mps-server")) as server:

@@ -12,16 +12,17 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules
 @pytest.mark.parametrize(
     ("capability", "driver", "most"),
     [
-        # nvidia-cuda-mps-control(1) of release 550: 16 up to compute capability 6.x, 48 from 7.0 on, none below 3.5.
+        # nvidia-cuda-mps-control(1) of release 550: 16 clients up to compute capability 6.x, 48 from 7.0, none below
+        # 3.5.
         ("3.0", "470.256.02", 0),
         ("3.5", "470.256.02", 16),
         ("6.1", "595.10", 16),
         ("7.0", "550.163.01", 48),
         ("9.0", "580.95.05", 48),
-        # The MPS documentation of release 590 (CUDA 13.1): 60 instead of 48.
+        # MPS documentation of release 590 (CUDA 13.1): 60 clients instead of 48.
         ("9.0", "590.44.01", 60),
         ("10.0", "615.10.02", 60),
-        # Nothing is refused because a release cannot be read.
+        # An unreadable release number is never a reason to refuse.
         ("9.0", "", 60),
         ("9.0", None, 60),
         ("6.1", None, 16),
@@ -36,7 +37,7 @@ def test_clients_of_a_gpu(capability, driver, most):
 @pytest.mark.parametrize(
     ("slices", "driver", "most"),
     [
-        # MIG user guide, CUDA Concurrency Mechanisms: in proportion to the compute instance.
+        # MIG user guide, CUDA Concurrency Mechanisms: the limit is proportional to the compute instance.
         ((7, 7), "580.95.05", 48),
         ((3, 7), "580.95.05", 20),
         ((1, 7), "580.95.05", 6),

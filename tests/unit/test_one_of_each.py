@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One mechanism of each kind, by the syntax tree: a second one would have other rules."""
+"""Each mechanism exists only once, by the syntax tree.
+
+A second one would have different rules.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 
 
 def trees():
-    """Yield the path below the plugins and the syntax tree of each of their files."""
+    """Yield (path below the plugins, syntax tree) of each file."""
     for path in sorted(PLUGINS.rglob("*.py")):
         yield str(path.relative_to(PLUGINS)), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def renames(node: ast.AST) -> bool:
-    """Whether a call gives a file another name: replace of os and of paths, which take no further text, and rename."""
+    """Return whether a call renames a file, through os or pathlib.
+
+    Path.replace takes one argument, unlike str.replace.
+    """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     name, owner = node.func.attr, node.func.value
@@ -27,7 +33,7 @@ def renames(node: ast.AST) -> bool:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Return the names of the modules that a file imports from elsewhere, functions included."""
+    """Return the names of modules that a file imports from outside, also in functions."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -41,7 +47,7 @@ def importers(*modules: str) -> set[str]:
     return {path for path, tree in trees() if imported(tree) & set(modules)}
 
 
-#: What is renamed there was not written there, or is no file.
+#: Files that rename something that they did not write, or that is not a file.
 RENAMES = {
     "module_utils/durable.py": "the writer itself",
     "module_utils/change/trial.py": "a layout that was set aside",
@@ -70,13 +76,16 @@ def _is(node: ast.AST, name: str) -> bool:
 
 def test_one_opener_sends_requests():
     own = "module_utils/http_opener.py"
-    # Ansible's open_url has the settings of proxies and certificates that a controller has.
+    # Ansible's open_url uses the controller's proxy and certificate settings.
     assert importers("urllib.request", "http.client") == {own, "plugin_utils/bundle/fetch.py"}
     assert importers("ansible.module_utils.urls", "requests", "urllib3") == {"plugin_utils/bundle/fetch.py"}
 
 
 def taken(tree: ast.AST, module: str) -> set[str]:
-    """Return the names that a file imports from a module of the collection, by the end of the module's path."""
+    """Return the names imported from a module of the collection.
+
+    The module is given by the end of its path.
+    """
     return {
         each.name
         for node in ast.walk(tree)
@@ -90,7 +99,7 @@ def test_one_session_calls_the_driver_with_time_limits():
     direct = {path for path, tree in trees() if {"Session"} & (taken(tree, "nvml.session") | taken(tree, "session"))}
     assert direct == {
         "module_utils/nvml/bounded_session.py",
-        # Within bounded.bounded, which limits all of it.
+        # Runs within bounded.bounded, which limits its total time.
         "module_utils/hardware/asking.py",
     }
     assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {"module_utils/nvml/session.py"}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of repositories as bytes: fingerprints and invalid keys."""
+"""Repository keys as bytes: fingerprints and invalid keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages import openpgp
 
-#: A version 4 packet: tag 6 in the new format, one octet of length. Its fingerprint by RFC 9580, 5.5.4.2.
+#: A version 4 packet: tag 6 in the new format, with a one-octet length. Its fingerprint follows RFC 9580, 5.5.4.2.
 BODY = bytes([4, 0x65, 0, 0, 0, 22, 9]) + b"an Ed25519 key, or so"
 PACKET = bytes([0xC0 | 6, len(BODY)]) + BODY
 FINGERPRINT = hashlib.sha1(b"\x99" + len(BODY).to_bytes(2, "big") + BODY).hexdigest().upper()
@@ -41,7 +41,7 @@ def test_every_key_of_a_ring_counts():
 
 
 def packet(tag, body=b"x"):
-    """In the new format, with one octet of length."""
+    """Return a packet in the new format with a one-octet length."""
     return bytes([0xC0 | tag, len(body)]) + body
 
 
@@ -73,7 +73,7 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
             openpgp.fingerprints(content)
         assert "the packet with tag %d at byte %d is not part of a public key" % (tag, len(PACKET)) in str(error.value)
     if tag < 16:
-        # In the old format, where a tag has four bits, and as armour.
+        # The old format, which has a tag of four bits, and ASCII armor.
         with pytest.raises(openpgp.KeyFormatError, match="tag %d at byte %d " % (tag, len(PACKET))):
             openpgp.fingerprints(armoured(PACKET + bytes([0x80 | tag << 2, 1, 0])))
 
@@ -106,7 +106,7 @@ def test_longer_packets_are_read_completely(length):
 
 @pytest.mark.skipif(not shutil.which("gpg"), reason="no gpg on this machine")
 def test_exports_of_gpg():
-    # gpg's agent has a socket there, whose path must be short.
+    # gpg's agent has a socket in its home directory, so the path must be short.
     home = Path(tempfile.mkdtemp(prefix="openpgp-"))
 
     def gpg(*arguments, text=None):
@@ -126,7 +126,7 @@ def test_exports_of_gpg():
             assert openpgp.binary(public) == gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match=r"tag 5 at byte 0 .*a secret key"):
             openpgp.fingerprints(gpg("--export-secret-keys"))
-        # Behind the key that is trusted, one of which a signature would be taken too.
+        # A second key after the trusted one would be accepted for signatures too.
         public = gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match="tag 5 at byte %d " % len(public)):
             openpgp.fingerprints(public + gpg("--export-secret-keys"))
@@ -135,7 +135,7 @@ def test_exports_of_gpg():
             openpgp.KeyFormatError, match=r"tag \d+ at byte %d is not part of a public key" % len(public)
         ):
             openpgp.fingerprints(public + signed)
-        # Signatures alone are no key.
+        # Signatures without a key are refused.
         with pytest.raises(openpgp.KeyFormatError, match="tag 2 at byte 0 belongs to no key"):
             openpgp.fingerprints(gpg("--detach-sign", text=b"a message"))
     finally:
@@ -152,7 +152,7 @@ def test_real_key_rings_are_read_like_gpg():
         told = subprocess.run(
             ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
         )
-        # One part a key; of its fingerprints the first is the primary key's.
+        # One part per key. Its first fingerprint is the primary key's.
         parts = ("\n" + told.stdout).split("\npub:")[1:]
         primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
         assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)

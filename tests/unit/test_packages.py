@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Common parts of driver and toolkit packages: keys, and files of APT and DNF."""
+"""Common parts of driver and toolkit packages: keys, and APT and DNF files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWNER = Owner("some_role", "openfleet-some", "something")
 
 
 def answers(code=0, output="", errors=""):
-    """A host whose every command says just this."""
+    """Return a function that answers every command with this text."""
     return lambda command: subprocess.CompletedProcess(command, code, output, errors)
 
 
@@ -60,7 +60,7 @@ def test_damaged_key_ring_is_an_error(tmp_path):
 )
 def test_only_lists_of_removed_sources_are_deleted(monkeypatch, tmp_path, sources):
     monkeypatch.setattr(apt, "LISTS", str(tmp_path))
-    # Names as apt-get update gives them.
+    # File names as created by apt-get update.
     ours = ["m.example.org:80_a%5fb_amd64_InRelease", "m.example.org:80_a%5fb_amd64_Packages"]
     others = ["m.example.org:80_a%5fb_amd64v3_Packages", "m.example.org:80_a_b_amd64_Packages", "lock"]
     for name in (*ours, *others):

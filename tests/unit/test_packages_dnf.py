@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""DNF's table of a change, its lock, and a host's package manager. molecule/rpm runs the real DNF."""
+"""DNF's change table and lock, and the choice of a package manager.
+
+molecule/rpm runs the real DNF.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model impor
 
 pytestmark = pytest.mark.core
 
-# As DNF 4.14 prints it to no terminal.
+# Output of DNF 4.14 without a terminal.
 TABLE = """Last metadata expiration check: 0:00:05 ago on Sat Nov 28 03:45:36 2026.
 Dependencies resolved.
 ================================================================================
@@ -102,7 +105,7 @@ LOCKS = (
         # A killed DNF leaves the lock of the old version.
         ("libnvidia-ml", "580.105.08-1.el9", False),
         ("libnvidia", "580.95.05-1.el9", False),
-        # DNF could change it to the other version.
+        # DNF could change this package to the other version.
         ("libcuda", "580.95.05-1.el9", False),
         ("nvlsm", "2025.06.11-1", True),
         ("bash", "5.1.8-9.el9", False),

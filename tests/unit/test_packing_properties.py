@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Properties of every packing: valid, complete, optimal if all can be tried, no needless changes."""
+"""Properties of every packing: valid, complete, and without needless changes.
+
+If all packings can be tried, the result is optimal.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
 
 @st.composite
 def small_groups(draw):
-    """Workloads with affinity, anti-affinity and hosts, for three A100 on two hosts."""
+    """Generate workloads with affinity, anti-affinity and hosts.
+
+    They are for three A100 on two hosts.
+    """
     profiles = st.sampled_from(["1g.5gb+me", "2g.10gb", "3g.20gb", "4g.20gb"])
     return tuple(
         Workload(
@@ -119,7 +125,7 @@ def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
             return False
         if len({gpu.host for w, gpu in placed if w.near}) > 1:
             return False
-        # On one GPU no two of the group are; on one host no two of those that ask for hosts of their own.
+        # No two members of a group share a GPU. Members with `apart_on: host` do not share a host either.
         keys = [gpu.key for w, gpu in placed if w.apart]
         hosts = [gpu.host for w, gpu in placed if w.apart and w.apart_on == "host"]
         return len(keys) == len(set(keys)) and len(hosts) == len(set(hosts))
@@ -132,7 +138,10 @@ def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
 
 @st.composite
 def small_days(draw):
-    """(today by GPU, profile by workload) on two A100, where what is wanted fits."""
+    """Generate (current workloads, wanted workloads) that fit on two A100.
+
+    Both map workloads to profiles.
+    """
     names = [p.name for p in MODELS["A100-40GB"].profiles if p.compute_slices < 5]
     old = {"w%d" % n: p for n, p in enumerate(draw(st.lists(st.sampled_from(names), min_size=1, max_size=4)))}
     wanted = {}
@@ -153,7 +162,7 @@ def as_workloads(wanted):
 def test_no_replan_takes_fewer_gpus_or_moves_or_destroys_less(day, even):
     old, wanted = day
     gpus = fleet("A100-40GB", "A100-40GB")
-    # Spread leaves the holes that make moving worth while.
+    # The policy `spread` leaves gaps that make moves worthwhile.
     first = pack(Problem(gpus, as_workloads(old), (), Rules(policy="spread" if even else "binpack")))
     problem = Problem(gpus, as_workloads(wanted), stands(first))
     packing = pack(problem)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of packing, its refusals and its messages."""
+"""Rules, refusals and messages of packing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wanted(*profiles, **more):
 
 
 def where(packing):
-    """By workload the (host, index) that it is on."""
+    """Return (host, index) of the GPU by workload."""
     found = {}
     for standing in packing.standing:
         found.setdefault(standing.workload, []).append(standing.key)
@@ -64,7 +64,7 @@ def packed(problem, solver):
 
 @needs_or_tools
 def test_pairs_that_a_greedy_packer_misses():
-    # Largest first pairs the 4g with a 2g and a 1g; a GPU holds 4g+3g, or 3g+2g+2g.
+    # The largest-first order puts 4g with a 2g and a 1g, but a GPU also holds 4g+3g or 3g+2g+2g.
     packing = packed(Problem(fleet(*[A100] * 4), wanted("4g.20gb", "3g.20gb", "3g.20gb", "2g.10gb", "2g.10gb")), "auto")
     assert (packing.score.gpus, packing.bound, packing.proven) == (2, 2, True)
 
@@ -154,7 +154,7 @@ def test_several_gpus_stay_within_their_domain(solver, search):
 
 @needs_or_tools
 def test_search_places_groups_that_the_heuristic_cannot():
-    # The pair would fit the host of two GPUs best, and has to leave it to those that may stand nowhere else.
+    # The host with two GPUs would suit the pair best, but workloads that can run nowhere else need it.
     gpus = tuple(FleetGpu(host, n, A100) for host, count in (("a", 2), ("b", 3)) for n in range(count))
     workloads = (
         Workload("pair", (WHOLE,), gpus=2),
@@ -192,7 +192,7 @@ def test_too_many_groups_for_the_hosts(solver):
 
 
 def today(*standing):
-    """Parse "gpu profile@start workload", with - for no workload."""
+    """Parse lines of "gpu profile@start workload". A dash means no workload."""
     found = []
     for text in standing:
         index, instance, name = text.split()
@@ -252,7 +252,7 @@ def test_workload_on_a_forbidden_host_moves():
     assert where(packed(problem, "auto")) == {"w0": [("host1", 0)]}
 
 
-# -- Large fleets, cut lists, no OR-Tools ------------------------------------------------------------------------------
+# -- Large fleets, truncated lists, missing OR-Tools --
 
 
 @draws(10)
@@ -313,13 +313,13 @@ def test_result_does_not_depend_on_the_process():
 
 @needs_or_tools
 def test_thousands_are_counted_by_pattern():
-    # A 4g and a 3g fill a GPU, and three 2g are the most of theirs: 300 + 100.
+    # A GPU holds a 4g and a 3g, or three 2g: 300 + 100 GPUs.
     workloads = wanted(*(["4g.20gb", "3g.20gb", "2g.10gb"] * 300))
     packing = packed(Problem(fleet(*[A100] * 900, per_host=8), workloads), "auto")
     assert (packing.score.gpus, packing.proven) == (400, True)
 
 
-# -- What is refused, and what is said ---------------------------------------------------------------------------------
+# -- Refusals and messages --
 
 
 @pytest.mark.parametrize(

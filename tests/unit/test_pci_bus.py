@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs of the PCI bus that the driver should list, and names of missing ones."""
+"""GPUs of the PCI bus that the driver should list, and the names of missing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ GPUS = [
 
 @pytest.fixture(name="bus")
 def of_sysfs(tmp_path):
-    """Return a function that adds a device to a folder such as /sys/bus/pci/devices, and gives the folder."""
+    """Return a function that adds a PCI device to a folder, and returns the folder.
+
+    The folder has the format of /sys/bus/pci/devices.
+    """
     folder = tmp_path / "devices"
     folder.mkdir()
 

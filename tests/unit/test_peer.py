@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The owner of a connection's other end: real sockets and processes in cgroups of the test."""
+"""The owner of a connection's other end.
+
+Uses real sockets and processes in simulated cgroups.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def connect(port, address="127.0.0.1"):
 
 @pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 def accepted(request):
-    """(a client's socket, the server's end of it), over IPv4, IPv6, and IPv4 to a server of both."""
+    """Return (a client's socket, the server's end).
+
+    Both use IPv4, both use IPv6, or an IPv4 client connects to a server for both.
+    """
     address = request.param
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
@@ -64,7 +70,7 @@ def test_process_of_the_unit_is_accepted(processes, accepted):
     "cgroup",
     [
         FOREIGN,
-        # Names below what was delegated are the user's own choice.
+        # Names below a delegated cgroup are chosen by the user.
         "/user.slice/user-1000.slice/user@1000.service/%s" % UNIT,
         "/system.slice/jupyterhub.service/%s" % UNIT,
         "/system.slice/docker-%s.scope/system.slice/%s" % (ID, UNIT),
@@ -73,7 +79,7 @@ def test_process_of_the_unit_is_accepted(processes, accepted):
 )
 def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
     processes.add(stranger.process.pid, cgroup)
-    # A process of the unit is there, and has not got the port.
+    # A process of the unit exists, but does not own the port.
     processes.add(os.getpid(), OWN)
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
         peer.check(client, UnitOwner(UNIT))
@@ -100,7 +106,7 @@ def test_control_characters_in_program_names_are_escaped(processes, stranger):
 
 
 def test_only_the_owner_of_this_connection_counts(processes):
-    """The current listener does not matter."""
+    """The current listener on the port does not matter."""
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -116,7 +122,10 @@ def test_only_the_owner_of_this_connection_counts(processes):
 
 
 def test_unaccepted_connection_is_awaited(processes, monkeypatch):
-    """Before it is accepted, the kernel has no owner: its inode is 0, and so is its user id."""
+    """Before the server accepts, the kernel knows no owner.
+
+    The socket has inode 0 and user ID 0.
+    """
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
         with pytest.raises(peer.PeerError, match="nothing accepts the connection"):
@@ -154,7 +163,7 @@ def test_closed_or_remote_connection_is_refused(processes):
         for name in far:
 
             class Elsewhere:
-                """Connected to another host, for all that this one's tables say."""
+                """A connection that appears in this host's tables as a connection to another host."""
 
                 getsockname, getpeername = (lambda self: real), (lambda self, name=name: name)
 
@@ -167,7 +176,10 @@ def test_closed_or_remote_connection_is_refused(processes):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """Stand-ins for docker, podman and systemctl: {"docker container inspect ...": what it prints}."""
+    """Replace docker, podman and systemctl.
+
+    The argument maps commands, for example "docker container inspect ...", to their output.
+    """
     folder, answers = tmp_path / "bin", tmp_path / "answers"
     folder.mkdir()
     answers.mkdir()
@@ -192,7 +204,7 @@ def engines(tmp_path, monkeypatch):
         ("docker", "/system.slice/docker-%s.scope" % ID, True),
         ("docker", "/docker/" + ID, True),
         ("docker", "/system.slice/docker-%s.scope" % ("0" * 64), False),
-        # A user's own engine may call its cgroup so.
+        # A user's own container engine may use the same cgroup name.
         ("docker", "/user.slice/user-1000.slice/user@1000.service/docker-%s.scope" % ID, False),
         ("podman", "/system.slice/docker-%s.scope" % ID, False),
     ],
@@ -244,7 +256,7 @@ def test_replaced_main_process_owns_nothing(processes, engines):
         UserOfUnitOwner("jupyter.service")
 
 
-#: Forwards one connection to a port, as docker-proxy does, and says when it can.
+#: Forwards one connection to a port like docker-proxy, and prints its own port when it is ready.
 PROXY = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", 0))
@@ -259,9 +271,9 @@ sys.stdin.read()
     ("cgroup", "executable", "inside", "trusted"),
     [
         ("/system.slice/docker.service", "/usr/bin/docker-proxy", True, True),
-        # It leads into another container.
+        # The proxy forwards to another container.
         ("/system.slice/docker.service", "/usr/bin/docker-proxy", False, False),
-        # Root in a container that shares the host's network calls its program what it likes.
+        # Root in a container with the host's network can choose the program's name.
         ("/system.slice/docker-%s.scope" % ("0" * 64), "/usr/bin/docker-proxy", True, False),
         ("/system.slice/docker.service", "/usr/bin/socat", True, False),
         (FOREIGN, "/usr/bin/docker-proxy", True, False),
@@ -289,13 +301,16 @@ def test_published_port_with_dockers_proxy_is_accepted(processes, engines, cgrou
 
 
 def test_translated_port_ends_in_the_container(processes, engines, accepted, monkeypatch):
-    """The other end is in the container's table, where only the client's port is the same."""
+    """The other end is in the container's table.
+
+    Only the client's port is the same in both tables.
+    """
     engines("podman notebook", ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
     owner = ContainerOwner("podman", "notebook")
     monkeypatch.setattr(peer, "_own_connections", list)
     peer.check(accepted, owner)
-    # Of another container, it is not this one's.
+    # The process now belongs to another container.
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ("0" * 64))
     with pytest.raises(peer.PeerError, match="podman container notebook"):
         peer.check(accepted, owner, seconds=0)
@@ -304,9 +319,9 @@ def test_translated_port_ends_in_the_container(processes, engines, accepted, mon
 @pytest.mark.parametrize(
     ("address", "port", "inode", "ours"),
     [
-        # The source that masquerading gave it, an address of this host.
+        # The source address after masquerading, which is an address of this host.
         ("127.0.0.9", 4711, 5, True),
-        # One of another host with this client's port, by chance or on purpose.
+        # A connection of another host with the same client port, by chance or on purpose.
         ("192.0.2.7", 4711, 5, False),
         ("127.0.0.9", 4712, 5, False),
         # A socket of another process in the container's network.
@@ -325,7 +340,7 @@ def test_translated_connection_is_recognized_by_the_clients_port(address, port, 
 
 
 def test_host_can_be_a_container(processes, accepted):
-    """Lab hosts are containers, so the container of this process means nothing."""
+    """Lab hosts are containers, so the test's own container must not matter."""
     (processes.folder / "self/cgroup").write_text("0::/machine.slice/libpod-%s.scope/init.scope\n" % ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/system.slice/%s" % (ID, UNIT))
     peer.check(accepted, UnitOwner(UNIT))

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan from a file is the same plan, or is refused with the name of what changed."""
+"""A saved plan is applied unchanged, or refused if something has changed.
+
+The message names the change.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def restore(saved, gpu, wanted, ownership=planner.ALL_OURS):
 
 @st.composite
 def situations(draw):
-    """(GPU in some legal state with some instances in use, target that fits an empty GPU of its model)."""
+    """Generate (GPU in a valid state, target that fits an empty GPU of its model).
+
+    Some instances are in use.
+    """
     gpu = assumed_gpus([draw(st.sampled_from(MIG_MODELS))], MODELS)[0]
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
     slices = {p.name: p.compute_slices for p in gpu.mig.profiles}
@@ -97,7 +103,10 @@ def test_applied_plan_has_no_steps_left(situation):
 
 
 def test_saved_placement_is_kept_if_the_planner_could_choose():
-    """The restored target pins every instance, so the result is verified against the saved plan."""
+    """The restored target pins every instance.
+
+    The result is therefore compared with the saved plan.
+    """
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
     back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))
@@ -134,7 +143,7 @@ def test_each_moved_part_is_named():
 def test_kept_parts_are_no_difference():
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "3g.40gb"))
-    # Its number in the list is not the card, and what it is doing just now is not its layout.
+    # An index does not identify a GPU, and temporary settings are not part of its layout.
     moved = dataclasses.replace(gpu, index=5, persistence_mode=True)
     assert plan_file.differences(saved, host_of(moved)) == []
 

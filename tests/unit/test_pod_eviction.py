@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods of a node that are evicted: the named ones that options allow."""
+"""Pods that are evicted from a node: only named pods that the options allow."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_static_pod_stops_all():
 
 
 def owned(**changes):
-    """A pod that says that a DaemonSet is its owner."""
+    """Return a pod that names a DaemonSet as its owner."""
     reference = {"kind": "DaemonSet", "name": "agent", "uid": "uid-agent", "controller": True, **changes}
     return pod("a", ownerReferences=[reference])
 
@@ -91,7 +91,7 @@ MADE_UP = {
 def test_forged_daemonset_exempts_no_pod(named, daemonsets):
     """A tenant's pod can name any owner.
 
-    It is treated as a pod without owner, which would not be recreated.
+    The pod is treated like one without an owner, which would not be recreated.
     """
     with pytest.raises(EvictionError, match=r"ml/a names a DaemonSet .*\(force\).*No pod was evicted"):
         chosen(named, daemonsets=daemonsets)

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code of root that reads unlimited or unresponsive files of processes has documented limits.
+"""Root's reads of unbounded or blocking process files have documented limits.
 
-Found by the syntax tree: texts that name such a file of /proc/PID. A new place fails here until it is in the table, with a bound.
+The syntax tree is searched for texts that name such a file of /proc/PID. A new read fails this test until the table
+lists it with its limit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "plugins" / "module_utils"
-#: Open files and mappings; pages of the process's own memory; what leads through its root; as many mounts as it likes.
+#: Files whose size a process controls: open files, mappings, its own memory, paths through its root, and mounts.
 UNBOUNDED = re.compile(r"(?:^|/)(?:fd|maps|map_files|smaps|environ|cmdline|mem|mountinfo|cwd|exe)(?:/|$)|/root(?:/|%s)")
 CHILD = "asked in a child, which is left behind where it does not answer (file_worker, bounded)"
 DEADLINE = "ends at a deadline, or after so many"
@@ -55,7 +56,7 @@ PLACES = {
 
 
 def places() -> set[str]:
-    """The functions, by module, that have such a text in them other than as documentation."""
+    """Return the functions by module that contain such a text outside docstrings."""
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
         module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Foreign values in PromQL stay single values. tests/audit/test_hostile_names.py uses a real Prometheus."""
+"""Untrusted values in PromQL stay single values.
+
+tests/audit/test_hostile_names.py uses a real Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.promql import any_of, literal, quote
 
-#: All that UTF-8 can carry.
+#: All text that UTF-8 can encode.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -36,7 +39,7 @@ def test_a_string_is_one_literal(text, written):
 
 @given(TEXT)
 def test_a_string_is_read_back(text):
-    # What this writes is the part that strings of Go and of JSON have in common.
+    # The output uses only escapes that Go and JSON have in common.
     assert json.loads(quote(text)) == text
     assert min(quote(text)) >= " "
 

@@ -17,7 +17,7 @@ from ansible.parsing.dataloader import DataLoader
 from patience import wait_until
 
 ROOT = Path(__file__).parents[2]
-#: In the place of make: notes its target, says so, and fails where a file of that name says so.
+#: Replaces make: logs its target, waits while a file wait-TARGET exists, and fails if a file fail-TARGET exists.
 MAKE = """#!/bin/sh
 echo "begin $2" >>log
 echo "output of $2"
@@ -29,7 +29,10 @@ echo "end $2" >>log
 
 @pytest.fixture()
 def queue(tmp_path):
-    """Run it in a new folder, and return the ended process and what started and ended, in order."""
+    """Return a function that runs the queue in a new folder.
+
+    The function returns the ended process, and the starts and ends of targets in order.
+    """
     (tmp_path / "make").write_text(MAKE)
     (tmp_path / "make").chmod(0o755)
     environment = {**os.environ, "PATH": "%s:%s" % (tmp_path, os.environ["PATH"])}
@@ -67,11 +70,11 @@ def test_ready_targets_start_before_waiting_ones_in_list_order(queue):
 def test_concurrent_targets_are_limited_by_jobs(queue, tmp_path):
     for target in ("a", "b"):
         (tmp_path / ("wait-" + target)).touch()
-    # The third ends the others: they run beside it, or this would not end.
+    # The third target ends the others, so all three must run in parallel.
     (tmp_path / "make").write_text(MAKE + '\n[ "$2" != c ] || rm wait-a wait-b\n')
     done, log = queue("3", "a", "b", "c", "d")
     assert done.returncode == 0 and len(log) == 8
-    # The fourth begins when one of them has ended.
+    # The fourth target starts when one of the others has ended.
     assert log.index("begin d") > min(log.index("end " + target) for target in "abc")
 
 
@@ -84,7 +87,7 @@ def test_dependents_of_a_failed_target_are_skipped(queue):
 
 def test_hanging_target_fails_and_others_run(queue, tmp_path):
     (tmp_path / "wait-stuck").touch()
-    # What a target started ends with it.
+    # Processes that a target started end with the target.
     (tmp_path / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
     done, log = queue("--limit", "3", "1", "stuck", "other", "after:stuck")
     assert done.returncode == 1
@@ -121,7 +124,10 @@ def test_queue_without_its_make_ends_its_targets_and_cleans_up(tmp_path):
 
 
 def _started(folder, *before):
-    """Start a queue of two targets that do not end; return it, and the pids of the targets once they run."""
+    """Start a queue of two targets that do not end.
+
+    Returns the queue's process and the pids of the targets when they run.
+    """
     (folder / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
     (folder / "make").chmod(0o755)
     for target in ("a", "b"):
@@ -151,14 +157,14 @@ def _assert_cleaned(folder, pids):
 
 
 def test_running_lab_hosts_are_limited(queue, tmp_path):
-    # Each target fails that runs beside another one with hosts.
+    # A target with hosts fails if it runs beside another one with hosts.
     (tmp_path / "make").write_text(
         MAKE
         + "\ncase $2 in lab*) [ ! -e busy ] || touch fail-$2; touch busy; sleep 0.2; rm -f busy; [ ! -e fail-$2 ];; esac\n"
     )
     done, log = queue("--room", "5", "4", "lab-a@3", "lab-b@3", "lab-c@8", "unit")
     assert done.returncode == 0, log
-    # Those without hosts do not wait.
+    # Targets without hosts do not wait.
     assert log.index("begin unit") < log.index("begin lab-b")
 
 
@@ -172,7 +178,7 @@ def test_leg_counts_the_hosts_of_its_inventory():
     for leg, folder in inventories.items():
         hosts = InventoryManager(DataLoader(), [str(folder)]).get_hosts("gpu_hosts,gpu_monitoring")
         assert counted.pop(leg) == str(len(hosts)), leg
-    # The small benchmark has one of four, and Debian 13 has one scenario after the other.
+    # The small benchmark uses one host of four, and Debian 13 runs its scenarios one after the other.
     assert counted == {"figures": "1", "trixie": "4"}
 
 
@@ -184,7 +190,7 @@ def test_help_describes_each_leg():
     )
     names = " ".join("".join(each) for each in legs).replace("\\", "").split()
     assert sorted(described) == sorted(names) and len(names) > 20
-    # Names that differ by a plural are confused.
+    # Names that differ only by a final s are easy to confuse.
     assert not {name + "s" for name in names} & set(names)
 
 
@@ -200,7 +206,7 @@ def test_scenario_needs_the_images_of_its_hosts():
     wanted = {}
     for path in ROOT.glob("molecule/*/inventory/**/*.yml"):
         scenario = path.relative_to(ROOT / "molecule").parts[0]
-        # A variant that its name is put together for is built by the scenario itself.
+        # If a scenario composes a variant's name, it builds the variant itself.
         for variant in re.findall(r"lab_variant: (\w+)$", path.read_text(), re.MULTILINE):
             wanted[scenario] = variant
     assert {"vgpu", "sharing", "gpu_drain", "monitoring", "audit"} <= set(wanted)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps from a finding to a stop: notice, waiting time, keeps, observation."""
+"""The steps from a finding to a stop: notice, waiting time, keeps and observation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ HOLDERS = [held(), held("y.service", gpu="GPU-1"), held("podman container notebo
 
 
 class Machine:
-    """A host whose clock, holders and keeps the test moves; what it records is a real file."""
+    """A host with a clock, holders and keeps that the test sets.
+
+    Its records are real files.
+    """
 
     def __init__(self, folder, monkeypatch) -> None:
         self.folder, self.now, self.kept, self.told = str(folder), 1.8e9, [], []
@@ -104,7 +107,7 @@ def test_finding_that_worked_meanwhile_gets_a_new_notice(machine):
 
 
 def test_notice_before_the_idle_time_does_not_count(machine):
-    """No run in between could have removed it."""
+    """No run between the notice and the idle time could have withdrawn the notice."""
     machine.run({**UNIT, "quiet_seconds": 3 * DAY})
     machine.now += 10 * DAY
     assert names(machine.run({**UNIT, "quiet_seconds": 3 * DAY})["noticed"]) == ["x.service"]
@@ -119,7 +122,7 @@ def test_clock_set_back_restarts_the_waiting_time(machine):
 
 
 def test_each_finding_has_its_own_idle_time(machine):
-    """One grace for all would be too short for a holder with a longer rhythm."""
+    """One common grace time would be too short for a holder with a longer rhythm."""
     machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
     done = machine.run(
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
@@ -241,7 +244,7 @@ def test_concurrent_runs_do_not_share_a_record(machine):
 
 
 class Clock:
-    """A clock that only sleeping moves."""
+    """A clock that only advances when something sleeps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -254,7 +257,7 @@ class Clock:
 
 
 def watched(items, samples, seconds=60.0):
-    """(why each is spared, how long it took, how many samples)."""
+    """Return (reason to spare each unit, duration, number of samples)."""
     clock, taken = Clock(), []
 
     def sample():
@@ -296,7 +299,7 @@ def test_unreadable_gpu_is_spared():
 def test_instances_are_not_sampled_but_wait():
     assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 60.0, 0)
     assert watched([{**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}], lambda _now: rates(100, 0))[0] == [""]
-    # Nor does a driver that tells nothing speak for it.
+    # A driver that reports nothing does not make an instance count as active.
     found, took, _count = watched([UNIT, IN_MIG], lambda _now: FleetError("NVML", "it is gone"))
     assert found[0] and found[1] == "" and took == 60.0
 
@@ -307,7 +310,7 @@ def test_instances_are_not_sampled_but_wait():
         ({"clients": 1}, "a new client has connected"),
         ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
-        # Another process with the same pid, an unknown one, and a client that has left.
+        # Another process with the same pid, unknown values, and a client that has disconnected.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
         ({"clients": None, "cpu_seconds": None}, ""),
     ],
@@ -338,7 +341,7 @@ def test_working_finding_is_spared_and_announced_again_when_idle(machine):
 
 
 def test_observation_has_the_requested_length(machine):
-    """Counted in samples, not in time: two that are really a second apart."""
+    """Measured by samples: at least two samples must be one second apart."""
     machine.run(UNIT)
     machine.now += DAY
     taken = []

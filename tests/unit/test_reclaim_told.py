@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notifications of the controller about idle holders: mail to a real server, and a web hook."""
+"""Notifications of the controller about idle holders, by mail and by web hook.
+
+The mail server is a real one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import rec
 
 
 class Mailbox:
-    """A server that takes mail, but not for one address."""
+    """A mail server that accepts mail for every address except `refused`."""
 
     refused = "nobody@example.org"
 
@@ -41,7 +44,7 @@ class Mailbox:
 
 
 class Server(Controller):
-    """On a port of the kernel's choice."""
+    """A mail server on a port that the kernel chooses."""
 
     def _trigger_server(self):
         self.port = self.server.sockets[0].getsockname()[1]
@@ -67,7 +70,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_words):
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab's made-up history has the series that rules would record."""
+"""The lab's simulated history contains the series that rules would record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rules() -> dict[str, str]:
 
 
 def recorded(*told: str) -> set[str]:
-    """The names of what is made up of a GPU whose exporter tells these."""
+    """Return the series names simulated for a GPU whose exporter has these metrics."""
     labels = {"host": "a", "gpu_uuid": PLACE[0]}
     subject = Subject(labels, {name: Sample(labels, 0.0) for name in told})
     lines = "".join(text({PLACE: subject}, {PLACE: NOBODY}, 0, STEP)).splitlines()
@@ -30,7 +30,7 @@ def recorded(*told: str) -> set[str]:
 
 def test_complete_recorded_gpu_has_every_roll_up():
     known = rules()
-    # What exporters' series are called, which rules make others of.
+    # Names of the exporters' series that the rules read.
     live = set(re.findall(r"\bgpu:[a-z_]+\b(?!:)", " ".join(known.values()))) - set(known)
     made = recorded(*live) - {"gpu:memory_total_bytes"}
     assert made <= {*known, HELD}

@@ -41,7 +41,7 @@ def one_of(states, **more):
     return found
 
 
-# --- Who takes part ---------------------------------------------------------------------------------------------------
+# --- Included workloads ---
 
 
 def test_workloads_are_named_by_unit_or_place():
@@ -93,7 +93,7 @@ def test_unused_new_instance_is_vacant_on_a_monitored_host():
     row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
     assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
-    # A GPU that works between two jobs has no current holder, and is not free.
+    # A GPU between two jobs has no current holder but is not free.
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "right"})
     assert [one.name for one in found.occupants] == ["a-gpu0-3g.40gb-4"]
 
@@ -202,7 +202,7 @@ def test_daemon_serves_only_its_devices():
 
 
 def began(*hours, **more):
-    """A GPU whose processes began so many hours ago."""
+    """Return a GPU whose processes started this many hours ago."""
     rows = [
         holder("x.service", "GPU-a-0", pid=n + 1, started_seconds=NOW - 3600 * age, **more)
         for n, age in enumerate(hours)
@@ -211,7 +211,10 @@ def began(*hours, **more):
 
 
 def left(states, held_hours=None, **more):
-    """Return why the only workload of host a stays if a day of its own history is required."""
+    """Return why the only workload of host a is left out.
+
+    The policy requires a day of the workload's own history.
+    """
     audit = audit_of({"a": states})
     if held_hours is not None:
         (found,) = audit.findings
@@ -225,7 +228,7 @@ def left(states, held_hours=None, **more):
 def test_new_holder_has_no_history():
     words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
-    # Its oldest process counts: workers come and go.
+    # The oldest process counts, because workers are restarted.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
 
 
@@ -257,7 +260,7 @@ def test_invalid_result_of_gpu_info_is_an_error():
         host_of("a", {"gpus": [{"index": 0}]})
 
 
-# --- Why a workload keeps its size ------------------------------------------------------------------------------------
+# --- Reasons for an unchanged size ---
 
 
 @pytest.mark.parametrize(
@@ -268,9 +271,9 @@ def test_invalid_result_of_gpu_info_is_an_error():
     ],
 )
 def test_unchanged_oversized_workload_has_a_reason(missing, words):
-    """It is alone on its GPU.
+    """The workload is alone on its GPU.
 
-    Without OR-Tools, not every plan is tried, so the reason must not claim that none frees a GPU.
+    Without OR-Tools, not every plan is tried, so the reason must not claim that no plan frees a GPU.
     """
     states = {"a": state(gpu("a", 0, H100, "x.service"))}
     said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
@@ -282,7 +285,7 @@ def test_unchanged_oversized_workload_has_a_reason(missing, words):
     assert ("frees no GPU" in found.reason) == (not missing)
 
 
-# --- What can be reclaimed --------------------------------------------------------------------------------------------
+# --- Reclaimable holders ---
 
 
 def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=(), idle_after_hours=48.0):
@@ -309,7 +312,7 @@ def test_idle_service_can_be_stopped():
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
         (gpu("a", 0, H100, "user@1000.service"), {}, "is an interactive session"),
-        # A user handed it an open node.
+        # A user passed it an open device node.
         (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for other processes"),
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
@@ -347,7 +350,7 @@ def test_spared_holders_have_a_reason(found, more, why):
 
 @pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
 def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
-    """A shorter grace of the site does not make a holder idle for time before it started."""
+    """A short grace time must not count time before the holder started as idle."""
     for age, spared in (
         (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
@@ -373,12 +376,15 @@ def test_holder_that_also_has_a_working_gpu_is_spared():
 
 
 def bare(name, uuid, **more):
-    """A process that has the GPU's node open, and no context on it."""
+    """Return a process that has the GPU's node open without a CUDA context."""
     return holder(name, uuid, kind="device_handle", pid=99, **more)
 
 
 def test_bare_handle_does_not_spare_a_unit():
-    """Another user's process in the service has a GPU's node open for a minute, without a context on it."""
+    """A bare handle is an open device node without a CUDA context.
+
+    Here another user's process in the service opened the node a minute ago.
+    """
     young = NOW - 60
     first = gpu("a", 0, H100, "hub.service")
     first["holders"] += [bare("hub.service", "GPU-a-0", started_seconds=young), bare(None, "GPU-a-0")]
@@ -386,7 +392,7 @@ def test_bare_handle_does_not_spare_a_unit():
     second["holders"].append(bare("hub.service", "GPU-a-1", started_seconds=young))
     found = reclaim({"a": state(first, second)}, IDLE)
     assert (found["hub.service"].gpus, found["hub.service"].spared) == (("GPU-a-0",), "")
-    # It is named all the same.
+    # The process is still listed as a holder.
     assert any(str(bare("hub.service", "GPU-a-0")["who"]) == who for who in found["hub.service"].holders)
 
 
@@ -432,7 +438,7 @@ def test_working_or_unknown_holders_are_not_listed():
     assert reclaim(states, {("a", 0, ""): "right", ("a", 1, ""): "no_data"}) == {}
 
 
-# --- What is written --------------------------------------------------------------------------------------------------
+# --- Written files ---
 
 
 def proposal(*hosts):
@@ -455,7 +461,7 @@ def test_new_proposal_removes_old_hosts_but_no_other_files(tmp_path):
 
 @pytest.fixture
 def no_umask():
-    """A process whose umask takes nothing away."""
+    """Set the umask to 0."""
     former = os.umask(0)
     yield
     os.umask(former)
@@ -468,7 +474,7 @@ def test_proposal_is_readable_for_owner_and_group_only(tmp_path, no_umask):
         assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o640}
         folders = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()}
         assert folders == {0o750}
-        # As an earlier release left them.
+        # Files of an earlier release.
         for path in found:
             path.chmod(0o644)
 

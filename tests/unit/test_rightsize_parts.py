@@ -52,7 +52,7 @@ GIB = 1 << 30
 H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
 
 
-#: Verdicts after which the history shows the need of a workload, or that it has none.
+#: Verdicts with which the history shows the need of a workload, or that it needs nothing.
 TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free", "right")
 
 
@@ -60,9 +60,9 @@ def test_each_verdict_shows_or_hides_the_need():
     assert sorted([*today._BLIND, *TELLING]) == sorted(WORDS)
 
 
-#: Sharings that right-sizing never proposes.
+#: Kinds of sharing that right-sizing never proposes.
 NOT_PROPOSED = ("shared",)
-#: Sharings whose history is given to a workload, by holders.
+#: Kinds of sharing for which the history is attributed to workloads by their holders.
 APART = ("exclusive", "shared", "mig", "vgpu")
 
 
@@ -75,7 +75,7 @@ def need(memory_gib, percent, **more):
     return Need(memory_gib * GIB, percent, 0.9, "seen", **more)
 
 
-# --- What the inventory says ------------------------------------------------------------------------------------------
+# --- Settings of the inventory ---
 
 
 def test_first_matching_entry_is_used():
@@ -85,7 +85,7 @@ def test_first_matching_entry_is_used():
     other = wish_of(found, ["train", "b-gpu0"])
     assert (other.isolation, other.memory_bytes, other.latency) == ("quota", 8 * GIB, "normal")
     assert other.where == "gpu_rightsize_workloads of a[1]"
-    # One that nothing is said of is isolated by the hardware.
+    # Workloads without a setting get hardware isolation.
     assert wish_of(found[:1], ["train"]).isolation == "hardware"
 
 
@@ -142,13 +142,13 @@ def test_limits_and_sizing_are_checked():
     assert options.limits("fleet", 0, 3, {"seconds": 5}).most_moved == 0
 
 
-# --- How a workload may share -----------------------------------------------------------------------------------------
+# --- The choice of a sharing mode ---
 
 
 @pytest.mark.parametrize(
     ("wish", "asked", "model", "mode", "shape"),
     [
-        # The hardware isolates: the smallest instance whose memory and slices hold it; else the whole GPU.
+        # Hardware isolation: the smallest instance with enough memory and slices, or else the whole GPU.
         ({}, need(8, 5), H100, "mig", mig("1g.10gb")),
         ({}, need(8, 20), H100, "mig", mig("2g.20gb")),
         ({}, need(18, 10), H100, "mig", mig("1g.20gb")),
@@ -156,16 +156,16 @@ def test_limits_and_sizing_are_checked():
         ({}, need(60, 10), H100, "exclusive", WHOLE),
         ({}, need(8, 70), H100, "exclusive", WHOLE),
         ({}, need(8, 5), L40S, "exclusive", WHOLE),
-        # A quota will do: a tenant; but not for one that cannot wait for its turn.
+        # Isolation by quota: a tenant, except for a workload with low latency needs.
         ({"isolation": "quota"}, need(8, 5), L40S, "vgpu", share("vgpu", 8192, 5)),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), H100, "mig", mig("1g.10gb")),
         ({"isolation": "quota", "latency": "low"}, need(8, 5), L40S, "exclusive", WHOLE),
-        # No isolation is needed: time slicing for workloads that can wait, MPS for others.
+        # No isolation: time slicing for batch workloads, and MPS for others.
         ({"isolation": "none", "latency": "batch"}, need(8, 5), L40S, "time_slicing", share("time_slicing", 8192, 5)),
         ({"isolation": "none"}, need(8, 5), L40S, "mps", share("mps", 8192, 5)),
         ({"isolation": "none", "latency": "low"}, need(8.1, 31), T4, "mps", share("mps", 8448, 35)),
         ({"isolation": "none"}, need(60, 5), L40S, "exclusive", WHOLE),
-        # The inventory has the last word.
+        # Settings of the inventory take precedence.
         ({"mode": "exclusive"}, None, H100, "exclusive", WHOLE),
         ({"profile": "1g.10gb"}, None, H100, "mig", mig("1g.10gb")),
         ({"mode": "vgpu"}, need(8, 5), H100, "vgpu", share("vgpu", 8192, 5)),
@@ -221,14 +221,14 @@ def test_chosen_shape_meets_the_need_and_the_isolation(model, isolation, latency
         assert found.shape.sm_percent >= min(percent, 100)
 
 
-# --- What is kept of a layout -----------------------------------------------------------------------------------------
+# --- Entries kept from a layout ---
 
 GPUS = assumed_gpus([H100] * 4)
 NEW = {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
 
 
 def now(layout):
-    """The four GPUs under a layout."""
+    """Return the state of a host with four GPUs under a layout."""
     parsed = parse_layout(layout)
     return HostToday({}, Host("580.65.06", "", None, True, GPUS), parsed, resolved(parsed, GPUS))
 
@@ -278,7 +278,7 @@ def test_daemons_and_tenants_are_planned():
     assert [line.split(":")[0] for line in lines] == ["mps gpu0", "vgpu a"]
 
 
-# --- What is risked ---------------------------------------------------------------------------------------------------
+# --- Risks ---
 
 
 def occupant(peak_gib=5.0, shape=WHOLE, holders=(), **wish):
@@ -313,7 +313,7 @@ def test_a_short_history_is_a_risk(confidence, word):
     assert risk(occupant(), mig("1g.10gb"), H100, short, "a")[0] == word
 
 
-# --- How much is asked of the server ----------------------------------------------------------------------------------
+# --- Load on the server ---
 
 
 @given(st.integers(0, 2 * 10**9), st.integers(600, 3 * 10**8))
@@ -321,5 +321,5 @@ def test_number_of_points_is_limited_for_any_window(start, seconds):
     grid = Grid.of(Window(start, start + seconds))
     assert 1 <= len(grid.times) <= MOST_POINTS
     assert grid.step % 300 == 0 and grid.end <= start + seconds
-    # No more of the window is left out at its ends than a step each.
+    # At most one step at each end of the window is left out.
     assert grid.times[-1] > start + seconds - grid.step and (grid.times[0] < start + grid.step or len(grid.times) == 1)

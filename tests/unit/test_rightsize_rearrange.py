@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Right-sizing of fleets: changes within limits, and workloads that take turns on a card."""
+"""Right-sizing of fleets: changes within limits, and workloads that take turns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.teams import teams
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
 
-# --- What is changed --------------------------------------------------------------------------------------------------
+# --- Changes ---
 
 
 def small(gpus, profile="1g.10gb"):
-    """Everybody could do with one small instance."""
+    """Return decisions under which one small instance is enough for each workload."""
     return {one.name: Decision("mig", mig(profile), "small") for each in gpus for one in each.occupants}
 
 
@@ -82,7 +82,7 @@ def test_moves_are_limited_and_the_rest_is_reported(bound):
     done = rearrange(found, small(found), Limits(most_moved=bound, seconds=60))
     moved = sum(len(answer.moved) for answer in done.answers)
     assert moved <= bound
-    # Two moves save a GPU of a host, three save two.
+    # On one host, two moves save a GPU, and three moves save two GPUs.
     assert sum(answer.saved for answer in done.answers) == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 3}[bound]
     assert bool(done.notes) == (len(done.answers) < 2)
 
@@ -122,11 +122,14 @@ def test_layouts_refused_by_the_planner_are_not_proposed():
     assert done.answers == () and "a: H100-80GB is unchanged: gpu_layout[0]: no." in done.notes[0]
 
 
-# --- Who takes turns --------------------------------------------------------------------------------------------------
+# --- Workloads that take turns ---
 
 
 def courses(hours):
-    """Two weeks of workloads that work hard in eight hours of the day, from the hours given by name."""
+    """Return two weeks of workloads that are busy for eight hours a day.
+
+    `hours` maps each workload to the hour at which it starts.
+    """
     times = np.arange(0, 14 * 86400, 600)
     of_day = times / 3600 % 24
     duty = [np.where((of_day - start) % 24 < 8, 90.0, 0.0) for start in hours.values()]
@@ -192,7 +195,7 @@ def test_any_proposal_keeps_all_workloads_and_is_valid(kinds, free, bound):
     entries, changed = done.entries("a")
     layout = merged(host, entries, changed)
     plan, _lines = planned(layout, gpus, "580.65.06")
-    # No GPU is named twice, and each has its content.
+    # Each GPU appears exactly once with its content.
     assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
     then = {each.key[1]: [] for each in found}
     for standing in done.standing().values():

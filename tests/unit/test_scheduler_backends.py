@@ -26,7 +26,7 @@ LAYOUTS = (
 
 
 class Counted(KubernetesBackend):
-    """A backend without a ConfigMap."""
+    """A test backend without a ConfigMap."""
 
     key = "counted"
     applies = True
@@ -66,7 +66,7 @@ def test_an_unknown_backend_needs_nothing(key):
 
 @pytest.mark.parametrize("key", registry.KEYS)
 def test_a_backend_that_writes_labels_can_remove_them(key):
-    # A record of other labels than the backend's counts as unreadable and blocks the next run.
+    # A record with labels other than the backend's is treated as unreadable and blocks the next run.
     backend = registry.backend(key)
     for layout in LAYOUTS if backend.applies else ():
         offer = kubernetes_mapping(layout, key, expected_gpus=["H100-80GB"], node="n1")
@@ -79,7 +79,7 @@ def test_a_backend_that_writes_labels_can_remove_them(key):
 
 
 def test_a_backend_without_a_config_map_restarts_no_plugin():
-    # The default namespace and selector of the role belong to NVIDIA's device plugin.
+    # The role's default namespace and selector belong to NVIDIA's device plugin.
     offer = {"labels": Counted.fixed_labels, "config_name": "", "config": {}, "resources": {"example.com/gpu": 2}}
     place = Place("n1", "ns", "cm")
     node = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"example.com/gpu": "1"}}}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The JSON schema of gpu_layout agrees with the parser, by place on examples and by verdict on any layout."""
+"""The JSON schema of gpu_layout agrees with the parser.
+
+On examples, both report the same location. On random layouts, both accept or refuse.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def schema_errors(data):
-    """Every error and what is below it, as paths like ('gpu_layout', 0, 'mig')."""
+    """Return the location of every error and its inner errors.
+
+    A location is a tuple such as ('gpu_layout', 0, 'mig').
+    """
     waiting = list(VALIDATOR.iter_errors({"gpu_layout": data}))
     paths = []
     while waiting:
@@ -51,7 +57,7 @@ def schema_errors(data):
 
 
 def path_of(where):
-    """gpu_layout[0].mig as ('gpu_layout', 0, 'mig')."""
+    """Convert gpu_layout[0].mig to ('gpu_layout', 0, 'mig')."""
     steps = re.findall(r"\[(\d+)\]|(\w+)", where)
     return tuple(int(number) if number else word for number, word in steps)
 
@@ -72,7 +78,7 @@ def test_schema_accepts_what_the_parser_accepts(case):
 
 @pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" not in case], ids=lambda case: case["name"])
 def test_schema_rejects_where_the_parser_does(case):
-    """At the same value, its mapping or list, or a key in it."""
+    """The error is at the same value, at its container, or at a key in the value."""
     found = schema_errors(case["layout"])
     for where in case["finds"]:
         path = path_of(where)
@@ -111,7 +117,7 @@ sizes_bytes = st.integers(1, 4096).map(lambda mib: mib * 2**20)
 
 @st.composite
 def selectors(draw):
-    """A non-empty tuple of selectors that name different GPUs, as far as can be seen."""
+    """Generate selectors of different GPUs, as far as the selectors show."""
     if draw(st.integers(0, 9)) == 0:
         return (types.Selector("all"),)
     one = st.one_of(
@@ -157,7 +163,10 @@ def mig_instances(draw):
 
 @st.composite
 def vgpus(draw, chosen):
-    """Tenants that fit: those pinned to a GPU share its percent, the others take what is sure to be there."""
+    """Generate tenants that fit.
+
+    Tenants that are pinned to a GPU share its percentage. The others use what is certainly free.
+    """
     countable = all(selector.names_one_gpu for selector in chosen)
     tenants = []
     for name in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
@@ -171,7 +180,7 @@ def vgpus(draw, chosen):
 
 
 def renamed(layout, numbers):
-    """Give every daemon and tenant a distinct name, because drawn names may collide."""
+    """Give every daemon and tenant a unique name, because generated names may collide."""
 
     def fresh(value):
         if value is None or not hasattr(value, "__dataclass_fields__"):
@@ -207,7 +216,7 @@ def layouts(draw):
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 
 
-# A busy machine is no failure: neither time nor the speed of drawing says anything about the parser.
+# On a busy machine, neither the time nor the speed of generation says anything about the parser.
 
 
 @draws(50)
@@ -243,7 +252,7 @@ anything = st.recursive(
 
 @st.composite
 def spoilt(draw):
-    """A good layout with one or two values replaced, taken away, or doubled."""
+    """Generate a valid layout with one or two values replaced, removed or duplicated."""
     data = layout_to_data(draw(layouts()))
     for _ in range(draw(st.integers(1, 2))):
         path = draw(st.sampled_from(list(places(data))))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Labels that a site cannot set: those that rules of gpu_monitoring read or write."""
+"""Labels that a site must not set, because rules of gpu_monitoring use them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.core
 
 FILES = Path(__file__).parents[2] / "roles" / "gpu_monitoring" / "files"
 PATHS = sorted([*FILES.glob("rules/*.yml"), *FILES.glob("alerts/*.yml"), *FILES.glob("*.yml")])
-#: Strings, brackets, names, and the operators of matchers; what lies between them tells nothing of labels.
+#: Strings, brackets, names and matcher operators. Everything between them is irrelevant for labels.
 TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|([a-zA-Z_:][\w:]*)|(=~|!~|!=|==|[(){}\[\],=])')
 LISTS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
-#: The place of the first label among a function's arguments, and the arguments that are none.
+#: By function: the position of its first label argument, and later positions that are not labels.
 FUNCTIONS = {"label_replace": (1, {2, 4}), "label_join": (1, {2}), "count_values": (0, set())}
 
 
 def labels_of(expr):
-    """The names of labels in an expression of PromQL."""
+    """Return the names of labels in a PromQL expression."""
     found, stack, earlier, before = set(), [], "", ""
     for text, name, sign in TOKEN.findall(expr):
         inside = stack[-1] if stack else None
@@ -34,7 +34,7 @@ def labels_of(expr):
         elif sign in (")", "}", "]"):
             ended = stack.pop()
             if ended["of"] in LISTS:
-                # Its list may stand between an operator and what that is of.
+                # A label list may come between an operator and its operand, so it is skipped.
                 earlier, before = "", ended["behind"]
                 continue
         elif sign == "," and inside:
@@ -65,15 +65,15 @@ def test_labels_are_found_in_expressions():
 
 
 def test_labels_of_rules_are_in_rules_labels():
-    """Add a new rule's labels to RULES_LABELS, and remove labels without rules."""
-    # The rules of prices are made of the inventory, and read a GPU's model besides.
+    """A new rule's labels must be added to RULES_LABELS, and unused labels removed."""
+    # Price rules are generated from the inventory, and also read a GPU's model.
     found = {"model", *price_rules.PART_LABELS.split(", ")}
     for rule in rules():
         found |= labels_of(rule["expr"]) | set(rule.get("labels", {}))
         found |= {
             name for text in rule.get("annotations", {}).values() for name in re.findall(r"\$labels\.(\w+)", text)
         }
-    # Names with __ in front are refused as Prometheus' own.
+    # Names that start with __ are reserved for Prometheus and refused anyway.
     assert {name for name in found if not name.startswith("__")} == set(RULES_LABELS)
     assert list(RULES_LABELS) == sorted(RULES_LABELS)
 
@@ -89,13 +89,13 @@ def test_labels_of_the_site_are_allowed(name):
 
 @pytest.mark.parametrize("name", RULES_LABELS)
 def test_label_of_the_rules_is_refused_with_its_place(name):
-    """It would change series that use it, or keep two sides of a rule from matching."""
+    """The label would change series, or keep two sides of a rule from matching."""
     host = {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1"}}
     plan = scrape_plan(["a"], {"a": host}, extra=[{"targets": ["npu-01:8082"], "labels": {name: "1"}}])
     mine = "a: gpu_monitoring_labels has the label %s, which " % name
     further = "gpu_monitoring_extra_targets[0] has the label %s, which the rules read or write." % name
     said = [problem for problem in plan["problems"] if problem.startswith(mine)]
     assert len(said) == 1 and said[0].endswith("Rename it.")
-    # Of a further target they say what its host and its job are.
+    # For an additional target, these labels set its own host and job.
     expected = [] if name in ("host", "job") else [further + " Rename it."]
     assert plan["problems"][1:] == expected

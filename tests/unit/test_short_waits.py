@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find waits in tests that are too short for a busy machine: limits below 10 s, and sleeps instead of conditions.
+"""Find waits in tests that are too short for a busy machine.
 
-A limit is harmless where nothing is expected to happen within it. KEPT lists these, with the reason. A limit of 0 does not wait.
+These are limits below 10 s, and sleeps instead of conditions. A limit is harmless if nothing is expected to happen
+within it. KEPT lists such limits with the reason. A limit of 0 does not wait.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ KEPT = {
     "molecule/mig/tests/hosts/test_two_runs.py": {"lock_timeout=1": TIMEOUT},
     "molecule/monitoring/inventory/group_vars/gpu_monitoring.yml": {"gpu_monitoring_scrape_timeout: 2": SCRAPE},
     "molecule/audit/inventory/group_vars/gpu_monitoring.yml": {"gpu_monitoring_scrape_timeout: 2": SCRAPE},
-    # Numbers of seconds that the text of another program has.
+    # Times in the text of another program.
     "tests/unit/test_command_line.py": {"timeout 5": "a command line that is parsed and never run"},
 }
-#: Names of parameters, options and keys that are limits of time.
+#: Names of parameters, options and keys that are time limits.
 LIMIT = re.compile(
     r"(?:^|_|-)(?:timeout|deadline|patience|grace|grace_period)(?:_s|_seconds)?$|^seconds$|^(?:timeout|wait)_seconds$"
 )
-#: Methods whose first number is a limit of time, and functions whose last is.
+#: Methods whose first number is a time limit, and functions whose last number is.
 WAITS = {"wait", "join", "settimeout", "communicate", "Timer", "select"}
-#: Functions of tests that are named as such a method and count something else.
+#: Files with functions that have such a name but count something else.
 OTHER_WAITS = {"tests/limiter/test_doubts.py", "tests/kubernetes/node_stand_in.py", "tests/kubernetes/test_role.py"}
 OPTION = re.compile(r"^--[a-z-]*(?:timeout|grace|grace-period|patience)(?:=(\d+(?:\.\d+)?))?$")
 SHELL = re.compile(r"\btimeout (?:-\S+ )*(\d+(?:\.\d+)?)(?=[ s])")
@@ -96,7 +97,10 @@ NUMBER = re.compile(r"^(\d+(?:\.\d+)?)(ms|s)?$")
 
 
 def seconds_of(node: ast.AST) -> float | None:
-    """Return the number that an expression is, also as text; None if it is none."""
+    """Return the number in an expression, also if it is a string.
+
+    None if there is none.
+    """
     value = node.value if isinstance(node, ast.Constant) else None
     found = NUMBER.match(value) if isinstance(value, str) else None
     if found:
@@ -109,7 +113,10 @@ def is_short(seconds: float | None) -> bool:
 
 
 def short_waits(source: str, waits: bool = True) -> Iterator[str]:
-    """Yield the source text of each short limit, and of each sleep outside a loop. `waits`: whether methods count by name."""
+    """Yield the source text of each short limit, and of each sleep outside a loop.
+
+    `waits` controls whether methods are recognized by name.
+    """
     tree = ast.parse(source)
     looped = {id(node) for loop in ast.walk(tree) if isinstance(loop, (ast.For, ast.While)) for node in ast.walk(loop)}
     for node in ast.walk(tree):
@@ -153,7 +160,10 @@ def short_waits(source: str, waits: bool = True) -> Iterator[str]:
 
 
 def short_yaml_waits(data: object) -> Iterator[str]:
-    """Yield the short limits of tasks and variables: `timeout: 5`, and retries that are over within 10 s."""
+    """Yield the short limits of tasks and variables.
+
+    These are keys such as `timeout: 5`, and retries that last less than 10 s.
+    """
     if isinstance(data, list):
         for item in data:
             yield from short_yaml_waits(item)
@@ -166,7 +176,7 @@ def short_yaml_waits(data: object) -> Iterator[str]:
             ):
                 yield "%s: %g" % (key, seconds_of(ast.Constant(value)))
             yield from short_yaml_waits(value)
-        # Ansible's defaults are 3 and 5.
+        # Ansible's defaults are 3 retries and a delay of 5 seconds.
         if "until" in data and is_short(float(data.get("retries", 3)) * float(data.get("delay", 5))):
             yield "retries: %s, delay: %s" % (data.get("retries", 3), data.get("delay", 5))
     if isinstance(data, str):

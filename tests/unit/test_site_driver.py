@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When site.yml installs the driver: the playbook's conditions, evaluated by Ansible."""
+"""The conditions under which site.yml installs the driver, evaluated by Ansible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_driver_is_installed_if_the_plan_has_steps(variables, expected):
 
 @pytest.mark.parametrize(("needed", "drained", "reboot"), [*product([False, True], [False, True], ["", "it is due"])])
 def test_driver_role_runs_if_it_would_change_or_report_something(needed, drained, reboot):
-    """Uses the role's own conditions, so that a new one cannot be missing in the playbook."""
+    """The conditions are the role's own, so the playbook cannot miss a new one."""
     planning, *acting = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text())
     assert planning["register"] == "nvidia_driver_plan" and len(acting) == 2
     variables = {

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When a run continues without the hosts that have no plan."""
+"""Conditions under which site.yml continues without the hosts that have no plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_other_values_are_no_tolerance(value):
 
 
 def test_timeout_is_a_fault_of_the_host():
-    """The result is ansible-core's for the keyword timeout."""
+    """The result has the format that ansible-core uses for the keyword timeout."""
     result = {"failed": True, "msg": "Task failed: Timed out after 300 second(s).", "timedout": {"period": 300}}
     found = failure("h1", result)
     assert (found.reason, found.host_fault) == ("it did not answer within 300 s", True)

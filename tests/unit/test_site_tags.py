@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Roles that tags select, and roles that a host's plan needs together."""
+"""Roles selected by tags, and roles that a host's plan needs together."""
 
 from __future__ import annotations
 

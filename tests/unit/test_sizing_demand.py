@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The need of a workload, its confidence, and gaps of its history."""
+"""The need of a workload, its confidence, and gaps in its history."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def only(found):
 
 
 def row(values, length=DAY):
-    """So many samples, the last value for all that is not given."""
+    """Return `length` samples. The last given value is repeated."""
     values = list(values)
     return np.array([*values, *[values[-1]] * (length - len(values))], float)
 
@@ -99,7 +99,7 @@ def test_observed_hours_of_the_day_count_once():
 
 
 def test_single_sample_of_memory_counts():
-    """No percentile would include one in 2880."""
+    """No percentile would include one sample in 2880."""
     memory = np.full(10 * DAY, 10.0)
     memory[1234] = 30
     demand = only(demands(fleet([5.0], [memory])))
@@ -138,7 +138,7 @@ def test_more_days_never_raise_the_margin(one, other):
 @few
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]))
 def test_repeated_days_lower_the_need(seed, times):
-    """An even number of repeats, so that both halves of the time are equal and nothing seems to rise."""
+    """With an even number of repeats, both halves are equal and no trend appears."""
     once = random_fleet(seed, 3, 1)
     again = Fleet.of(
         once.names,
@@ -204,7 +204,7 @@ def working_share(found):
 
 
 def test_unseen_hours_are_planned_as_busy():
-    """Half a day with little work: the other half may have the busy hours."""
+    """Half a day with little work was seen. The other half may have the busy hours."""
     assert working_share(fleet([hours(0.5, (3, 4))], [5.0]))[0] > 0.08
     quiet = np.where(np.arange(DAY // 2) % 10 == 0, 30.0, 0.0)
     assert working_share(fleet([quiet], [5.0]))[0] > 0.7

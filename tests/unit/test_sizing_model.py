@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Invalid histories and policies are refused with the place, and missing samples stay missing."""
+"""Invalid histories and policies are refused with their location.
+
+Missing samples stay missing.
+"""
 
 from __future__ import annotations
 

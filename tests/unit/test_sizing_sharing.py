@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workloads that share a card: within its size, without coinciding peaks, with data, and only if worth it."""
+"""Workloads that share a card.
+
+They must fit, their peaks must not coincide, they must have data, and sharing must save enough.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ def test_small_quiet_workloads_share():
 
 
 def test_only_non_coinciding_peaks_share():
-    """Two work by day and two by night, each with 80 % of a GPU, for two weeks."""
+    """Two workloads run by day and two by night, each with 80 % of a GPU.
+
+    The history has two weeks.
+    """
     day, night = hours(14, (8, 18)), hours(14, (20, 24), (0, 6))
     found = fleet([day, day, night, night], [np.full(14 * DAY, 10.0)] * 4)
     policy = Policy(saturated_ratio=0.02)
@@ -100,7 +106,7 @@ def test_half_a_day_does_not_prove_that_peaks_never_coincide():
 
 
 def test_quiet_half_of_a_day_does_not_fill_a_card():
-    """Each works a little now and then, and the day is unknown."""
+    """Each workload runs a little from time to time, and half of the day is unknown."""
     quiet = [np.where(np.arange(DAY // 2) % 20 == i, 60.0, 0.0) for i in range(6)]
     known = [np.tile(row, 28) for row in quiet]
     assert share(fleet(quiet, [np.full(DAY // 2, 5.0)] * 6), 141 * GIB).gpus == 6
@@ -108,7 +114,10 @@ def test_quiet_half_of_a_day_does_not_fill_a_card():
 
 
 def test_memory_peaks_are_expected_to_coincide():
-    """Two jump from 20 to 45 GiB at independent times: both at once is a matter of time."""
+    """Two workloads jump from 20 to 45 GiB at independent times.
+
+    Both peaks will coincide at some time.
+    """
     memory = [np.where(np.arange(2 * DAY) % 20 == i * 7, 45.0, 20.0) for i in range(2)]
     assert np.max(memory[0] + memory[1]) == 65
     assert share(fleet([5.0, 5.0], memory), 85 * GIB).gpus == 2
@@ -116,14 +125,17 @@ def test_memory_peaks_are_expected_to_coincide():
 
 
 def test_two_maxima_always_fit_at_once():
-    """One sample of 40 GiB each in a month is very unlikely to coincide, but room for both is kept."""
+    """There must be room for all peaks at once.
+
+    Here, single samples of 40 GiB in a month rarely coincide.
+    """
     memory = [np.full(30 * DAY, 20.0) for _ in range(3)]
     for i, row in enumerate(memory):
         row[5000 + 1000 * i] = 40
     found = fleet([5.0] * 3, memory)
     assert share(found.part([0, 1]), 83 * GIB).gpus == 2
     assert share(found.part([0, 1]), 85 * GIB).gpus == 1
-    # A third is there with what it usually holds: 40 + 40 + 20, and 5 % free.
+    # The third workload counts with its usual memory: 40 + 40 + 20, and 5 % free.
     assert share(found, 105 * GIB).gpus == 2
     assert share(found, 107 * GIB).gpus == 1
 
@@ -151,7 +163,7 @@ def test_result_can_be_empty():
 
 
 def test_without_savings_all_stay_exclusive():
-    """Each needs more than half of the card, for any size of the card."""
+    """Each workload needs more than half of a card of any size."""
     for gib in (40, 48, 80):
         answer = share(fleet([np.full(DAY, 5.0)] * 5, [np.full(DAY, 0.45 * gib)] * 5, gib), gib * GIB)
         assert not answer.worth_it
@@ -180,7 +192,7 @@ def test_card_without_memory_is_refused(card):
 
 
 def fewest(sizes, capacity):
-    """The least number of bins there is, by trying."""
+    """Return the minimum number of bins by brute force."""
     items = sorted(sizes, reverse=True)
     for count in itertools.count(1):
         bins = [0] * count
@@ -212,7 +224,10 @@ def test_the_search_finds_the_fewest_cards_of_small_cases(sizes):
 
 
 def test_the_mean_of_all_cards_stays_within_its_limit():
-    """A pair is saturated for 3 % of the time, and 1 % is allowed as the mean: a third of the cards may be pairs."""
+    """A pair is saturated for 3 % of the time, and the mean over all cards may be 1 %.
+
+    A third of the cards may be pairs.
+    """
     search = Search(lambda group: Weight(len(group) == 2, 0.03), [1.0] * 20, 100, Limits(0.01, 1e-4, 200, 20, 1))
     found = search.run()
     pairs = sum(len(group) == 2 for group in found)

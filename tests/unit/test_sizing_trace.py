@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The judge of `make bench BENCH=rightsize`: input, counts, and missing traces."""
+"""The scoring in `make bench BENCH=rightsize`: input, counts, and missing traces."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_gpus_over_memory_and_saturated_samples_are_counted():
         [[60, 60, 10, 0], [50, 40, 10, 0], [100, 100, 100, 100]], [[40, 1, 1, 1], [41, 1, 1, 1], [80, 80, 80, 80]]
     )
     verdict = trace.judge([("c0", "c1"), ("c2",)], found, 80 * GIB)
-    # 40 + 41 GiB is over, 80 is not; 60 + 50 % is, 60 + 40 % is not: one of eight samples.
+    # Memory: 40 + 41 GiB is too much, 80 GiB is not. Duty: 60 + 50 % is too much, 60 + 40 % is not. One of eight
+    # samples is saturated.
     assert (verdict.gpus, verdict.over, verdict.saturated) == (2, 1, 12.5)
     assert not verdict.holds
     assert trace.judge([("c0",), ("c1",), ("c2",)], found, 80 * GIB).holds
@@ -83,17 +84,20 @@ def test_forward_plans_on_the_first_part_and_reverse_on_the_last():
     found = table([list(range(10))], [[1, np.nan, 3, 4, 5, 6, np.nan, 8, 9, 10]])
     seen, to_come = trace.halves(found, False)
     assert (seen.duty[0].tolist(), to_come.duty[0].tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9])
-    # What was there before the cut is there after it.
+    # Memory at the cut is carried over to the second half.
     assert to_come.memory[0].tolist() == [6 * GIB, 8 * GIB, 9 * GIB, 10 * GIB]
     assert [part.duty[0].tolist() for part in trace.halves(found, True)] == [[6, 7, 8, 9], [0, 1, 2, 3, 4, 5]]
 
 
 def test_simple_rules_work_as_described():
-    """Two never work together with 30 GiB each: the joint rule stacks them, the sum of percentiles does not."""
+    """Two containers never run at the same time and use 30 GiB each.
+
+    The joint rule puts them on one card. The rule with sums of percentiles does not.
+    """
     found = table([[80] * 10 + [0] * 10, [0] * 10 + [80] * 10], [[30] * 20] * 2)
     assert len(trace.joint_rule(found, 80 * GIB)) == 1
     assert len(trace.krr_rule(found, 80 * GIB)) == 2
-    # 60 GiB times 1.3 are 78.
+    # 60 GiB times 1.3 is 78 GiB.
     assert len(trace.joint_rule(found, 77 * GIB)) == 2
 
 

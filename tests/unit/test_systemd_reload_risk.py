@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A plan that reloads systemd names containers that would lose their GPUs."""
+"""A plan that reloads systemd lists the containers that would lose their GPUs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def holder(pid: int, who: str, kind: str = CONTAINER) -> Holder:
 
 
 class Node:
-    """A /dev and a /proc below a root. Nodes are empty files, whose numbers are given."""
+    """A /dev and a /proc below a root.
+
+    Nodes are empty files with given device numbers.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +163,7 @@ def test_with_all_links_nothing_is_disturbed(node):
 
 
 class Systemctl:
-    """`systemctl show` of the scope of a container, and all other commands."""
+    """Answers `systemctl show` for a container's scope. Other commands print nothing."""
 
     def __init__(self, *lines: str) -> None:
         self.lines, self.called = lines, []
@@ -176,7 +179,7 @@ class Systemctl:
     [
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=/dev/char/195:0 rwm"], False, True),
         (["DevicePolicy=strict", "DeviceAllow=/dev/nvidia0 rwm"], False, True),
-        # A hook of nvidia-container-cli, or links that were created after the start of the container.
+        # A hook of nvidia-container-cli, or links that were created after the container started.
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=char-pts rwm"], True, True),
         (["DevicePolicy=strict"], True, True),
         # A privileged container.
@@ -347,7 +350,7 @@ def test_only_the_last_removed_daemon_reloads_systemd(mps):
 
 @pytest.mark.parametrize("daemon", [DAEMON, OTHER], ids=["first", "second"])
 def test_predicted_reloads_match_a_change(mps, daemon):
-    """Predict the reloads of a start, and compare with the commands that it runs."""
+    """Compare the predicted reloads of a start with the commands that it runs."""
     if daemon is OTHER:
         mps.start(DAEMON, DEVICES)
     for expected in (True, False):

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""systemd reloads its units only after a unit file changed: a reload can detach GPUs from running containers."""
+"""systemd is reloaded only after a unit file changed.
+
+A reload can detach GPUs from running containers.
+"""
 
 from __future__ import annotations
 
@@ -66,17 +69,17 @@ def test_an_installation_reloads_systemd_for_a_removed_unit_and_after_an_interru
 
 
 def test_enable_and_disable_never_reload_by_themselves():
-    """`systemctl enable` reloads even if it changes nothing."""
+    """`systemctl enable` reloads systemd even if it changes nothing."""
     pattern = re.compile(r"""["'](?:enable|disable)["'],(?! *"--no-reload")""")
     for path in (ROOT / "plugins").rglob("*.py"):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if "systemctl" in line and pattern.search(line) and "self._systemctl)" not in line:
-                # `Installation.systemctl` adds it.
+                # `Installation.systemctl` adds the option.
                 assert "target.systemctl(" in line, "%s:%d: %s" % (path, number, line)
 
 
 def test_every_reload_goes_through_one_mechanism():
-    """Find reloads that could detach GPUs from containers without a check."""
+    """A reload elsewhere could detach GPUs from containers without a check."""
     allowed = {"plugins/module_utils/systemd_reload.py"}
     paths = [path for folder in ("plugins", "roles", "playbooks") for path in (ROOT / folder).rglob("*")]
     sources = [path for path in paths if path.suffix in (".py", ".yml", ".yaml", ".j2", ".sh")]
@@ -89,7 +92,7 @@ def test_every_reload_goes_through_one_mechanism():
     assert found == allowed
 
 
-# Each file that runs the reload, and the function that lets the plan refuse it.
+# Each file that runs the reload, and the function with which the plan checks it first.
 RELOADERS = {
     "plugins/module_utils/install/files.py": ("plugins/module_utils/install/sources.py", "systemd_reload.guard("),
     "plugins/module_utils/install/exporter/host.py": (

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading tasks for hosts and clusters have a timeout: a hanging one is named, and others continue."""
+"""Tasks that only read from hosts and clusters have a timeout.
+
+A hanging task is reported, and other hosts continue.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted([*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")])
-#: Modules that call an API server. kubernetes.core has no timeout for a request.
+#: Modules that call an API server. Those of kubernetes.core have no request timeout.
 CLUSTER = ("kubernetes.core.", "openfleet.gpu.kubernetes_eviction")
-#: By file: its tasks that ask a host and change nothing.
+#: By file: the tasks that query a host without changing it.
 QUESTIONS = {
     "playbooks/audit.yml": ("openfleet.gpu.gpu_info", "ansible.builtin.raw"),
     "playbooks/rightsize.yml": ("openfleet.gpu.gpu_info",),
@@ -51,5 +54,5 @@ def test_every_task_of_the_plan_has_a_timeout():
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text(encoding="utf-8"))
     limits = {play["name"]: play.get("timeout") for play in plays}
     assert limits["Plan (every host, nothing changes)"] == 1800
-    # A change that the controller abandons continues on the host without supervision.
+    # If the controller abandons a change, the change continues on the host without supervision.
     assert limits["Apply (in waves, a canary first)"] is None

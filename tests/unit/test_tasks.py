@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tasks of real processes: shared descriptor tables, equal files, and ended processes."""
+"""Threads of real processes: shared descriptors, equal files, ended processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.tasks import
     other_tasks,
 )
 
-#: Ends its main thread; the other one ends at a line of standard input.
+#: Ends its main thread. The other thread ends after a line on standard input.
 MAIN_ENDS = """
 import ctypes, os, sys, threading
 def wait():
@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_last_thread(main_ended):
     assert started is not None and start_ticks(stat(pid)) == started
     main_ended.stdin.write(b"\n")
     main_ended.stdin.flush()
-    # It is not waited for yet: its state stays Z.
+    # The process is not reaped yet, so its state stays Z.
     wait_for(lambda: start_ticks(stat(pid)) is None)
     assert started_ticks_of(pid) is None
 
@@ -96,7 +96,7 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
         again = os.dup(one.fileno())
         child = os.fork()
         if child == 0:
-            # It has all of them too.
+            # The child has all descriptors too.
             time.sleep(LIMIT_SECONDS)
             os._exit(0)
         try:
@@ -114,13 +114,13 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
     ("text", "names"),
     [
         ("SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t0\n", []),
-        # Linux 5.10 to 6.9, by the last name; 6.10 and later by path, and not those that are empty.
+        # Linux 5.10 to 6.9 prints the last path component. Linux 6.10 and later prints the path and omits empty slots.
         (
             "UserFiles:\t3\n    0: nvidia0\n    1: <none>\n    2: a: b\nUserBufs:\t1\n    0: 0x7f/4\n",
             ["nvidia0", "a: b"],
         ),
         ("UserFiles:\t2\n    1: /dev/nvidia0\nUserBufs:\t0\nPollList:\n  op=6, task_works=0\n", ["/dev/nvidia0"]),
-        # The ring's lock is taken.
+        # The ring's lock is held, so its files are not listed.
         ("UserFiles:\t2\nUserBufs:\t1\n", None),
         ("SqMask:\t0x3\n", None),
         ("", None),

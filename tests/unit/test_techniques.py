@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Techniques stay in their folders, and packages of module_utils import each other in one direction."""
+"""Techniques stay in their folders, and packages have no cyclic imports."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import J
 
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
-#: The tables that name techniques.
+#: Files with tables that list all techniques.
 TABLES = {
     "techniques/%s.py" % name for name in ("registry", "forms", "observers", "service_views", "commands", "importers")
 }
 
 
 def imported(tree: ast.AST, path: str) -> set[str]:
-    """Return what a file of module_utils imports from module_utils, as dotted names below it, functions included."""
+    """Return the module_utils names that a module_utils file imports.
+
+    Names are dotted and relative to module_utils. Imports in functions are included.
+    """
     package = path.split("/")[:-1]
     found = set()
     for node in ast.walk(tree):
@@ -49,9 +52,9 @@ def imported(tree: ast.AST, path: str) -> set[str]:
 
 
 def words_of(tree: ast.AST) -> set[str]:
-    """Return the names in the code, and its strings without docstrings: what it could branch on.
+    """Return the names and strings in the code, without docstrings.
 
-    `gpu.mig` is what NVML told of a GPU, and no word.
+    The code could branch on these words. The attribute `gpu.mig` is skipped, because it is NVML's data.
     """
     found = set()
     for node in ast.walk(tree):
@@ -66,9 +69,9 @@ def words_of(tree: ast.AST) -> set[str]:
     return found
 
 
-#: Words that files outside the folder of a technique may have, by patterns of their paths.
+#: Technique words that other files may contain, by path pattern.
 EXCEPTED = {
-    # What NVML tells of a GPU (`Gpu.mig`), in code and in the JSON of what was looked at.
+    # NVML's data on a GPU (`Gpu.mig`), in code and in the JSON of observations.
     "mig": {
         "assumed.py": {"mig", "Mig"},
         "cli/holders.py": {"mig", "MIG"},
@@ -80,30 +83,33 @@ EXCEPTED = {
         "nvml/session.py": {"mig", "Mig"},
     },
     "mps": {
-        # A kind of process that NVML lists, and of holder: any MPS of the host, of any user.
+        # A kind of process that NVML lists, and of holder: any MPS process of any user.
         "nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},
-        # A provider of vgpu, whose tenants are clients of daemons.
+        # A vgpu provider whose tenants are clients of MPS daemons.
         "techniques/vgpu/*.py": {"mps", "MPS"},
     },
 }
 
 
 def excepted(key: str, path: str) -> set[str]:
-    """Return the words that the file may have."""
+    """Return the technique words that the file may contain."""
     return {word for pattern, words in EXCEPTED.get(key, {}).items() if fnmatch(path, pattern) for word in words}
 
 
 @lru_cache(maxsize=None)
 def read(source: str, path: str) -> tuple[set[str], set[str]]:
-    """Return what a file imports, and its words. Each file is asked about each technique."""
+    """Return the imports and words of a file.
+
+    The result is cached, because each file is checked for each technique.
+    """
     tree = ast.parse(source)
     return imported(tree, path), words_of(tree)
 
 
 def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
-    """Return where a file that is no part of a technique knows it all the same."""
+    """Return the imports and words with which a file outside a technique refers to it."""
     names, all_words = read(source, path)
     inside = "techniques.%s" % key
     found = {name for name in names if name == inside or name.startswith(inside + ".")}
@@ -151,7 +157,7 @@ def test_each_folder_is_in_the_tables():
 
 
 def test_packages_do_not_import_each_other_in_cycles():
-    """A package is a folder of module_utils, or a file outside of these folders."""
+    """A package is a folder of module_utils, or a file outside these folders."""
     graph: dict[str, set[str]] = {}
     for file in sorted(UTILS.rglob("*.py")):
         path = str(file.relative_to(UTILS))
@@ -159,7 +165,7 @@ def test_packages_do_not_import_each_other_in_cycles():
         names = {name.split(".")[0] for name in read(file.read_text(encoding="utf-8"), path)[0]}
         graph.setdefault(here, set()).update(names - {here, ""})
     assert {"change", "cli"} <= {name for name, used in graph.items() if "techniques" in used}
-    # What imports nothing that is left can be taken away; what cannot be taken away is in a circle, or leads to one.
+    # Repeatedly remove packages without imports. The packages that remain are in a cycle or lead to one.
     while True:
         done = {name for name, used in graph.items() if not used & graph.keys()}
         if not done:
@@ -168,7 +174,7 @@ def test_packages_do_not_import_each_other_in_cycles():
     assert graph == {}
 
 
-# ---------------------------------------------------------------------- what plans and journals have of them
+# ---------------------------------------------------------------------- techniques in plans and journals
 
 GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB"])
 LAYOUT = [

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices from nvidia-smi (texts of version 535) and in plans."""
+"""Time slices from nvidia-smi (output of version 535) and in plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB", "H100-80GB"])
 
 
 class NvidiaSmi:
-    """Lists and sets like the real one: takes any number, stops listing at the first GPU that has no time slices."""
+    """Lists and sets time slices like the real program.
+
+    Any number is accepted. The list ends at the first GPU without time slices.
+    """
 
     NAMES = ("Default", "Short", "Medium", "Long")
 
@@ -71,7 +74,10 @@ def seen(smi):
 
 
 def sliced(gpu, name, problem=None, **fields):
-    """Return the GPU with this time slice. None: unread, or unavailable with the given reason."""
+    """Return the GPU with this time slice.
+
+    None: the slice was not read, or is unavailable for the given reason.
+    """
     read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
     return dataclasses.replace(gpu, settings=read, **fields)
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When the module unit_request sends a password: real sockets, a server in the test's process."""
+"""Conditions under which the module unit_request sends a password.
+
+Uses real sockets and a server in the test's process.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.seen, self.answers = [], {"/login": (302, b""), "/no": (401, b""), "/text": (200, b"Reloaded.")}
 
     def handle_error(self, request, client_address):
-        """A client that goes without a word is none."""
+        """Ignore a client that disconnects without a request."""
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_certificate_identifies_only_its_server(server, processes, tmp_path):
             send(asked(url, ca_path=ca))
     assert server.seen == []
     assert send(asked(url, ca_path=str(tmp_path / "tls.crt")))["status"] == 200
-    # The right authority, and another name.
+    # The certificate authority is right, but the name is not.
     with pytest.raises(RequestError, match="certificate"):
         send(asked(url.replace("127.0.0.1", "localhost"), ca_path=str(tmp_path / "tls.crt")))
     assert len(server.seen) == 1
@@ -138,7 +141,7 @@ def test_user_name_in_an_address_is_not_shown():
 
 
 def test_large_or_deeply_nested_answer_is_refused(server, monkeypatch):
-    """Without a password, any user may have the port."""
+    """The password was not sent: any user may own the port."""
     monkeypatch.setattr(unit_request, "MOST_BYTES", 1000)
     server.answers.update({"/large": (200, b"x" * 2000), "/deep": (200, b"[" * 900)})
     params = {"method": "GET", "username": "", "password": "", "ca_path": None, "unit": "x"}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The systemd units of the collection are at most as exposed as docs/security-units.md says."""
+"""The collection's systemd units are at most as exposed as documented.
+
+The limits are in docs/security-units.md.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,27 @@ import subprocess
 import pytest
 from rendered_units import ROLES, ROOT, SHARED, TEMPLATES, TEXTS, exposure, rendered, rendered_with
 
-#: What a unit may have without a reason.
+#: Units above this exposure need a documented reason.
 MOST = 3.0
 ALL = [*TEMPLATES, *TEXTS]
 
 
 def lacks_offline() -> str:
-    """Why this machine's systemd cannot judge a unit that is not installed; empty where it can."""
+    """Return why this machine's systemd cannot analyze a unit file. Empty if it can."""
     try:
         done = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "systemd-analyze is not installed"
     found = re.match(r"systemd (\d+)", done.stdout)
-    # --offline came with 250.
+    # The option --offline exists since systemd 250.
     return "" if found and int(found.group(1)) >= 250 else "systemd-analyze is older than 250"
 
 
 def rows() -> list[tuple[str, ...]]:
-    """Return the table of docs/security-units.md: unit, variant, exposure, reason, capabilities, system calls, limits."""
+    """Return the rows of the table in docs/security-units.md.
+
+    Columns: unit, variant, exposure, reason, capabilities, system calls, limits.
+    """
     text = (ROOT / "docs" / "security-units.md").read_text()
     section = text.partition("## Exposure of the units")[2].partition("\n#")[0]
     cells = " ([^|]*)\\|" * 4
@@ -40,12 +46,12 @@ def documented() -> dict[tuple[str, str], tuple[float, str]]:
 
 
 def test_every_unit_of_the_collection_is_checked():
-    """In templates of roles and texts of modules."""
+    """Units come from templates of roles and from texts in modules."""
     known = {template for _role, template, _given in TEMPLATES.values()}
     known |= {
-        # Drop-ins of units that others bring.
+        # Drop-ins for units of other packages.
         "alertmanager.conf.j2", "prometheus.conf.j2",
-        # No unit: Podman's generator makes one of it, which docs/security-units.md tells of.
+        # Not a unit: Podman's generator creates a unit from it (docs/security-units.md).
         "quadlet.container.j2",
     }  # fmt: skip
     written = {
@@ -79,7 +85,10 @@ def test_every_documented_unit_exists():
 
 
 def bounds() -> dict[tuple[str, str], list[str]]:
-    """Return the documented capabilities, system calls, and limits of tasks and memory of each unit and variant."""
+    """Return the documented bounds of each unit and variant.
+
+    Bounds are capabilities, system calls, and limits of tasks and memory.
+    """
     documented_bounds: dict[tuple[str, str], list[str]] = {}
     above: list[str] = []
     for name, special, _most, _reason, *cells in rows():
@@ -92,7 +101,7 @@ def bounds() -> dict[tuple[str, str], list[str]]:
 
 
 def settings(text: str, name: str) -> list[str]:
-    """Return the values of a setting that a unit has, in their order."""
+    """Return the values of a unit's setting, in order."""
     return [value.strip() for value in re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)]
 
 
@@ -102,7 +111,7 @@ def test_limits_of_every_unit_are_documented():
 
 @pytest.mark.parametrize(("name", "special"), ALL)
 def test_units_have_the_documented_limits(name, special):
-    """A limit cannot be removed or raised without changing the table, because users and libraries depend on it."""
+    """Users and libraries depend on the limits, so the table must match."""
     text = rendered(name, special)
     capabilities, calls, most = bounds()[name, special]
     wanted = {"none": [""], "all": []}.get(capabilities, [capabilities])
@@ -116,7 +125,7 @@ def test_units_have_the_documented_limits(name, special):
         assert settings(text, "NoNewPrivileges")[-1] in ("yes", "true")
 
 
-#: Clients of GPUs, which find them as the layout has them.
+#: GPU clients, which must start with the final layout.
 CLIENTS = {
     *("docker.service", "containerd.service", "crio.service", "podman.service", "podman-restart.service"),
     *("kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service", "slurmd.service"),
@@ -130,7 +139,10 @@ def ordering(text: str, name: str) -> set[str]:
 
 
 def test_only_gpu_clients_wait_for_the_layout_at_boot():
-    """A hanging driver must not lock out administrators: no target waits, so SSH, logins and network do not either."""
+    """A hanging driver must not lock out administrators.
+
+    Targets do not wait, and neither do SSH, logins and the network.
+    """
     text = rendered("gpu-layout.service", "")
     before = ordering(text, "Before")
     assert before >= CLIENTS
@@ -138,7 +150,7 @@ def test_only_gpu_clients_wait_for_the_layout_at_boot():
     assert not {
         unit for unit in before if re.match(r"ssh|getty|serial-getty|user@|systemd-|network|dbus|cron|rsyslog", unit)
     }
-    # With the default dependencies basic.target would be waited for, and would wait for a unit that it wants.
+    # With default dependencies, the unit would wait for basic.target, which waits for a unit that it wants.
     assert settings(text, "DefaultDependencies") == ["no"]
     assert not ordering(text, "RequiredBy")
     for each in ("ssh", "basic", "network", "multi-user"):
@@ -160,7 +172,10 @@ def test_stopping_a_unit_does_not_wait_for_the_driver():
     [("gpu-layout.service", ""), ("gpu-layout-metrics.service", ""), ("dcgm-exporter.service", "embedded")],
 )
 def test_units_can_access_the_state_of_simulated_gpus(name, special):
-    """The inventory may not mark this host as simulated: a playbook or a person may have set it up."""
+    """Any host may have simulated GPUs, even if the inventory does not mark it.
+
+    A playbook or a person may have set them up.
+    """
     paths = re.findall(r"^ReadWritePaths=(.*)$", rendered(name, special), re.MULTILINE)
     assert "-/var/lib/gpusim" in " ".join(paths).split()
 
@@ -181,7 +196,10 @@ def test_services_that_users_can_load_are_limited(name, special):
 
 @pytest.mark.parametrize("special", ["", "mps", "vgpu"])
 def test_boot_unit_has_the_permissions_to_restore_the_layout(special):
-    """Simulated GPUs would not need them: modules, nodes, writable paths."""
+    """Restoring the layout of real GPUs needs modules, nodes and writable paths.
+
+    Simulated GPUs do not.
+    """
     text = rendered("gpu-layout.service", special)
     (kept,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)
     assert {"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_MKNOD", "CAP_SYS_PTRACE"} <= set(kept.split())

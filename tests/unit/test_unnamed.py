@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan GPUs that had an entry in the layout and lost it."""
+"""Plan GPUs whose layout entry was removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
 
 
 class Daemons(MpsService):
-    """The real plan of daemons, on a host whose daemons are given."""
+    """The real daemon plan on a host with given daemons."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -49,7 +49,7 @@ class Daemons(MpsService):
 
 
 class Tenants(VgpuService):
-    """The real plan of tenants, on a host whose tenants are given."""
+    """The real tenant plan on a host with given tenants."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -61,7 +61,7 @@ class Tenants(VgpuService):
 
 
 class Machine:
-    """A host that becomes what decisions plan."""
+    """A host whose state becomes what each plan decides."""
 
     def __init__(self, gpus=GPUS):
         self.gpus, self.lost = tuple(gpus), ()
@@ -97,7 +97,10 @@ class Machine:
         return found
 
     def _left(self, seen, part, gpus_of):
-        """What a service has after its part was carried out: other daemons and tenants stay."""
+        """Return a service's daemons or tenants after its part of a plan was applied.
+
+        Those without a step stay.
+        """
         gone = {step.seen for step in part.steps if hasattr(step, "seen")}
         coming = list(part.planned())
         names = {str(one.daemon.name if hasattr(one, "daemon") else one.tenant.name) for one in coming}
@@ -131,7 +134,7 @@ def running(one, gpus):
 
 
 def planned(plan):
-    """The GPU as it is when its plan is done."""
+    """Return the GPU after its plan was applied."""
     mode = plan.target.compute_mode or "default"
     if not plan.target.mig_enabled:
         return dataclasses.replace(plan.gpu.with_instances((), False), compute_mode=mode)
@@ -139,7 +142,7 @@ def planned(plan):
 
 
 def divided(gpu, *places):
-    """The GPU with MIG on and an instance at each (profile, start)."""
+    """Return the GPU in MIG mode with an instance at each (profile, start)."""
     empty = gpu.with_instances((), True)
     profiles = {profile.name: profile for profile in gpu.mig.profiles}
     sized = [
@@ -307,7 +310,7 @@ def test_busy_gpu_is_not_restored_and_blocks_no_other(machine):
     assert actions(found) == {1: "leave"} and not found.plan.disturbs
     assert [each.gpu.index for each in found.plan.gpus if each.steps] == [0]
     assert "gpu 1" in found.warnings[0] and "is in use" in found.warnings[0]
-    # The record stays: the next boot tries again.
+    # The record is kept, so that the next boot retries.
     assert UUID % 1 in json.dumps(found.applied.to_data())
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's use count compared with the files of a scan, in tables of kernel texts."""
+"""The driver's use count compared with the open files of a scan."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def text(count, users="-", others=OTHERS):
 @pytest.mark.parametrize(
     ("before", "after", "found", "verdict"),
     [
-        # Nothing is open: dependent modules are one each.
+        # Nothing is open. Each dependent module counts as one use.
         (text(0), text(0), NOTHING, Verdict(0, True)),
         (text(2, "nvidia_uvm,nvidia_modeset,"), text(2, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(0, True)),
         (text(3, "nvidia_uvm,nvidia_modeset,"), text(3, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(1, False)),
-        # Files that were found explain it, and mappings may.
+        # The open files that were found explain the count, and mappings may explain more.
         (text(11, "nvidia_uvm,"), text(11, "nvidia_uvm,"), Found(10, 10, True, True), Verdict(0, True)),
         (text(12, "nvidia_uvm,"), text(12, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(0, False)),
         (text(42, "nvidia_uvm,"), text(42, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(1, False)),
-        # Files that were opened or closed during the scan.
+        # Files were opened or closed during the scan.
         (text(5), text(0), NOTHING, Verdict(0, False)),
         (text(0), text(5), NOTHING, Verdict(0, False)),
         (text(7), text(5), NOTHING, Verdict(5, False)),
-        # Processes may share the files: more is evidence, equal is none.
+        # Processes may share files. A higher count is evidence of hidden users, and an equal count is no evidence.
         (text(4), text(4), Found(None, 4, True, True), Verdict(0, False)),
         (text(5), text(5), Found(None, 4, True, True), Verdict(1, False)),
-        # Not all processes were examined.
+        # Not all processes were scanned.
         (text(5), text(5), Found(0, 0, False, False), Verdict(0, False)),
-        # No driver, no counts (CONFIG_MODULE_UNLOAD), no text.
+        # No driver, no use counts (CONFIG_MODULE_UNLOAD), or no text.
         (OTHERS, OTHERS, NOTHING, Verdict(0, False)),
         (text("-"), text("-"), NOTHING, Verdict(0, False)),
         ("", "", NOTHING, Verdict(0, False)),
-        # As the simulator writes it.
+        # The simulator's output.
         ("nvidia 0 0 - Live 0x0000000000000000 (POE)\n",) * 2 + (Found(1, 1, True, True), Verdict(0, False)),
     ],
 )  # fmt: skip

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The check of an inventory's variables, for every variable, and its use in playbooks."""
+"""Check the inventory's variable names, and the use of the check in playbooks."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_other_variables_are_no_misspelt_ones():
 
 
 def misspelt(name):
-    """The name with two letters changed places, behind its prefix."""
+    """Return the name with two letters after its prefix exchanged."""
     prefix = next(each for each in known.prefixes() if name.startswith(each))
     rest = name[len(prefix) :]
     for place in range(len(rest) - 1):
@@ -204,12 +204,12 @@ def misspelt(name):
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name.startswith(known.prefixes())])
 def test_a_misspelt_name_of_each_variable_is_an_error(name):
     (found,) = check.unknown([misspelt(name)])
-    # Short names resemble each other: dirs and dir.
+    # Short names such as dirs and dir resemble each other.
     assert found.error and (found.nearest == name or len(name.split("_")[-1]) < 6), found
 
 
 def exchanged_in_prefix(name):
-    """The name with two letters of its prefix changed places, each pair in turn."""
+    """Yield the name with each pair of neighboring letters of its prefix exchanged."""
     prefix = next(each for each in known.prefixes() if name.startswith(each))
     for place in range(len(prefix) - 1):
         first, second = prefix[place : place + 2]
@@ -258,7 +258,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
         # Other words.
         *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
         *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_hosts"),
-        # Of other owners.
+        # Names of other owners.
         *(
             "my_gpu_layout",
             "my_gpu_layout_on_busy",
@@ -273,7 +273,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
             "GPU_LAYOUT",
             "NVIDIA_DRIVER_VERSION",
         ),
-        # Too short for more than two letters that are exchanged.
+        # Too short: only exchanged letters are detected in such names.
         *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
     ],
 )
@@ -295,7 +295,7 @@ def test_name_that_lacks_a_word_of_a_variable_is_an_error(name):
         if wrong in VARIABLES or known.is_internal(wrong) or len(meant) > 1:
             continue
         (found,) = check.unknown([wrong])
-        # A name may resemble a second variable, by another word.
+        # Without another word, the name may resemble a second variable.
         assert found.error or " or " in found.nearest, wrong
         assert name in found.nearest or wrong.startswith(known.prefixes()), found
 
@@ -346,7 +346,7 @@ def test_name_used_by_another_variable_is_the_inventorys_own(value):
 
 
 def names_of_other_collections():
-    """Return the variables of roles of the collections that are installed beside Ansible, by the folder of the role."""
+    """Return role variables of the collections installed with Ansible, by role."""
     folder = Path(sysconfig.get_path("purelib")) / "ansible_collections"
     names = {}
     for path in [
@@ -368,7 +368,8 @@ def test_variables_of_other_collections_are_accepted():
     assert check.unknown(names - set(VARIABLES)) == []
 
 
-# Names that published roles and inventories for GPU hosts use (DeepOps, Kubespray), less those that begin as the collection's.
+# Variables of published roles and inventories for GPU hosts (DeepOps, Kubespray), without those that have a prefix of
+# this collection.
 ROLES_FOR_GPU_HOSTS = [
     *("nvidia_accelerator_enabled", "nvidia_gpu_flavor", "nvidia_gpu_nodes", "nvidia_url_end", "nvidia_docker_version"),
     *(
@@ -454,7 +455,7 @@ def plays(name):
 
 
 def in_blocks(tasks):
-    """Each task, and those of the blocks among them."""
+    """Yield each task, including those within blocks."""
     for task in tasks:
         yield task
         yield from in_blocks(task.get("block", []))
@@ -499,7 +500,10 @@ def test_playbook_specs_match_the_variables_they_read():
 
 
 def test_every_entry_point_of_a_role_has_a_spec():
-    """ansible-core looks it up by the text of tasks_from: for `plan.yml`, a spec named `plan` is ignored."""
+    """ansible-core finds the spec by the text of tasks_from.
+
+    For `plan.yml`, it ignores a spec named `plan`.
+    """
     for path in [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
         text = path.read_text(encoding="utf-8")
         for role, entry in re.findall(r"name: openfleet\.gpu\.(\w+)\n\s+tasks_from: (\S+)", text):

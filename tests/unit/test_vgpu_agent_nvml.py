@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the agent attributes processes and what it writes: rules without a GPU."""
+"""How the agent attributes processes to tenants, and its report. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS_AT = 432
 
 
 def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 1000, name: str = "a") -> None:
-    """A process as in /proc, number 5 in its own PID namespace."""
+    """Add a process to the simulated /proc. It has pid 5 in its own PID namespace."""
     folder = proc / str(pid)
     (folder / "ns").mkdir(parents=True)
     (folder / "ns/pid").symlink_to("pid:[4026532000]")
@@ -63,7 +63,7 @@ def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 
     ],
 )
 def test_process_counts_only_for_a_tenant_that_it_may_use(tmp_path, group, ids, counts):
-    """Otherwise any user of the host could use up a tenant's quota through an environment variable."""
+    """Otherwise, any host user could set a variable and use up a tenant's quota."""
     process(tmp_path / "proc", 7, **ids)
     found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
     assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
@@ -74,7 +74,10 @@ def slot(pid: int, used: int, number: int = 0, nonce: int = 3) -> Slot:
 
 
 def told(report: Report, memory: dict[int, int], before: list[Slot], after: list[Slot]) -> tuple[tuple, list[tuple]]:
-    """What is written: the slot of others and their bytes; and slot, nonce, beyond and steady of each process."""
+    """Return the written report.
+
+    It has the slot for other processes and their bytes, and (slot, nonce, beyond, steady) of each process.
+    """
     processes = {pid: Process("a", pid, 1) for pid in memory}
     regions = [Region(tuple(slots), {COLUMN: 0}) for slots in (before, after)]
     report.tell(17, *regions, Found([COLUMN], {COLUMN: memory}, processes))
@@ -125,7 +128,7 @@ def test_slot_of_other_processes_is_unused(tmp_path, report):
 
 
 def test_dead_processes_are_skipped(tmp_path, report):
-    """Otherwise NVML would be called every second on an unused host, which wakes its GPUs."""
+    """Otherwise, the agent would call NVML every second and wake unused GPUs."""
     path = tmp_path / region_path("a")
     data = bytearray(vgpu_files.REGION_BYTES)
     struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)
@@ -149,7 +152,7 @@ def test_invalid_region_is_empty(tmp_path):
 
 
 def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """Then programs call NVML themselves."""
+    """Without a report, programs call NVML themselves."""
     from ansible_collections.openfleet.gpu.plugins.module_utils.errors import DriverAbsentError
     from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent_nvml
 
@@ -174,7 +177,10 @@ def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, 
 
 
 def test_hanging_call_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """It does not count as a lost GPU, which only lacks its column: the whole driver may hang."""
+    """A hanging call does not count as a lost GPU.
+
+    The whole driver may hang, while a lost GPU only lacks its column.
+    """
     import json
 
     from ansible_collections.openfleet.gpu.plugins.module_utils.errors import UnansweredCallError

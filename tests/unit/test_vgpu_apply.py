@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of a host's tenants that fails or is interrupted at every file operation."""
+"""A change of tenants that fails or is interrupted at every file operation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def layout(*tenants):
     return [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": quotas}}]
 
 
-#: From one to the other a tenant goes, one shrinks, one grows, one moves, one comes, one stays; one is renamed, and an earlier
-#: name of one ends.
+#: From BEFORE to AFTER, tenants are removed, shrunk, grown, moved, added, kept and renamed, and one earlier name ends.
 BEFORE = layout(
     ("goes", 4, {}),
     ("less", 20, {}),
@@ -53,7 +52,7 @@ AFTER = layout(
     ("one", 2, {}),
     ("stays", 4, {"gpus": 2}),
 )
-#: The way there and back. On the way back the renamed tenant gets its earlier name again, without `was`.
+#: Changes forth, and forth and back. On the way back, the renamed tenant gets its earlier name without `was`.
 WAYS = pytest.mark.parametrize("way", [(BEFORE, AFTER), (BEFORE, AFTER, BEFORE)], ids=["there", "back"])
 
 
@@ -65,7 +64,10 @@ def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=No
 
 
 def carry_out(work):
-    """Apply tenants like `apply_plan`, without the GPUs, until the new layout is complete."""
+    """Apply tenants like `apply_plan` until the new layout is complete.
+
+    GPUs are not changed.
+    """
     done = []
     work.stop(done)
     work.start(HOST, done)
@@ -88,7 +90,7 @@ class CutOff(BaseException):
 
 
 class Operations:
-    """Counts what changes files, and raises `error` instead of the one that `at` counts."""
+    """Counts file operations, and raises `error` in operation number `at`."""
 
     def __init__(self, monkeypatch):
         self.count, self.at, self.error = 0, None, None
@@ -121,8 +123,8 @@ def counting(monkeypatch):
 
 @pytest.fixture(name="make")
 def maker(tmp_path, monkeypatch):
-    """A new host with the tenants of before; returns it and its root."""
-    # Thousands of files, of which none has to survive a loss of power.
+    """Return a function that makes a host with BEFORE, and returns it and its root."""
+    # The tests write thousands of files that need not survive a power loss.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     numbers = iter(range(1000))
 
@@ -160,13 +162,16 @@ def test_renamed_tenant_keeps_its_files_and_gets_new_ones(make):
     assert {path: now[path] for path in old} == old
     assert now["etc/openfleet-gpu/vgpu/old/alias_of"] == "new\n"
     assert "counted_as old\n" in now["etc/openfleet-gpu/vgpu/new/quota"]
-    # What running processes have mapped, and what containers have mounted.
+    # These files are mapped by running processes and mounted in containers.
     assert {path: path.stat() for path in root.glob("run/**/*") if "old" in str(path)} == run
     assert not [path for path in root.glob("run/**/*") if "new" in path.name]
 
 
 def every_operation(make, operations, way):
-    """Return the operations of an undisturbed run, those until the layout is complete, and the resulting files."""
+    """Return an undisturbed run's operations.
+
+    The result is the number of all operations, the number until the layout is complete, and the resulting files.
+    """
     host, root = make(*way[:-1])
     operations.fail(None, None)
     work = change(host, way[-1])
@@ -191,7 +196,7 @@ def test_error_at_any_step_restores_the_files(make, operations):
         work.bring_back(HOST)
         assert files(root) == before, "operation %d" % at
         assert not any(seen.outdated for seen in host.observe())
-        # Running processes have them open, and containers have them mounted.
+        # Running processes have these files open, and containers have them mounted.
         assert len(inodes) == len(way[-2][0]["vgpu"]["tenants"]) + len(GPUS)
         assert {path: path.stat().st_ino for path in inodes} == inodes
 
@@ -217,7 +222,7 @@ def test_next_run_completes_a_failed_removal(make, operations):
 def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)
     for at in sample(range(1, count + 1), 3):
-        # When the new layout is complete, there is no journal for a rollback.
+        # After the new layout is complete, no journal for a rollback exists.
         for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
             host, root = make(*way[:-1])
@@ -231,7 +236,7 @@ def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
                 vgpu_apply.bring_back(journal, host)
                 assert files(root) == before, "operation %d" % at
             carry_out_and_settle(change(host, way[-1]))
-            # Which seat is free may be another one by then.
+            # Another seat may be free by then, so only the file names are compared.
             assert files(root).keys() == after.keys(), "operation %d" % at
             assert change(host, way[-1]).record == {"before": [], "comes": []}, "nothing is left to do"
 
@@ -262,7 +267,7 @@ def test_name_that_a_process_uses_since_the_plan_is_kept(make):
     with pytest.raises(BusyError, match="the name earlier of vgpu one is in use by pid 7"):
         carry_out(work)
     assert {path: text for path, text in files(root).items() if not path.startswith("proc/")} == before
-    # The next plan keeps the name, and all else is done.
+    # The next plan keeps the name. Everything else is done.
     carry_out_and_settle(change(host, AFTER))
     assert "etc/openfleet-gpu/vgpu/earlier/quota" in files(root)
     assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"

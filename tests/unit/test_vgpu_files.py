@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of tenants. tests/limiter and molecule/vgpu test them with the library, systemd and Podman."""
+"""The files of tenants.
+
+tests/limiter and molecule/vgpu test them with the library, systemd and Podman.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ ONE = VgpuTenant("one", GIB, 100, (VgpuSeat(A, 63),))
 
 
 def settings(text):
-    """As systemd reads an environment file and podman one for --env-file."""
+    """Parse the file like systemd's environment files and podman's --env-file."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pairs = [line.split("=", 1) for line in lines]
     assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
@@ -57,12 +60,12 @@ def test_quota_is_readable_for_the_library():
 
 
 def test_managed_oversubscription_is_a_line_of_the_quota():
-    """Without the option there is no line, so that older libraries report nothing."""
+    """Without the option there is no line, so older libraries report no error."""
     beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
     assert from_data(json.loads(of(beyond, "tenant.json"))) == beyond
-    # Written by a release that had no such key.
+    # A file of a release that had no such key.
     data = vgpu_files.to_data(PAIR)
     del data["oversubscribe_managed"]
     assert from_data(data) == PAIR
@@ -76,7 +79,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
     assert next(iter(new)) == spec
     assert from_data(json.loads(new.pop(spec))) == after
     del old[spec]
-    # Programs and containers under the earlier name see no difference.
+    # Programs and containers that use the earlier name see no difference.
     assert {path: new[path] for path in old} == old
     assert new["etc/openfleet-gpu/vgpu/pair-1/alias_of"] == "duo\n"
     assert "etc/openfleet-gpu/vgpu/duo/alias_of" not in new
@@ -86,7 +89,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
         line for line in of(before, "quota").splitlines()[1:] if line != "tenant pair-1"
     ]
     assert settings(of(after, "env"))["OPENFLEET_VGPU"] == "duo"
-    # The kernel bounds the two together.
+    # Both names share one kernel limit.
     assert of(after, "slice") == old["etc/openfleet-gpu/vgpu/pair-1/slice"]
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(after, "systemd.conf").splitlines()
     device, other = (cdi(dataclasses.replace(one, provider="preload"))["devices"][0] for one in (after, before))
@@ -109,10 +112,10 @@ def test_spec_of_a_tenant_with_one_name_is_compatible():
 
 
 def test_library_enforces_the_slices_limits():
-    """A container is not in the slice, unless it is put there."""
+    """A container is outside the slice by default, so the library enforces the limits."""
     bound = dataclasses.replace(PAIR, provider="dmem")
     assert of(bound, "quota") == of(PAIR, "quota")
-    # A dash in a slice's name would make it a slice inside the one of another tenant.
+    # A dash in its name would make the slice a child of another tenant's slice.
     assert of(bound, "slice") == "openfleet-vgpu-pair\\x2d1.slice\n"
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(bound, "systemd.conf").splitlines()
     assert "etc/openfleet-gpu/vgpu/pair-1/slice" not in vgpu_files.files(PAIR)
@@ -127,7 +130,7 @@ def test_host_and_container_processes_share_a_tenant():
     }
     (device,) = cdi(PAIR)["devices"]
     inside = dict(variable.split("=", 1) for variable in device["containerEdits"]["env"])
-    # What is preloaded there is said by /etc/ld.so.preload, which no program of the container has to hand on.
+    # In a container, /etc/ld.so.preload loads the library. Programs need not pass on a variable.
     assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
 
 
@@ -140,7 +143,7 @@ def test_mps_client_gets_its_limits_without_the_library():
         "CUDA_VISIBLE_DEVICES": A,
         "CUDA_MPS_PIPE_DIRECTORY": pipes,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-        # Of all units but M and G MPS takes the number and forgets the unit.
+        # MPS only accepts the units M and G. It ignores any other unit.
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
     }
     edits = cdi(client)["devices"][0]["containerEdits"]
@@ -161,9 +164,9 @@ def test_container_gets_the_library_and_only_its_quota():
         ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
         ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
         ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
-        # The folder of the tenant's own socket, in which an agent that starts again makes another one.
+        # The folder is mounted, because a restarted agent creates a new socket in it.
         ("/run/openfleet-gpu/vgpu/agent/pair-1",) * 2: "ro",
-        # Files: in a directory that it may write, a container could put a link to a file of the host.
+        # Single files are mounted: in a writable directory, a container could create a link to a file of the host.
         ("/run/openfleet-gpu/vgpu/tenants/pair-1/region.1",) * 2: "rw",
         ("/run/openfleet-gpu/vgpu/gpus/%s.1" % A,) * 2: "rw",
         ("/run/openfleet-gpu/vgpu/gpus/%s.1" % B,) * 2: "rw",
@@ -173,7 +176,7 @@ def test_container_gets_the_library_and_only_its_quota():
 def test_container_loads_the_front_library_before_the_driver():
     """The front is in the library's folder.
 
-    Its place in the loader's order and the driver's file after it are mounts.
+    Mounts set its order in the loader's search and provide the driver's file.
     """
     without = cdi(PAIR)["devices"][0]["containerEdits"]["mounts"]
     driver = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
@@ -185,7 +188,7 @@ def test_container_loads_the_front_library_before_the_driver():
         ("/" + driver, "/usr/lib/openfleet-gpu/driver/libcuda.so.1"),
     ]
     assert all("ro" in m["options"] for m in mounts[len(without) :])
-    # A library is mapped as code.
+    # A library must be mapped as executable.
     assert "noexec" not in mounts[-1]["options"]
     client = dataclasses.replace(ONE, provider="mps")
     assert vgpu_files.files(client, driver) == vgpu_files.files(client)
@@ -203,12 +206,12 @@ def test_files_in_run_are_restored_at_boot():
             path = file.path
             assert lines.count("f /%s 0666 root root -" % path) == 1
             folder = "/" + path.rpartition("/")[0]
-            # A directory before its content, and writable for root only.
+            # Directories come before their content, and only root can write to them.
             assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
 
 
 def test_tenant_with_a_group_shares_its_region_only_with_it():
-    """The turnstile of the GPU stays writable for all, because tenants of other groups use it."""
+    """All users can write to the GPU's turnstile, because all tenants share it."""
     tenant = dataclasses.replace(ONE, group="researchers")
     lines = vgpu_files.tmpfiles([tenant]).splitlines()
     assert "f /%s 0660 root researchers -" % vgpu_files.region_path(ONE.name) in lines
@@ -219,7 +222,7 @@ def test_tenant_with_a_group_shares_its_region_only_with_it():
 
 
 def test_sizes_of_shared_files_match_the_library():
-    """A larger file is not the library's. A smaller limit would truncate mappings."""
+    """Larger files are not the library's. A lower limit would truncate mappings."""
     program = (
         '#include "formats/region.h"\n#include "formats/turnstile.h"\n'
         '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile_file) == %d, "sizes");\n'
@@ -236,7 +239,10 @@ def test_sizes_of_shared_files_match_the_library():
 
 @pytest.mark.parametrize(("tenants", "mib"), [(0, 64), (1, 64), (90, 64), (100, 64), (103, 128), (1000, 640)])
 def test_tmpfs_has_room_for_twice_the_files(tenants, mib):
-    """328,512 bytes per tenant and 17,024 per GPU, twice, in steps of 64 MiB."""
+    """Each tenant needs 328,512 bytes and each GPU 17,024.
+
+    Twice the sum is rounded up to a multiple of 64 MiB.
+    """
     there = [dataclasses.replace(ONE, name="t%d" % number) for number in range(tenants)]
     options = next(
         line for line in vgpu_files.limited_folder(there).unit_text.splitlines() if line.startswith("Options=")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packing tenants onto GPUs compared with brute force."""
+"""Packing of tenants onto GPUs, compared with brute force."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ GIB = 2**30
 
 
 def fits(bins, demands, packed):
-    """Whether a packing keeps to every rule, said in other words than the search says them."""
+    """Return whether a packing follows all rules.
+
+    Implemented separately from the search.
+    """
     for demand in demands:
         gpus = packed[demand.name]
         if len(gpus) != demand.count or len(set(gpus)) != len(gpus) or (demand.pin and gpus != (demand.pin,)):
@@ -43,7 +46,7 @@ def moves(demands, packed):
 
 
 def fewest_moves(bins, demands):
-    """By trying everything; None where nothing fits."""
+    """Return the fewest moves by brute force. None if no packing fits."""
     sets = [list(itertools.combinations([b.uuid for b in bins], d.count)) for d in demands]
     every = (dict(zip([d.name for d in demands], chosen)) for chosen in itertools.product(*sets))
     return min((moves(demands, packed) for packed in every if fits(bins, demands, packed)), default=None)
@@ -59,7 +62,7 @@ def problems(draw):
     for number in range(draw(st.integers(0, 5))):
         pin = draw(st.sampled_from([None, None, *uuids]))
         count = 1 if pin else draw(st.integers(1, len(uuids)))
-        # Some of where it was may be GPUs that are not the entry's any more.
+        # The tenant may currently be on GPUs that no longer belong to the entry.
         now = frozenset(draw(st.lists(st.sampled_from([*uuids, "gone"]), max_size=2)))
         demands.append(Demand("t%d" % number, draw(st.integers(1, 6)), draw(st.integers(1, 60)), count, pin, now))
     return bins, demands
@@ -93,7 +96,7 @@ def test_gpus_are_filled_in_order():
 
 
 def test_full_host_is_packed_and_one_more_tenant_refused():
-    """Pack a host so large that equal states must count once."""
+    """The host is so large that the search must count equal states only once."""
     bins = [Bin("g%d" % n, 80 * GIB, 100.0, 64) for n in range(8)]
     demands = [Demand("t%02d" % n, 10 * GIB, 12) for n in range(64)]
     assert fits(bins, demands, pack(bins, demands))
@@ -117,7 +120,7 @@ def test_tenant_is_moved_only_if_necessary():
 
 
 def test_dead_ends_count_for_the_limit(monkeypatch):
-    """Choosing eight of sixteen GPUs has 12,870 ways, which are mostly equal states."""
+    """Choosing eight of sixteen GPUs has 12,870 ways, and most lead to equal states."""
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
     bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
     demands = [Demand("t%d" % n, 1, 1, 8) for n in range(9)]
@@ -130,7 +133,7 @@ def test_too_long_search_stops_with_its_best_result_or_an_error(monkeypatch):
     demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]
     good = pack(bins, demands)
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", len(demands))
-    # Enough to walk straight to a packing, not to search for the best one.
+    # The limit is enough to find a packing directly, but not to search for the best one.
     assert fits(bins, demands, pack(bins, demands))
     assert moves(demands, good) <= moves(demands, pack(bins, demands))
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 1)

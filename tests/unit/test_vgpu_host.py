@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants of a host in a folder: written and observed files, and removal."""
+"""Tenants of a host in a folder: written and observed files, and removal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNUSED = VgpuUsage()
 
 
 class Tools:
-    """systemctl and whatever else is run: told, and done nothing about."""
+    """Records systemctl and all other commands without running them."""
 
     def __init__(self):
         self.called = []
@@ -69,7 +69,7 @@ def test_written_tenants_are_observed(host, tmp_path):
     modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     for path, mode in modes.items():
         shared = path.startswith("run/") and not (tmp_path / path).is_dir()
-        # The library heeds no quota that others than root can write.
+        # The library ignores a quota that users other than root can write.
         assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
 
 
@@ -106,9 +106,9 @@ def test_containers_get_the_front_library_if_the_host_has_it_and_a_driver(host, 
     front.touch()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
-    # Not the file of this version: the link leads to the next one too.
+    # The mount uses the link and not the file of this version, because an update changes the link.
     assert (drivers(), host.observe()[0].outdated) == (["/usr/lib/x86_64-linux-gnu/libcuda.so.1"], ())
-    # The driver is gone: with a mount of what is not there no container would start.
+    # The driver was removed. A container with a mount of a missing file would not start.
     (folder / "libcuda.so.580.82.07").unlink()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
@@ -137,9 +137,9 @@ def test_unknown_group_is_refused_before_any_change(host, tmp_path):
 
 
 def test_grown_shared_file_is_truncated(host, tmp_path):
-    """A tenant that fills the tmpfs would block the start of others.
+    """A tenant that fills the tmpfs would prevent others from starting.
 
-    Its used part stays.
+    The used part of the file is kept.
     """
     host.write(A)
     region = tmp_path / vgpu_files.region_path("a")
@@ -320,7 +320,10 @@ def test_processes_of_a_tenant_are_found_by_environment(host, tmp_path):
 
 
 def test_one_child_reads_all_processes_of_a_tenant(host, tmp_path, monkeypatch):
-    """A user may run thousands of them, and each unresponsive child costs a timeout."""
+    """A user may run thousands of processes.
+
+    With one child per process, each blocked child would cost a timeout.
+    """
     for pid in range(7, 27):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     holders = tuple(Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in range(7, 27))
@@ -339,19 +342,22 @@ def test_one_child_reads_all_processes_of_a_tenant(host, tmp_path, monkeypatch):
 def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_path, monkeypatch):
     """A user may have very many processes and mounts.
 
-    A name that may be in use is kept.
+    A name that may still be in use is kept.
     """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0, 1e9])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
-    # The reading child has its own clock.
+    # The child that reads has its own clock.
     monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
 
 def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeypatch):
-    """It runs under the host's lock, which thousands of processes with very many mounts must not block."""
+    """The scan holds the host's lock, so its time is limited.
+
+    Tenants may have thousands of processes with very many mounts.
+    """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0])
@@ -364,7 +370,7 @@ def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeyp
         assert [holder.who for holder in found if holder.kind == "process"] == looked_at
         assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
     assert "pid 8, which may be the tenant's: it was not checked in time" in found[0].who
-    # Another observation is another scan.
+    # A new observation starts a new scan.
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
     again = dataclasses.replace(seen)
     assert host.processes(again, "a", GPU.uuid) == tuple(holders)
@@ -414,7 +420,7 @@ def test_processes_of_a_tenant_in_containers_are_found_by_mounts(host, tmp_path,
     assert [name for name in ("a", "b") if host.processes(seen, name, GPU.uuid)] == whose
 
 
-# ---------------------------------------------------------------------- the kernel's own bound
+# ---------------------------------------------------------------------- the kernel's limit
 
 
 BOUND = dataclasses.replace(A, provider="dmem")
@@ -423,7 +429,7 @@ SLICE = "sys/fs/cgroup/openfleet.slice/openfleet-vgpu.slice/openfleet-vgpu-a.sli
 
 @pytest.fixture(name="kernel")
 def with_dmem(tmp_path):
-    """A cgroup tree as systemd makes it, whose files only keep what was written last."""
+    """Return a cgroup tree like systemd's, whose files keep the last written text."""
     for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
         (tmp_path / ("sys/fs/cgroup" + folder)).mkdir(parents=True)
     (tmp_path / SLICE).mkdir()
@@ -483,7 +489,7 @@ def test_spec_is_readable_json(host, tmp_path):
     ]
 
 
-# --- tenants that get another name ---
+# --- renamed tenants ---
 
 
 RENAMED = dataclasses.replace(A, name="b", counted_as="a", aliases=("a",))
@@ -504,7 +510,10 @@ def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
 
 
 def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
-    """Its processes stay in the slice of its key, and start in it under each of its names."""
+    """Processes stay in the slice of the tenant's key.
+
+    New processes start in the same slice, whichever of the tenant's names they use.
+    """
     host, tools = kernel
     host.write(BOUND)
     (tmp_path / SLICE / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -516,7 +525,7 @@ def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
         assert [name for name, path in slices.items() if path.exists()] == names
         assert {slices[name].read_text().strip() for name in names} == {"openfleet-vgpu-a.slice"}
         assert host.observe() == (VgpuSeen(now, usage=UNUSED),)
-    # After a boot the slice has no bound: it is missed under the new name as under the old one.
+    # After a boot, the slice has no limit. The missing limit is reported under the new name.
     (tmp_path / SLICE / "dmem.max").write_text("drm/0000:10:00.0/vram0 max\n")
     assert host.observe()[0].outdated == ("dmem.max",)
     assert not [command for command in tools.called if "stop" in command]
@@ -546,7 +555,7 @@ def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_path, first):
-    """Their files are in one folder."""
+    """Both tenants have files in the same folder."""
     host.write(A)
     host.write(dataclasses.replace(RENAMED, aliases=()))
     before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}
@@ -566,7 +575,7 @@ def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_pa
 
 
 def test_restored_own_name_is_shown(host, tmp_path):
-    """The limiter lists no folder that has the file."""
+    """The limiter ignores a folder that has the file `alias_of`."""
     host.write(A)
     (tmp_path / vgpu_files.alias_path("a")).write_text("b\n")
     assert host.observe()[0].outdated == (vgpu_files.alias_path("a"),)

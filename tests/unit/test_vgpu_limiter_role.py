@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role vgpu_limiter: defaults, documentation and where the playbooks run it."""
+"""The role vgpu_limiter: defaults, documentation, and its place in playbooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def test_readme_lists_every_variable():
 
 
 def test_controllers_build_includes_all_folders_of_the_source():
-    """The cached build is named after the source: a change in a missing folder would not be built."""
+    """The cached build has a name computed from the source.
+
+    A change in a missing folder would not cause a build.
+    """
     folders = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["vgpu_limiter__folders"]
     assert set(folders) == {path.parent.name for path in (ROLE / "files/src").glob("*/*.c")}
 

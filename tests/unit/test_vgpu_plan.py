@@ -51,7 +51,7 @@ def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
 
 
 def there(*layout, seen=()):
-    """The tenants as they are once the layout was applied."""
+    """Return the tenants as observed after the layout was applied."""
     return tuple(VgpuSeen(each.tenant) for each in planned(list(layout), seen)[0])
 
 
@@ -65,7 +65,7 @@ def refused(*layout, **more):
     return str(error.value)
 
 
-# ---------------------------------------------------------------------- what a layout wants
+# ---------------------------------------------------------------------- tenants of a layout
 
 
 def test_a_tenant_has_its_quota_on_each_of_its_gpus():
@@ -108,7 +108,7 @@ def test_memory_and_share_can_be_oversubscribed():
     [
         ([tenant("a", 100)], {}, f"{MIB}MiB on gpu 0, {MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
         ([tenant("a", 100, gpu=1)], {}, f"{MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
-        # Behind one that leaves no room, it is still its own size that is wrong.
+        # The error is about this tenant's own size, even though the tenant before it leaves no room.
         ([tenant("b", 40), tenant("a", 100)], {}, f"The largest memory that fits is {MIB}MiB."),
         (
             [tenant("a", 200)],
@@ -177,7 +177,7 @@ def test_mps_is_used_only_if_named_with_a_note_in_the_plan():
     assert planned([entry([0], tenant("a"))])[1].takes_library
 
 
-# ---------------------------------------------------------------------- what becomes of those that are there
+# ---------------------------------------------------------------------- changes of current tenants
 
 
 def test_applied_layout_has_no_steps():
@@ -205,7 +205,7 @@ def test_tenants_keep_their_gpus_and_seats():
         "vgpu b: remove from gpu 1",
         "vgpu d: add (8GiB and 30 %, fixed, by preload; no dmem here) on gpu 0",
     ]
-    # Not the seat of a tenant that goes, on which processes may sit for a while.
+    # The new tenant does not get the seat of the removed one, because processes may still use it.
     assert [add.tenant.seats for add in plan.adds] == [(VgpuSeat(UUIDS[0], 1),)]
 
 
@@ -239,7 +239,7 @@ def test_moving_tenant_blocks_while_it_has_processes():
 
 
 def test_processes_that_another_provider_would_not_limit_block():
-    """They have the library and are no clients of a daemon, or the other way round."""
+    """The processes have the library and are not clients of a daemon, or the reverse."""
     layouts = {provider: entry([0], tenant("a"), provider=provider) for provider in ("preload", "mps")}
     for old, new in (("preload", "mps"), ("mps", "preload")):
         before = there(layouts[old])
@@ -295,11 +295,11 @@ def test_before_and_after_list_the_tenants_of_a_gpu():
     assert plan.before(UUIDS[1]) == plan.after(UUIDS[1]) == ""
 
 
-# ---------------------------------------------------------------------- tenants that get another name
+# ---------------------------------------------------------------------- renamed tenants
 
 
 def in_use(seen, *names):
-    """The tenants, where process 7 has each of the names."""
+    """Return the tenants with process 7 using each of the names."""
     found = []
     for one in seen:
         own = tuple(VgpuName(name, (7,)) for name in one.tenant.names if name in names and one.tenant.aliases)
@@ -308,7 +308,7 @@ def in_use(seen, *names):
 
 
 def renamed(*names, **more):
-    """The tenant `a` of a host after renames to each of these names."""
+    """Return tenant `a` of a host after renames to these names."""
     seen = there(entry([0], tenant("a")))
     for old, new in zip(("a", *names), names):
         seen = there(entry([0], tenant(new, was=old, **more)), seen=seen)
@@ -340,7 +340,7 @@ def test_processes_of_a_renamed_tenant_block_nothing_but_those_of_others_do():
     assert [str(found) for found in plan.disturbs] == [
         "vgpu a (it would be removed from %s) is in use by pid 7 (train.py)" % GPU_0
     ]
-    # Under whichever of its names.
+    # The holder counts for any of the tenant's names.
     for part in (entry([1], tenant("b", was="a")), entry([1], tenant("c", was="b"))):
         shared = {"gpus": [0], "sharing": "shared"}
         plan = planned([part, shared], seen=in_use(renamed("b"), "a"), processes=processes)[1]
@@ -357,7 +357,7 @@ def test_a_tenant_is_renamed_and_changed_in_one_step():
 
 
 def test_new_tenant_has_its_earlier_name():
-    """All hosts of a layout have the same names."""
+    """Otherwise, the tenant would have different names on the hosts of a layout."""
     assert lines(entry([0], tenant("b", was="a"))) == [
         "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
     ]
@@ -372,7 +372,7 @@ def test_earlier_name_ends_when_no_process_uses_it():
     kept = planned([part], seen=in_use(renamed("b"), "a", "b"))[1]
     assert kept.steps == ()
     assert kept.lines() == ["vgpu b: keep the name a until its processes end (pid 7)"]
-    # It is still counted under that name, and so is not rewritten by the next run.
+    # The tenant is still counted under the earlier name, so the next run does not rewrite it.
     ended = there(part, seen=renamed("b"))
     assert (ended[0].tenant.counted_as, ended[0].tenant.aliases) == ("a", ())
     assert lines(part, seen=ended) == []
@@ -406,7 +406,7 @@ def test_new_tenant_with_an_earlier_name_of_another_counts_separately():
     assert [line.split(" (")[0] for line in plan.lines()] == ["vgpu a: add", "vgpu b: end the name a on gpu 0"]
     assert [each.tenant.key for each in wanted] == ["a.2", "a"]
     assert lines(part, seen=[VgpuSeen(each.tenant) for each in wanted]) == []
-    # Nor is it one that has the same name as that key.
+    # A tenant whose name equals that key is separate too.
     wider = entry([0], tenant("a"), tenant("b"), tenant("a.2", sm=10))
     wanted = planned([wider], seen=[VgpuSeen(each.tenant) for each in wanted])[0]
     assert {each.tenant.name: each.tenant.key for each in wanted} == {"a": "a.2", "b": "a", "a.2": "a.2.2"}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The modules driver and container_toolkit warn of a version with known vulnerabilities, refuse it or accept it."""
+"""Known vulnerable versions are warned about, refused or accepted.
+
+Tests the modules driver and container_toolkit.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.minimum_versions imp
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.toolkit import Toolkit
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit, driver
 
-# These hosts have apt, and the modules ask the machine which package manager it has.
+# The simulated hosts use apt, and the modules detect the package manager of the test machine.
 pytestmark = pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt on this machine")
 
 FIXED = {"toolkit": TOOLKIT[-1].version, "driver": DRIVER[580].version}
@@ -28,14 +31,14 @@ each = pytest.mark.parametrize("name", OLD)
 
 
 class SeenToolkit(Toolkit):
-    """On a host that has the version already, so that no repository is asked."""
+    """A host that already has the version, so no repository is queried."""
 
     def look(self):
         return toolkit_hosts.right(self.request, packages=toolkit_hosts.packages(self.request.version + "-1"))
 
 
 class SeenDriver(Driver):
-    """On a host that has the version already, so that no repository is asked."""
+    """A host that already has the version, so no repository is queried."""
 
     def look(self):
         self.host = driver_hosts.host()
@@ -44,9 +47,12 @@ class SeenDriver(Driver):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    """Run a module in check mode, and return what it prints and what it warns of."""
+    """Return a function that runs a module in check mode.
+
+    The function returns the module's output and its warnings.
+    """
     warned = []
-    # Ansible keeps warnings for as long as a process runs, and so for the next test.
+    # Ansible keeps warnings for the lifetime of a process, and so across tests.
     monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
     monkeypatch.setattr(container_toolkit, "Toolkit", SeenToolkit)
     monkeypatch.setattr(driver, "Driver", SeenDriver)
@@ -69,7 +75,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 @each
 def test_vulnerable_version_is_a_warning(run, name):
-    """By default the role warns and continues."""
+    """By default, the role warns and continues."""
     found, warned = run(name, OLD[name])
     assert "failed" not in found
     assert OLD[name] in found["vulnerable"] and FIXED[name] in found["vulnerable"]

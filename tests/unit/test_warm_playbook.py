@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Forked runs of ansible-playbook end like real ones."""
+"""Runs of ansible-playbook in a forked process end like those in a new process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import warm_playbook
 from patience import wait_until
 
-#: Makes two runs, and prints how they ended and what they said.
+#: Starts two runs, and prints their exit status and output.
 MAKER = """
 import subprocess, sys
 for arguments in (["ok.yml"], ["ok.yml", "-e", "word=second", "-e", "wrong=1"]):
@@ -61,7 +61,7 @@ def environment(place) -> dict[str, str]:
 
 
 def processes(place) -> set[int]:
-    """Return the pids of what began with the environment of this test."""
+    """Return the pids of processes with this test's environment."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -71,7 +71,7 @@ def processes(place) -> set[int]:
 
 
 def modules_of(left: Path) -> bool:
-    """Return whether the process that modules of its runs are forks of listens still."""
+    """Return whether the process from which modules are forked still listens."""
     socket = shlex.split(warm_playbook.interpreter(left).read_text().splitlines()[-1])[-2]
     return Path(socket).exists()
 
@@ -86,13 +86,13 @@ def test_warm_playbook_prints_and_ends_like_ansible_playbook(place):
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
     assert "said second by the caller" in real and "module of the caller" in real
     assert runs(place, list(warm_playbook.COMMAND)) == real
-    # Each run has removed its folder, which was where the real one has it.
+    # Each run has removed its temporary folder, which is where ansible-playbook puts it.
     wait_until(lambda: not any((place / "home/tmp").iterdir()), "the folders of the runs are gone")
     assert {path.name for path in place.iterdir()} == {"ok.yml", "ansible.cfg", "home"}
 
 
 def test_run_ends_with_its_caller(place):
-    # Which hosts are meant is decided in the process of the run itself.
+    # The pattern of hosts is evaluated in the process of the run itself.
     asked = "{{ lookup('ansible.builtin.pipe', 'echo $PPID >%s; echo localhost') }}" % (place / "run")
     pause = {"hosts": asked, "connection": "local", "gather_facts": False, "tasks": [{"pause": {"seconds": 600}}]}
     (place / "pause.yml").write_text(json.dumps([pause]))
@@ -120,7 +120,7 @@ def test_run_ends_with_its_caller(place):
         maker.stdin.close()
     wait_until(lambda: not left.exists(), "what was left ends with its maker")
     wait_until(lambda: not modules_of(left), "what its modules are forks of ends with it")
-    # As after the end of a real one, its worker continues.
+    # The run's worker continues, as it does after ansible-playbook ends.
     for pid in processes(place):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_module_archives_are_cached_by_the_state_of_the_code(tmp_path, monkeypat
     code.write_text("a = 10\n")
     second = warm_playbook.payloads(tmp_path / "place", [str(tmp_path)])
     assert second != first
-    # Runs may still use both; those of yesterday are over.
+    # Current runs may still use both archives. Archives from yesterday can be deleted.
     warm_playbook.remove_payloads()
     assert first.is_dir() and second.is_dir()
     os.utime(first, (1, 1))

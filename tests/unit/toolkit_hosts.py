@@ -29,7 +29,7 @@ def packages(version="1.18.2-1", held=True, **more):
 
 
 def right(request=ASKED, **more):
-    """A host that is as asked."""
+    """Return a host in the requested state."""
     units = dict.fromkeys((rules.REFRESH_PATH, rules.REFRESH_SERVICE), RUNNING)
     known = {
         "packages": packages(),

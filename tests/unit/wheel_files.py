@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wheels made for a test, and requirements with their hashes."""
+"""Create wheels for a test, and requirements with their hashes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any", module: str = "", code: str = "") -> str:
-    """Make a wheel of one module; return its SHA-256."""
+    """Create a wheel with one module. Return its SHA-256."""
     stem = name.replace("-", "_")
     info = f"{stem}-{version}.dist-info"
     members = {
@@ -27,6 +27,6 @@ def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any", modu
     made = folder / f"{stem}-{version}-{tag}.whl"
     with zipfile.ZipFile(made, "w") as archive:
         for path, text in members.items():
-            # The same time for each, so that the same content is the same file.
+            # ZipInfo has a constant time, so equal content gives equal files.
             archive.writestr(zipfile.ZipInfo(path), text)
     return hashlib.sha256(made.read_bytes()).hexdigest()

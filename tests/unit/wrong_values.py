@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wrong values of each variable of the collection."""
+"""Invalid values of each variable of the collection."""
 
 from __future__ import annotations
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import known
 
 VARIABLES = known.variables()
-#: Wrong for any variable of the type.
+#: Invalid for any variable of the type.
 WRONG = {
     "int": ["soon", -1, True, 1.5, None, [], 10**400, "9" * 400, "²"],
     "bool": ["maybe", 2, None, [], {}],
@@ -16,7 +16,7 @@ WRONG = {
     "list": [{}, 7, None, True],
     "dict": ["text", [], 7, None],
 }
-#: Wrong for all that have no type.
+#: Invalid for all variables without a type.
 WRONG_RAW = {
     "gpu_layout": [{}, "all", None, [{"gpus": [0], "sharing": "shraed"}]],
     "gpu_site_tolerate": ["many", -1, "101%", 1.5, True, None, [], {}, 10**5000, "²"],
@@ -34,5 +34,5 @@ def wrong_values(name):
         values.append(["no-such"] if kind == "list" else "no-such")
     if kind == "list" and (VARIABLES[name].by_role or option.get("elements") != "str"):
         values.append("one,two")
-    # A mapping may be a separate method, with keys that only its sender knows.
+    # A mapping is also valid: it may be a notification method with keys that only its program knows.
     return [value for value in values if not (name == "gpu_rightsize_reclaim_tell" and value == [{"no": "such"}])]

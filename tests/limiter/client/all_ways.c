@@ -1,9 +1,10 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Threads that allocate and free in every way at once, some what others have allocated, some in contexts that end under
- * them: all_ways COUNT ROUNDS QUOTA WAYS, where WAYS has a bit for each way. All is given back in the end: then the whole
- * quota must be there, and not a byte more.
+ * Threads that allocate and free memory in all ways at once: all_ways COUNT ROUNDS QUOTA WAYS
+ *
+ * WAYS has a bit for each way. Some threads free memory that others allocated, and some contexts end while they are in
+ * use. At the end, all memory has been freed, and exactly the whole quota must be available.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -53,7 +54,7 @@ static void one_way(int way, size_t size, unsigned int place)
     uint64_t address = 0;
     void *own;
     switch (way) {
-    case 0: /* into a place from which any thread may take it */
+    case 0: /* into a slot from which any thread may take the allocation */
         if (!take(&address, size)) {
             uint64_t old = atomic_exchange(&shared[place], address);
             if (old)
@@ -75,7 +76,7 @@ static void one_way(int way, size_t size, unsigned int place)
         if (!take_managed(&address, size, 1u))
             expect(give(address), "cuMemFree of managed memory");
         break;
-    case 5: /* taken along by its context */
+    case 5: /* freed together with its context */
         expect(new_context(&own, 0u, 0), "cuCtxCreate");
         expect(take(&address, size), "cuMemAlloc in a context of its own");
         expect(end_context(own), "cuCtxDestroy");
@@ -84,7 +85,7 @@ static void one_way(int way, size_t size, unsigned int place)
         if (!take_pitch(&address, &pitch, size, (size_t)2, 4u))
             expect(give(address), "cuMemFree of rows");
         break;
-    default: /* no such kernel: the driver says so */
+    default: /* no such kernel: the driver returns an error */
         launch(NULL, 1u, 1u, 1u, 1u, 1u, 1u, 0u, NULL, NULL, NULL);
     }
 }

@@ -1,12 +1,13 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Kills processes of the tenant after ever more instructions of a sequence of calls, and looks after each kill whether
- * the tenant has its whole quota again, to the byte.
+ * Kill processes of the tenant in the middle of a sequence of calls, each time after more instructions. After each
+ * kill, check that the tenant has its whole quota again, to the byte.
  *
  *   any_instruction QUOTA SEED KILLS SEQUENCE     prints `kills N of M instructions`, or `lost after N instructions: ...`
  *
- * A victim (this program again) stops before the sequence; its parent lets it go on instruction by instruction (ptrace).
+ * The victim is another process of this program. It stops before the sequence, and its parent then runs it instruction
+ * by instruction with ptrace.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -47,7 +48,7 @@ static void sequence(const char *name, any **f)
 {
     uint64_t address = 0;
     struct wanted wanted = {1, 0, 1, 0, NULL, 0};
-    if (!strcmp(name, "first")) { /* the process's first call: it enters the tenant's region */
+    if (!strcmp(name, "first")) { /* the process's first call registers it in the tenant's region */
         f[0](&address, (size_t)1000);
     } else if (!strcmp(name, "linear")) {
         f[0](&address, (size_t)1000);
@@ -69,10 +70,10 @@ static int victim(const char *name)
     if (start())
         return 5;
     any *f[] = {get("cuMemAlloc_v2"), get("cuMemFree_v2"), get("cuMemAllocAsync"), get("cuMemFreeAsync"), get("cuMemCreate"), get("cuMemRelease")};
-    /* The stub's tables too are cleared at the first use, byte by byte for who goes by single steps. */
+    /* Initialize the stub's tables now: the first use clears them byte by byte, which takes many single steps. */
     get("cuMemAddressReserve")(&address, (size_t)2 << 20, (size_t)0, 0ull, 0ull);
     if (strcmp(name, "first")) {
-        sequence(name, f); /* once before: what is looked up at the first call is not the matter */
+        sequence(name, f); /* run the sequence once before, so that the lookups of the first call are not part of it */
         f[0](&address, (size_t)777);
     }
     ptrace(PTRACE_TRACEME, 0, NULL, NULL);
@@ -81,7 +82,7 @@ static int victim(const char *name)
     _exit(0);
 }
 
-/* After how many instructions it was killed, or it ended; -1: no ptrace here. */
+/* Return the number of executed instructions until the kill or the end, or -1 without ptrace. */
 static long kill_after(const char *self, const char *name, long instructions)
 {
     int status;
@@ -112,7 +113,7 @@ int main(int argc, char **argv)
     size_t quota = strtoull(argv[1], NULL, 0);
     long seed = atol(argv[2]), kills = atol(argv[3]);
     any *allocate = get("cuMemAlloc_v2"), *release = get("cuMemFree_v2");
-    /* Once to its end, which tells how long it is. */
+    /* The first run is complete and gives the length of the sequence. */
     long length = kill_after("/proc/self/exe", argv[4], 1L << 40);
     if (length < 0) {
         printf("no ptrace: %s\n", strerror(errno));

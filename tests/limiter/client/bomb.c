@@ -1,8 +1,10 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Forks children that fork children; each starts CUDA, allocates and frees, and ends in one of several ways without
- * freeing what it has: bomb DEPTH BREADTH. A parent forks before it uses CUDA itself, as programs must.
+ * Fork children that fork children: bomb DEPTH BREADTH
+ *
+ * Each process initializes CUDA, allocates and frees memory, and ends in one of several ways without freeing the rest.
+ * A parent forks before it uses CUDA, as all CUDA programs must.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,10 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * A program with a profiler in it: at each entry point of the driver a callback allocates and frees by every way, also
- * within the calls that the limiter makes. callbacks QUOTA: in the end the whole quota must be there again.
+ * A program that contains a profiler: callbacks QUOTA
+ *
+ * At each entry point of the driver, a callback allocates and frees memory in every way, including within calls that
+ * the limiter makes. At the end, the whole quota must be available.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,7 +37,7 @@ static void need(int result, const char *what)
     }
 }
 
-/* What it gets it gives back; what it is refused is no mistake. */
+/* Free everything that was allocated. A refused allocation is no error. */
 static void callback(void)
 {
     uint64_t address;
@@ -74,7 +76,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++) {
         need(named("cuMemAllocAsync")(&address, (size_t)4 * MIB, NULL), "cuMemAllocAsync");
         need(named("cuMemAllocFromPoolAsync")(&other, (size_t)4 * MIB, pool, NULL), "cuMemAllocFromPoolAsync");
-        /* Refused, after the pools were asked to give up what they do not use. */
+        /* Refused after all pools have released unused memory. */
         if (named("cuMemAlloc_v2")(&context, quota) != 2)
             return 5;
         need(named("cuMemFreeAsync")(address, NULL), "cuMemFreeAsync");

@@ -1,18 +1,18 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * A CUDA program that does what it is told: one call a line on standard input, one answer a line on standard output.
+ * A CUDA program that runs commands: one call per line on standard input, one answer per line on standard output.
  *
- *   [tN] call SYMBOL ARGUMENT...             by dlsym, on thread N (0: the main thread)
- *   [tN] proc NAME VERSION FLAGS ARGUMENT... by cuGetProcAddress
- *   [tN] times COUNT SYMBOL ARGUMENT...      the same call COUNT times; answers with how many succeeded
- *   find SYMBOL                              whose function dlsym gives: its address, and its library's path
- *   churn SEED BYTES                         allocates and frees up to BYTES until it is killed
- *   fork IN OUT                              a child goes on with these two FIFOs
+ *   [tN] call SYMBOL ARGUMENT...             call a function found with dlsym, on thread N (0: the main thread)
+ *   [tN] proc NAME VERSION FLAGS ARGUMENT... call a function found with cuGetProcAddress
+ *   [tN] times COUNT SYMBOL ARGUMENT...      make the same call COUNT times, and answer how many calls succeeded
+ *   find SYMBOL                              answer the address that dlsym returns, and the path of its library
+ *   churn SEED BYTES                         allocate and free up to BYTES until killed
+ *   fork IN OUT                              fork a child that uses these two FIFOs
  *   exit CODE
  *
- * Arguments are numbers, `&` a cell for a number that is answered, `*N` the same for N bytes, `@HEX` those bytes, which are
- * answered as they are afterwards. The answer is `RESULT VALUE...`.
+ * Arguments are numbers, `&` for a number that the call writes, `*N` for N bytes that the call writes, or `@HEX` for
+ * bytes that the call may change. The answer is `RESULT VALUE...` with the values after the call.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -81,7 +81,7 @@ static void read_argument(const char *text, struct argument *argument)
     argument->value = (word)(uintptr_t)argument->bytes;
 }
 
-/* Calls with the arguments in `words` and answers. */
+/* Call the function with the arguments in `words` and print the answer. */
 static void call(function *target, char **words, int count, long times)
 {
     struct argument arguments[ARGUMENTS];
@@ -182,7 +182,7 @@ static void execute(char **words, int count)
         fprintf(out, "what\n");
 }
 
-/* --- Threads: each waits for a line that is its own --- */
+/* --- Threads: each waits for lines that are addressed to it --- */
 
 static struct worker {
     pthread_t thread;

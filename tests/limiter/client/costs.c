@@ -1,8 +1,9 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * What a launch, and an allocation with its free, cost in nanoseconds: the least of many batches, which on a busy machine
- * is the nearest to the truth. Prints `LAUNCH ALLOC_FREE`.
+ * Measure the nanoseconds of a launch, and of an allocation with its free. Prints `LAUNCH ALLOC_FREE`.
+ *
+ * Each value is the minimum of many batches, which is most accurate on a busy machine.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

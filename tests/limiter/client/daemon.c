@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Has 3 MiB on the GPU and closes every descriptor but the three that all programs have and the stub driver's.
+ * Allocate 3 MiB on the GPU, and close all descriptors except the three standard ones and the stub driver's.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

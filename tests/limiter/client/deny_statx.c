@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Runs a command for which statx fails as on kernels and in sandboxes that lack it: deny_statx COMMAND [ARGUMENT...]
+ * Run a command in which statx fails, as on kernels and in sandboxes without it: deny_statx COMMAND [ARGUMENT...]
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Uses CUDA and tells all that a library could have changed about its process: before, and after each call. Whoever
- * compares the output with and without a limiter sees what that has done.
+ * Use CUDA, and print all process state that a library could change, before and after each call. The outputs with and
+ * without a limiter show what the limiter has changed.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -28,7 +28,7 @@ static int entries(const char *folder)
     while (directory && readdir(directory))
         count++;
     closedir(directory);
-    return count - 3; /* . and .. and, of descriptors, the folder's own */
+    return count - 3; /* without `.`, `..`, and the descriptor of the folder itself */
 }
 
 static void tell(const char *when)

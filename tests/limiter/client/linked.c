@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * A program that is linked with the driver, and asks dlsym in every way. argv[1]: bytes to allocate.
+ * A program that is linked with the driver and calls dlsym in every way. argv[1] is the number of bytes to allocate.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

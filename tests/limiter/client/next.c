@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * A library that stands before or behind the limiter and, like profilers do, wraps a function of the driver: it finds
- * the next one by dlsym(RTLD_NEXT). Tells what it finds.
+ * A library that is loaded before or after the limiter and wraps a driver function, as profilers do. It finds the next
+ * definition with dlsym(RTLD_NEXT) and prints it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

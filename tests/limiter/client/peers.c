@@ -1,12 +1,13 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * One GPU's look at another GPU of the tenant (throttle/peers.c), with seats that the arguments fill in. Each argument is a look:
+ * Check a GPU's view of another GPU of the tenant (throttle/peers.c), with seats from the arguments. Each argument is
+ * one check:
  *
- *   MS:OWN:PEERS:WORK:STATE   at this millisecond; launches ever let through here and there; whether the process has work here (0, 1);
- *                             the peer's work: idle, works or late
+ *   MS:OWN:PEERS:WORK:STATE   time in milliseconds; number of launches admitted on this and on the other GPU so far;
+ *                             whether the process has work here (0, 1); state of the other GPU: idle, works or late
  *
- * Each look is answered with a line `behind hurry`, 0 or 1 each. The process never has the turn.
+ * For each check, a line `behind hurry` is printed, with 0 or 1 each. It is never the process's turn.
  */
 #include "throttle/peers.h"
 

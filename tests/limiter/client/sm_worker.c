@@ -1,11 +1,12 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * A program that launches kernels on the stub GPU until its time is over, and prints what the GPU did for it:
- * a line `seconds busy_ns launches calls parted waits` at each report and at the end: calls are those of the driver that the
- * limiter makes, parted are dependent launches that an event parts from the launch before, waits are how often the first
- * thread has slept or waited. With `--time N` it prints instead what a launch costs on the host, with kernels that take no
- * time.
+ * Launch kernels on the stub GPU for a time, and print what the GPU did for this process.
+ *
+ * Each report, and the end, print a line `seconds busy_ns launches calls parted waits`. `calls` are the driver calls of
+ * the limiter. `parted` are dependent launches that an event separates from the previous launch. `waits` is how often
+ * the first thread has slept or waited. With `--time N`, the host time of a launch is printed instead, measured with
+ * empty kernels.
  */
 #define _GNU_SOURCE
 #include "../stub/cuda.h"
@@ -57,7 +58,8 @@ static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to, *poke_file, *poke_value, *run_file;
 static long long poke_offset;
 static long die_after, time_launches, fresh_context, steps;
-/* contexts: each with a launch, and all others in the last one; current: a device whose context the launching thread has, -1: none */
+/* contexts: number of contexts, each with one launch, and all other launches in the last one. current: a device whose
+ * context is current in the launching thread (-1: none) */
 static int contexts, current = -2;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;
@@ -90,7 +92,8 @@ static void rest(long long ns)
     nanosleep(&t, NULL);
 }
 
-/* Overwrites eight bytes of a file once, when the worker starts. A value with a sign counts from the present. */
+/* Overwrite eight bytes of a file once, at the start of the worker. A value with a sign is relative to the current
+ * time. */
 static void poke(void)
 {
     struct timespec t;
@@ -104,7 +107,7 @@ static void poke(void)
     close(fd);
 }
 
-/* Writes, until its seconds are over, a lease that another tenant has to wait for: of process 4096, for 0.9 s from now on. */
+/* For the whole run, write leases that another tenant must wait for. Each belongs to process 4096 and ends in 0.9 s. */
 static void poke_leases(void)
 {
     int fd = open(poke_file, O_RDWR);
@@ -140,7 +143,7 @@ static CUgraphExec make_graph(CUfunction function, CUstream stream)
 
 static void launch(int i, CUstream stream)
 {
-    if (time_launches) { /* the most usual form, with nothing around it */
+    if (time_launches) { /* the most common form, without anything else in the loop */
         cuLaunchKernel(functions[i], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
         return;
     }
@@ -181,7 +184,7 @@ static void launch(int i, CUstream stream)
     __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
 }
 
-/* A capture in global mode that stays open while launches of another stream go on: it must end well. */
+/* Keep a capture in global mode open during launches in another stream. The capture must succeed. */
 static void capture_meanwhile(CUstream other)
 {
     CUstream stream;
@@ -195,7 +198,7 @@ static void capture_meanwhile(CUstream other)
     need(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture after launches elsewhere");
 }
 
-/* The work of the old one is done; its streams, modules and events go with it. */
+/* The old context's work is finished. Its streams, modules and events are destroyed with it. */
 static void renew_context(void)
 {
     static CUcontext own;
@@ -211,7 +214,7 @@ static void *work(void *first)
 {
     CUstream streams[MAX_STREAMS] = {NULL};
     double next_report = report_every;
-    rest(1000); /* time begins to move when all that are expected are here: they begin together */
+    rest(1000); /* simulated time starts when all expected threads have arrived, so they start together */
     if (first) {
         began = now();
         calls_before = stub_calls();
@@ -223,8 +226,8 @@ static void *work(void *first)
     else if (first && poke_file)
         poke();
     if (first && run_file) {
-        unsetenv("LD_PRELOAD"); /* a sanitizer's library ends a shell that was not built with it */
-        if (system(run_file) != 0) /* time stands still meanwhile */
+        unsetenv("LD_PRELOAD"); /* a sanitizer's library would end a shell that was not built with it */
+        if (system(run_file) != 0) /* simulated time stops while the command runs */
             exit(1);
     }
     double end = now() + seconds;
@@ -283,10 +286,10 @@ int main(int count, char **words)
         const char *name = words[i], *value = words[i + 1];
         if (!strcmp(name, "--seconds")) seconds = atof(value);
         else if (!strcmp(name, "--start")) start = atof(value);
-        else if (!strcmp(name, "--steps")) steps = atol(value); /* of one launch of each kernel, whatever time they take */
+        else if (!strcmp(name, "--steps")) steps = atol(value); /* number of steps; a step launches each kernel once, whatever time that takes */
         else if (!strcmp(name, "--report")) report_every = atof(value);
         else if (!strcmp(name, "--kernel")) snprintf(kernels[kernel_count++ % MAX_KERNELS], 32, *value > '9' ? "%s" : "busy_%s", value);
-        else if (!strcmp(name, "--distinct")) { /* so many kernels in place of the one */
+        else if (!strcmp(name, "--distinct")) { /* this number of different kernels in place of the one */
             char like[32];
             memcpy(like, kernels[0], sizeof like);
             for (kernel_count = 0; kernel_count < atoi(value) && kernel_count < MAX_KERNELS; kernel_count++)
@@ -340,7 +343,7 @@ int main(int count, char **words)
         printf("%.2f ns, the least of 20 rounds\n", least);
         return 0;
     }
-    /* The threads take part in virtual time, this one waits for them outside of it. */
+    /* The worker threads take part in simulated time. This thread waits for them in real time. */
     pthread_t workers[MAX_THREADS];
     for (int i = 0; i < threads && i < MAX_THREADS; i++)
         pthread_create(&workers[i], NULL, work, i ? NULL : &threads);

@@ -1,10 +1,12 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Threads that allocate and free side by side: plain, stream-ordered and physical memory.
+ * Threads that allocate and free plain, stream-ordered and physical memory in parallel.
  *
- *   threads COUNT ROUNDS QUOTA     sizes up to the quota, so that many calls are refused; in the end the threads together
- *                                  take piece after piece until there is none: fails unless that was the quota
+ *   threads COUNT ROUNDS QUOTA
+ *
+ * Sizes are up to the quota, so many calls are refused. At the end, the threads together allocate memory piece by piece
+ * until none is left. The program fails if the sum is not the quota.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,7 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Arrays and mipmapped arrays. They take their elements' bytes: how a driver lays them out is not public.
+ * Arrays and mipmapped arrays. They use the bytes of their elements, because the memory layout of real drivers is not
+ * public.
  */
 #include "objects.h"
 
@@ -33,7 +34,7 @@ static size_t at_least_1(size_t number)
     return number ? number : 1;
 }
 
-/* The bytes of a level: width and height halve from level to level, depth too but for layers. */
+/* Return the bytes of a level. Width and height halve from level to level, and so does depth except for layers. */
 static size_t level_size(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int level)
 {
     bool layered = wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -49,7 +50,7 @@ static CUresult create(const char *function, CUarray *array, const CUDA_ARRAY3D_
     if (!array || !wanted->Width || !element(wanted->Format) || (wanted->NumChannels != 1 && wanted->NumChannels != 2 && wanted->NumChannels != 4))
         return CUDA_ERROR_INVALID_VALUE;
     size_t size = 0;
-    /* A sparse or deferred array has no memory of its own until some is mapped. */
+    /* A sparse or deferred array uses no memory until memory is mapped. */
     if (!(wanted->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
         for (unsigned int level = 0; level < levels; level++)
             size += level_size(wanted, level);

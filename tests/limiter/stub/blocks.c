@@ -1,7 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Addresses and what lies at them: a hash table with open addressing. Addresses are given out again last in, first out.
+ * Addresses and the blocks at them: a hash table with open addressing. Freed addresses are reused in last-in, first-out
+ * order.
  */
 #include "objects.h"
 
@@ -13,10 +14,10 @@ static struct { CUdeviceptr *entries; size_t count, room; } unused[CLASSES];
 static CUdeviceptr next_address = 0x7f0000000000ull;
 
 static struct block *table;
-static size_t table_size, table_used; /* used: with those gone */
+static size_t table_size, table_used; /* used: including deleted entries */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Addresses are handed out in powers of two from 512 bytes on. */
+/* Address ranges have sizes that are powers of two, from 512 bytes on. */
 static int class_of(size_t size)
 {
     int class = 9;
@@ -43,7 +44,7 @@ CUdeviceptr stub_address(size_t size)
 
 CUdeviceptr stub_low_address(size_t size)
 {
-    static CUdeviceptr next = 1 << 20; /* never given out again */
+    static CUdeviceptr next = 1 << 20; /* addresses here are never reused */
     CUdeviceptr address = 0;
     pthread_mutex_lock(&lock);
     if (next + size < 1ull << 32) {

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The shared file: exact bytes of each process on each GPU. A process holds an fcntl lock on the byte of its entry, so
- * that what a killed one held is free at once, as the kernel driver's is.
+ * The shared file with the exact bytes of each process on each GPU. A process holds an fcntl lock on the byte of its
+ * entry. The memory of a killed process is therefore free at once, as with the kernel driver.
  */
 #define _GNU_SOURCE
 #include "card.h"
@@ -39,7 +39,7 @@ static void make(struct stub_card *new_card)
     if (new_card->gpus > STUB_MAX_GPUS)
         new_card->gpus = STUB_MAX_GPUS;
     new_card->entry_size = sizeof(struct stub_process);
-    /* Beside a simulated NVML the cards have its UUIDs, in the order of their numbers: STUB_UUIDS=GPU-...,GPU-... */
+    /* With a simulated NVML, the cards have the UUIDs of NVML in index order: STUB_UUIDS=GPU-...,GPU-... */
     const char *uuids = getenv("STUB_UUIDS");
     for (uint32_t i = 0; i < new_card->gpus; i++) {
         new_card->gpu[i].capacity = stub_setting("STUB_MEMORY", 16ull << 30);
@@ -59,7 +59,8 @@ static struct stub_card *map_card(void)
     const char *path = getenv("STUB_CARD");
     int flags = MAP_SHARED;
     if (path && *path) {
-        /* Never closed: the stub NVML is here too, and closing any descriptor of the file would drop this process's lock. */
+        /* Never closed: the stub NVML uses the file too, and closing any descriptor of it would drop this process's
+         * lock. */
         file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         struct stat status;
         if (file < 0 || flock(file, LOCK_EX) || fstat(file, &status))
@@ -83,7 +84,7 @@ static struct stub_card *map_card(void)
 
 static off_t byte_of(const struct stub_process *process)
 {
-    /* Beyond the file's end: locks need no bytes there. */
+    /* After the end of the file, because locks need no bytes. */
     return (off_t)sizeof(struct stub_card) + (process - card->process);
 }
 
@@ -92,7 +93,7 @@ static bool alive(const struct stub_process *process)
     if (process == me || file < 0)
         return true;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte_of(process), .l_len = 1};
-    /* Asked as another owner, so that the lock of this process's driver is seen by its NVML. */
+    /* Tested as a different lock owner, so that the stub NVML sees the lock of this process's driver. */
     return fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
@@ -146,7 +147,7 @@ static int group_index(void)
     return STUB_MAX_GROUPS - 1;
 }
 
-/* NVML's numbers of processes are the host's: those of /proc, where that is the host's in a pid namespace too. */
+/* NVML reports host pids. These are the pids in /proc if it is the host's /proc, even within a pid namespace. */
 static int pid_of_host(void)
 {
     char text[16];
@@ -239,7 +240,8 @@ CUresult stub_take(const char *function, int gpu, enum stub_kind kind, size_t by
     CUresult result = fault(function);
     struct stub_gpu *on = &card->gpu[gpu];
     if (result == CUDA_SUCCESS) {
-        /* The dead are looked for only where they would matter: for room, and before a peak is written down. */
+        /* Dead processes only matter if memory is short or before a new peak is recorded, so only then are they
+         * removed. */
         if (bytes > on->capacity || on->used > on->capacity - bytes || on->group_used[me->group] + bytes > on->group_peak[me->group])
             stub_card_bury(card);
         if (bytes > on->capacity || on->used > on->capacity - bytes)

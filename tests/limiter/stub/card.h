@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The shared file of the stub: what is on the cards, by process and by group. tests/limiter/card.py reads the same.
+ * The stub's shared file: memory use by process and by group. tests/limiter/card.py reads the same format.
  */
 #ifndef OPENFLEET_STUB_CARD_H
 #define OPENFLEET_STUB_CARD_H
@@ -13,7 +13,7 @@
 #define STUB_MAGIC 0x3130647261436b53ull
 
 struct stub_process {
-    int32_t pid; /* 0: a free entry */
+    int32_t pid; /* 0: unused entry */
     int32_t group;
     uint64_t contexts;
     uint64_t used[STUB_MAX_GPUS];
@@ -35,14 +35,14 @@ struct stub_card {
     struct stub_process process[STUB_MAX_PROCESSES];
 };
 
-/* The card; NULL when its file cannot be had. The first call maps it; `enter` says whether this process is one that
- * takes memory (the driver) or only looks (NVML). */
+/* Return the card, or NULL if its file cannot be used. The first call maps the file. `enter` is true for processes that
+ * allocate memory (the driver) and false for readers (NVML). */
 struct stub_card *stub_card(bool enter);
-/* Locks it and takes the dead out. */
+/* Lock the card and remove dead processes. */
 void stub_card_lock(struct stub_card *card);
 void stub_card_unlock(struct stub_card *card);
 void stub_card_bury(struct stub_card *card);
-/* Another context of this process, or one fewer. */
+/* Change the number of this process's contexts. */
 void stub_card_contexts(int change);
 
 #endif

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Virtual time: see clock.h. This file also takes the place of the C library's clocks and sleeps, and of its `syscall` for
- * waits on futexes that processes share, in programs that have the stub preloaded.
+ * Simulated time: see clock.h. In programs that preload the stub, this file also replaces the C library's clocks and
+ * sleeps, and its `syscall` for waits on futexes that are shared between processes.
  */
 #define _GNU_SOURCE
 #include "clock.h"
@@ -24,8 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EPOCH INT64_C(1000000000000) /* virtual clocks begin here */
-#define WAKE_NS 1000                 /* between two that one call wakes */
+#define EPOCH INT64_C(1000000000000) /* start of simulated clocks */
+#define WAKE_NS 1000                 /* delay between two threads that one call wakes */
 
 static struct world *shared;
 static bool looked;
@@ -52,7 +52,7 @@ static void leave(void *unused) {
 
 static void forked(void) { mine = 0; }
 
-/* The kernel's own call: this file takes the place of the C library's `syscall`. */
+/* The real system call, because this file replaces the C library's `syscall`. */
 static long kernel(long number, long a, long b, long c, long d, long e, long f) {
     long result;
 #if defined(__x86_64__)
@@ -114,7 +114,7 @@ static struct world *open_world(const char *path) {
         w->late = (int64_t)stub_setting("STUB_LATE_NS", 0);
         w->made = true;
     }
-    flock(fd, LOCK_UN); /* closing does not do it: the mapping keeps the file open */
+    flock(fd, LOCK_UN); /* close() does not release the lock, because the mapping keeps the file open */
     close(fd);
     pthread_key_create(&at_thread_end, leave);
     pthread_atfork(NULL, NULL, forked);
@@ -133,8 +133,8 @@ struct world *clock_world(void) {
     return shared;
 }
 
-/* Whoever is killed while it has the lock leaves at worst a half-written operation of its own queue, and that queue is
- * dropped with it. */
+/* A process that is killed while it holds the lock leaves at most a half-written operation in its own queue. The queue
+ * is dropped with the process. */
 void clock_lock(struct world *w) {
     int error = pthread_mutex_lock(&w->lock);
     if (error == EOWNERDEAD)
@@ -160,7 +160,7 @@ struct party *clock_join(struct world *w) {
     return NULL;
 }
 
-/* --- moving on --- */
+/* --- advancing the clock --- */
 
 static bool can_go_on(struct world *w, struct party *p) {
     if (p->until <= w->now) return true;
@@ -197,7 +197,7 @@ static void move_on(struct world *w) {
             int64_t time = gpu_next(w, &w->gpus[i]);
             if (time < next) next = time;
         }
-        if (next == INT64_MAX) return; /* nobody is left, or all wait for what a killed process would have done */
+        if (next == INT64_MAX) return; /* no thread is left, or all wait for work of a killed process */
         for (int i = 0; i < CLOCK_GPUS; i++) gpu_run(w, &w->gpus[i], next);
         w->now = next;
         for (int i = 0; i < CLOCK_GPUS; i++) gpu_settle(w, &w->gpus[i]);
@@ -253,7 +253,7 @@ void clock_wait(struct world *w, int64_t until, int gpu, int tenant, int stream,
     p->gpu = -1;
 }
 
-/* --- in place of the C library's --- */
+/* --- replacements for the C library's functions --- */
 
 static bool is_virtual(clockid_t id) {
     return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_RAW || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME;
@@ -267,8 +267,8 @@ static void sleep_until(struct world *w, int64_t time) {
     clock_unlock(w);
 }
 
-/* A sanitizer asks for the time before anything else works, and later with locks of its own held, which opening a file takes
- * again: the world is opened before its questions come here. */
+/* A sanitizer reads the clock before anything else works, and later while it holds locks that opening a file needs. The
+ * shared file is therefore opened before the sanitizer's calls are handled here. */
 static bool started;
 __attribute__((constructor)) static void start(void) {
     clock_world();
@@ -307,19 +307,19 @@ EXPORT int usleep(useconds_t microseconds) {
     return nanosleep(&(struct timespec){microseconds / 1000000, microseconds % 1000000 * 1000}, NULL);
 }
 
-/* How often the calling thread has slept or waited. */
+/* Return how often the calling thread has slept or waited. */
 EXPORT long stub_waits(void) {
     struct world *w = clock_world();
     return w && mine ? (long)w->parties[mine - 1].waits : 0;
 }
 
-/* --- in place of the kernel's futexes, between processes --- */
+/* --- replacement for the kernel's futexes between processes --- */
 
-/* A word has this place in its page in each process that maps it. Words of the same place are taken for one: who waits for
- * a word may be woken for none. */
+/* Return the position of a word in its page, which is the same in each process. Words at the same position count as
+ * one, so a waiter may be woken for another word. */
 static int place_of(const void *word) { return (int)((uintptr_t)word % 4096) + 1; }
 
-/* Of several that are woken the one that has waited longest goes on first, as the kernel has it. */
+/* If several threads are woken, the one that has waited longest continues first, as in the kernel. */
 static void wake_waiters(struct world *w, const void *word, int most) {
     for (int n = 0; n < most; n++) {
         struct party *first = NULL;
@@ -353,7 +353,7 @@ static long wait_for_word(struct world *w, const uint32_t *word, uint32_t value,
     return -1;
 }
 
-/* Threads that do not take part wait in real time, and so do those of one process for each other. */
+/* Threads outside simulated time wait in real time, and so do threads of one process for each other. */
 EXPORT long syscall(long number, ...) {
     long words[6];
     va_list list;

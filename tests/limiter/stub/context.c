@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Contexts: the primary one of each device with its references, and each thread's stack.
+ * Contexts: the primary context of each device with its references, and the context stack of each thread.
  */
 #include "card.h"
 #include "objects.h"
@@ -11,12 +11,12 @@
 #include <string.h>
 
 struct CUctx_st {
-    uint64_t id; /* another one each time the primary context comes to life */
+    uint64_t id; /* new each time the primary context is created */
     CUdevice device;
     bool alive, primary;
     int references;
     size_t bytes;
-    size_t limits[3]; /* stack, printf FIFO, malloc heap */
+    size_t limits[3]; /* sizes of stack, printf FIFO and malloc heap */
 };
 
 static const size_t first_limits[3] = {1024, 1 << 20, 8 << 20};
@@ -137,7 +137,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, int limit)
     return CUDA_SUCCESS;
 }
 
-/* Takes at once what a driver may take only when it is needed: for each thread that fits on the GPU a stack. */
+/* Reserves at once what a driver may reserve later: one stack for each thread that fits on the GPU. */
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     CUresult result = usable();
@@ -147,7 +147,7 @@ EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUcontext context = current();
     size_t times = limit == 0 ? STUB_SMS * (size_t)2048 : 1, before = context->limits[limit];
-    /* What the first values take is in a context's own bytes. */
+    /* The initial limits are part of a context's own bytes. */
     before = before > first_limits[limit] ? before - first_limits[limit] : 0;
     size_t after = value > first_limits[limit] ? value - first_limits[limit] : 0;
     if (after > before)
@@ -168,7 +168,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         return ready ? ready : CUDA_ERROR_INVALID_CONTEXT;
     if (current() == context)
         contexts.depth--;
-    die(context); /* the handle is kept: other threads may still have it on their stacks */
+    die(context); /* the handle is kept, because other threads may still have it on their stacks */
     return CUDA_SUCCESS;
 }
 

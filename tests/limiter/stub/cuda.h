@@ -1,9 +1,9 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The few types of NVIDIA's public driver interface that the stub driver and the test programs need. They are written
- * anew from the CUDA Driver API reference (https://docs.nvidia.com/cuda/cuda-driver-api/), and apart from the library's
- * own, so that a mistake in one of the two shows.
+ * The types of NVIDIA's public driver interface that the stub driver and the test programs need. They are written from
+ * the CUDA Driver API reference (https://docs.nvidia.com/cuda/cuda-driver-api/), independently of the library's own
+ * types, so that an error in either becomes visible.
  */
 #ifndef OPENFLEET_STUB_CUDA_H
 #define OPENFLEET_STUB_CUDA_H
@@ -57,7 +57,7 @@ typedef int CUdriverProcAddressQueryResult;
 enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
 enum { CU_GET_PROC_ADDRESS_DEFAULT = 0, CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 
-/* Where memory lies */
+/* Memory locations */
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4 };
 typedef struct { int type; int id; } CUmemLocation;
 
@@ -124,7 +124,7 @@ typedef struct { size_t Width, Height; int Format; unsigned int NumChannels; } C
 typedef struct { size_t Width, Height, Depth; int Format; unsigned int NumChannels; unsigned int Flags; } CUDA_ARRAY3D_DESCRIPTOR;
 enum { CUDA_ARRAY3D_LAYERED = 0x01, CUDA_ARRAY3D_CUBEMAP = 0x04, CUDA_ARRAY3D_SPARSE = 0x40, CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80 };
 
-/* The forms of before CUDA 3.2, for names without a suffix: 32 bits for pointers of the device and for sizes. */
+/* The types from before CUDA 3.2, for names without a suffix: device pointers and sizes have 32 bits. */
 typedef unsigned int CUdeviceptr_v1;
 typedef struct { unsigned int Width, Height; int Format; unsigned int NumChannels; } CUDA_ARRAY_DESCRIPTOR_v1;
 typedef struct { unsigned int Width, Height, Depth; int Format; unsigned int NumChannels; unsigned int Flags; } CUDA_ARRAY3D_DESCRIPTOR_v1;

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The start of the driver, and the devices that a process sees.
+ * Initialization of the driver, and the devices that a process can see.
  */
 #define _GNU_SOURCE
 #include "card.h"
@@ -23,7 +23,7 @@ static void after_fork(void)
         phase = FORKED;
 }
 
-/* CUDA_VISIBLE_DEVICES: indexes or beginnings of UUIDs; the first that names nothing, or one named twice, ends the list. */
+/* CUDA_VISIBLE_DEVICES has indexes or prefixes of UUIDs. An unknown or repeated entry ends the list. */
 static void see(struct stub_card *card)
 {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
@@ -71,7 +71,7 @@ EXPORT CUresult cuInit(unsigned int flags)
     return result;
 }
 
-/* As a profiler's (CUPTI): called at each entry point, on the thread that made the call, and may call the driver itself. */
+/* Like a profiler's callback (CUPTI): called at each entry point in the calling thread. It may call the driver. */
 static void (*subscriber)(void);
 
 EXPORT void stub_subscribe(void (*callback)(void))

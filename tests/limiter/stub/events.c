@@ -1,14 +1,14 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Events, with the times at which the simulated GPU came to them.
+ * Events, with the times at which the simulated GPU reached them.
  */
 #include "gpu.h"
 
 #include <stdlib.h>
 
 struct CUevent_st {
-    int gpu, index; /* index: in the shared table, -1 before the first recording */
+    int gpu, index; /* index in the shared table, -1 before the first recording */
     int made_on;
     bool timing, recorded, captured;
 };
@@ -67,7 +67,7 @@ static CUresult record(CUevent event, struct CUstream_st *stream)
     if (result)
         return result;
     if (event->made_on != stream->gpu)
-        return CUDA_ERROR_INVALID_HANDLE; /* the event and the stream are of different contexts */
+        return CUDA_ERROR_INVALID_HANDLE; /* the event and the stream belong to different contexts */
     long every = (long)stub_setting("STUB_RECORDS_FAIL", 0);
     if (every && __atomic_add_fetch(&records, 1, __ATOMIC_RELAXED) % every == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -86,7 +86,7 @@ static CUresult record(CUevent event, struct CUstream_st *stream)
 EXPORT CUresult cuEventRecord(CUevent e, CUstream s) { return record(e, gpu_stream(s, false)); }
 EXPORT CUresult cuEventRecord_ptsz(CUevent e, CUstream s) { return record(e, gpu_stream(s, true)); }
 
-/* Whether it is done; with the world's lock held. */
+/* Return whether the event is done. The world's lock must be held. */
 static bool event_done(struct world *w, CUevent event)
 {
     if (event->index < 0)
@@ -121,7 +121,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
     struct world *w = clock_world();
     if (w) {
         clock_lock(w);
-        /* Not often used in tests: look again at each change of the GPU's queues. */
+        /* Rare in tests, so simply check again at each change of the GPU's queues. */
         while (!event_done(w, event))
             clock_wait(w, gpu_next(w, &w->gpus[event->gpu]), -1, 0, 0, 0);
         clock_unlock(w);

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * What stands in for gpu.c where the stub is built without it: no streams but the default ones, and no time.
+ * Replaces gpu.c if the stub is built without it: only default streams exist, and nothing takes time.
  */
 #include "stub.h"
 

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Streams and capture. With virtual time (clock.h) operations stand in the queues of a simulated GPU that all
- * processes of a test share; without it everything is done at once.
+ * Streams and capture. With simulated time (clock.h), operations wait in the queues of a simulated GPU that all
+ * processes of a test share. Without simulated time, operations run at once.
  */
 #include "gpu.h"
 
@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st defaults[STUB_MAX_GPUS][2]; /* legacy, per thread (one for all threads) */
+static struct CUstream_st defaults[STUB_MAX_GPUS][2]; /* legacy, and per thread (one for all threads) */
 static struct CUstream_st *streams;
-static int global_captures; /* that any thread began in global mode */
-static __thread int own_captures, own_mode; /* not in relaxed mode; as of cuThreadExchangeStreamCaptureMode */
+static int global_captures; /* captures of all threads in global mode */
+static __thread int own_captures, own_mode; /* captures not in relaxed mode, and the mode set by cuThreadExchangeStreamCaptureMode */
 static int tenants[CLOCK_GPUS], tenants_pid;
 static long calls;
 
@@ -66,7 +66,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags,
     new->gpu = gpu;
     cuCtxGetCurrent(&new->context);
     pthread_mutex_lock(&lock);
-    /* The queue that fewest streams use; 0 and 1 belong to the default streams. */
+    /* Use the queue with the fewest streams. Queues 0 and 1 belong to the default streams. */
     int users[CLOCK_STREAMS] = {0};
     for (struct CUstream_st *s = streams; s; s = s->next)
         users[s->queue]++;
@@ -208,7 +208,7 @@ void stub_gpu_wait(int gpu)
     stub_pools_settle(gpu);
 }
 
-/* GPU time that this process has had so far. */
+/* GPU time of this process so far. */
 EXPORT int64_t stub_busy_ns(int gpu)
 {
     struct world *w = clock_world();

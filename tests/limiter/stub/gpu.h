@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * What gpu.c (streams, capture) offers events.c and kernels.c (modules, launches).
+ * Interface of gpu.c (streams, capture) for events.c and kernels.c (modules, launches).
  */
 #ifndef OPENFLEET_STUB_GPU_H
 #define OPENFLEET_STUB_GPU_H
@@ -14,31 +14,31 @@ enum { CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901, CUDA_ERROR_STREAM_CAPTURE_IM
 struct CUstream_st {
     int gpu, queue;
     CUcontext context;
-    CUgraph graph; /* being captured */
+    CUgraph graph; /* the graph that is being captured */
     int mode;
     bool broken;
-    bool launched, parted; /* a kernel was launched; an event was recorded since then */
+    bool launched, parted; /* launched: a kernel was launched; parted: an event was recorded after it */
     struct CUstream_st *next;
 };
 
-/* The stream of a handle, which for the legacy form may be 0; NULL if there is no context. */
+/* Return the stream of a handle (0 is valid for legacy functions), or NULL without a context. */
 struct CUstream_st *gpu_stream(CUstream handle, bool per_thread);
-/* This process on a GPU; with the world's lock held. */
+/* Return the index of this process on a GPU. The world's lock must be held. */
 int gpu_tenant(struct world *w, int gpu);
-/* Puts an operation into a stream's queue, with the world's lock held; waits if the queue is full. */
+/* Append an operation to a stream's queue, and wait while the queue is full. The world's lock must be held. */
 void gpu_submit(struct world *w, struct CUstream_st *stream, struct op op);
-/* Puts a kernel into a stream's queue. GPU_NEEDS_NEXT: one that ends when the process has launched another, and takes
- * no time of the GPU. */
+/* Append a kernel to a stream's queue. A GPU_NEEDS_NEXT kernel ends when the process has launched another kernel, and
+ * uses no GPU time. */
 #define GPU_NEEDS_NEXT UINT64_MAX
 void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds);
-/* One that makes progress when its like in each of `ranks` processes has started. */
+/* Append a kernel that makes progress once the matching kernels of all `ranks` processes have started. */
 void gpu_submit_meeting(struct CUstream_st *stream, uint64_t nanoseconds, int meeting, int ranks);
-/* Waits for what the stream has been given. */
+/* Wait for all work in the stream. */
 void gpu_wait_for_stream(struct CUstream_st *stream);
-/* Whether this launch is to be captured rather than run; the error if it may not be at all. */
+/* Set `captured` if this launch is captured instead of run. Returns an error if it is not allowed. */
 CUresult gpu_capturing(struct CUstream_st *stream, bool *captured);
 
-/* Calls that might deadlock or reorder are refused during a capture, as the mode of the thread says. */
+/* Return an error if a call is forbidden during a capture, by the thread's mode: it may deadlock or reorder work. */
 CUresult gpu_unsafe(void);
 
 #endif

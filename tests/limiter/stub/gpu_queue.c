@@ -1,9 +1,9 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * How a simulated GPU works off its queues: one process at a time, in slices, round and round; within a process one
- * kernel at a time, the streams in turn, each in its own order. A kernel that meets others, as a collective operation's
- * does, keeps its GPU (or its time slices of it) busy without progress until all of them have started.
+ * How a simulated GPU runs its queues. Processes take turns in time slices. Within a process, one kernel runs at a
+ * time, and the streams take turns, each in its own order. A kernel that meets others, like that of a collective
+ * operation, occupies its GPU or its time slices without progress until all of them have started.
  */
 #include "clock.h"
 
@@ -38,7 +38,7 @@ static bool settle_queue(struct world *w, struct tenant *t, struct queue *q) {
 void gpu_settle(struct world *w, struct gpu *g) {
     for (int i = 0; i < CLOCK_PROCESSES; i++) {
         struct tenant *t = &g->tenants[i];
-        /* One stream's recording may let another go on. */
+        /* A recording in one stream may unblock another stream. */
         for (bool again = t->pid != 0; again;) {
             again = false;
             for (int s = 0; s < CLOCK_STREAMS; s++) again = settle_queue(w, t, &t->queues[s]) || again;
@@ -52,7 +52,7 @@ static bool another_waits(struct gpu *g) {
     return false;
 }
 
-/* The kernel that runs at this moment; NULL if there is none. */
+/* Return the kernel that runs at this time, or NULL. */
 static struct op *running(struct world *w, struct gpu *g, int64_t now) {
     struct tenant *t = &g->tenants[g->current];
     if (!has_kernel(t) || (now >= g->slice_end && another_waits(g))) {
@@ -94,7 +94,7 @@ int64_t gpu_next(struct world *w, struct gpu *g) {
     return another_waits(g) && g->slice_end < end ? g->slice_end : end;
 }
 
-/* The clock asks gpu_next() before each step, so a step never goes past the end of a kernel or of a slice. */
+/* The clock calls gpu_next() before each step, so no step passes the end of a kernel or of a slice. */
 void gpu_run(struct world *w, struct gpu *g, int64_t time) {
     struct op *op = running(w, g, w->now);
     if (!op || time <= w->now) return;

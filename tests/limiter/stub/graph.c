@@ -1,9 +1,9 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Graphs: kernel nodes have a time, memory nodes a size. The memory of a graph is reserved when it is first uploaded or
- * launched; graphs that do not run side by side share it, so that what is reserved is the most that one of them needs,
- * and cuDeviceGraphMemTrim gives it back.
+ * Graphs: kernel nodes have a duration, and memory nodes have a size. A graph's memory is reserved when the graph is
+ * first uploaded or launched. Graphs that do not run in parallel share the memory, so the reservation is the maximum
+ * that one of them needs. cuDeviceGraphMemTrim frees it.
  */
 #include "objects.h"
 
@@ -90,7 +90,7 @@ void stub_graph_free_memory(CUgraph graph, CUdeviceptr address)
 
 void stub_graph_give(int gpu, size_t size)
 {
-    (void)gpu, (void)size; /* stays reserved until it is trimmed */
+    (void)gpu, (void)size; /* the memory stays reserved until it is trimmed */
 }
 
 EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
@@ -116,7 +116,7 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
     return CUDA_SUCCESS;
 }
 
-/* Kernel nodes' parameters begin with the function in every version. */
+/* In every version, the parameters of kernel nodes start with the function. */
 static CUresult kernel_node(CUgraphNode *node, CUgraph graph, const void *parameters)
 {
     CUresult ready = stub_ready();
@@ -168,7 +168,7 @@ EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CU
     return CUDA_SUCCESS;
 }
 
-/* Parameters of cuGraphAddNode: an int for the type, three reserved, then those of the type. */
+/* Parameters of cuGraphAddNode: the type as int, three reserved ints, and the parameters for the type. */
 static CUresult any_node(CUgraphNode *node, CUgraph graph, int *parameters)
 {
     CUresult ready = stub_ready();
@@ -194,7 +194,7 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgrap
     return any_node(node, graph, parameters);
 }
 
-/* --- Instances --- */
+/* --- Executable graphs --- */
 
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph)
 {

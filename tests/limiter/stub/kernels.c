@@ -1,10 +1,14 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Modules and launches. The first number in a kernel's name is the time it takes in nanoseconds: `busy_10000`.
- * `needs_next` ends when this process has launched another. `meet_LENGTH_MEETING_RANKS` is one of a collective operation:
- * the n-th of each of so many processes makes progress when all of them have started. `steps_LENGTH_OTHER_N` takes the other
- * length in each second N launches, `mixed_LENGTH_OTHER_N` in one of N.
+ * Modules and launches. A kernel's name determines its duration, with lengths in nanoseconds:
+ *
+ *   busy_LENGTH                       takes LENGTH, for example busy_10000
+ *   needs_next                        ends when this process has launched another kernel
+ *   meet_LENGTH_MEETING_RANKS         belongs to a collective operation: the n-th kernels of RANKS processes make
+ *                                     progress once all of them have started
+ *   steps_LENGTH_OTHER_N              takes OTHER in every second block of N launches
+ *   mixed_LENGTH_OTHER_N              takes OTHER in one of N launches
  */
 #include "gpu.h"
 
@@ -16,8 +20,8 @@
 struct CUfunc_st {
     uint64_t nanoseconds;
     bool loaded;
-    int meeting, ranks; /* ranks 0: it meets no other */
-    uint64_t other, every, launches; /* every 0: it has one length */
+    int meeting, ranks; /* ranks 0: the kernel meets no others */
+    uint64_t other, every, launches; /* every 0: the kernel has one length */
     bool mixed;
     struct CUfunc_st *next;
     char name[];
@@ -26,7 +30,7 @@ struct CUfunc_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUfunc_st *functions;
 
-/* --- modules: all are alike --- */
+/* --- modules, which are all equal --- */
 
 static CUresult load(void **handle)
 {
@@ -99,7 +103,7 @@ uint64_t stub_kernel_nanoseconds(CUfunction function) { return function ? functi
 
 /* --- launches --- */
 
-/* The calling thread works so long on the host. */
+/* Use simulated host time in the calling thread. */
 static void spend_host_time(int64_t nanoseconds)
 {
     struct world *w = clock_world();
@@ -116,7 +120,7 @@ static void before_launch(CUfunction function)
     spend_host_time((int64_t)(stub_setting("STUB_LAUNCH_NS", 0) + (loaded ? 0 : stub_setting("STUB_LAZY_NS", 0))));
 }
 
-static long parted; /* dependent launches that an event parts from the launch before */
+static long parted; /* dependent launches that an event separates from the previous launch */
 
 EXPORT long stub_parted(void) { return __atomic_load_n(&parted, __ATOMIC_RELAXED); }
 

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * cuMemAlloc and its kin, cuMemGetInfo, what is asked of a pointer, host memory, IPC.
+ * cuMemAlloc and similar functions, cuMemGetInfo, pointer attributes, host memory and IPC.
  */
 #include "objects.h"
 
@@ -112,7 +112,7 @@ EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr ad
     return CUDA_SUCCESS;
 }
 
-/* --- Host memory: nobody's quota --- */
+/* --- Host memory, which counts against no quota --- */
 
 EXPORT CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags)
 {
@@ -135,7 +135,7 @@ EXPORT CUresult cuMemFreeHost(void *memory)
     return stub_ready();
 }
 
-/* --- IPC: the handle holds address and size; who opens it sees the exporter's memory and takes none --- */
+/* --- IPC: the handle contains address and size. Opening it allocates nothing. --- */
 
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {

@@ -1,9 +1,12 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The stub NVML: devices, their memory and their processes, from the same file as the stub driver. Types are written
- * anew from the NVML API reference (https://docs.nvidia.com/deploy/nvml-api/).
- * STUB_MPS=1: the processes are clients of MPS, STUB_GRAPHICS=1: they are programs of graphics, STUB_NVML_HIDES=1: NVML names none (as in another pid namespace).
+ * The stub NVML: devices, memory and processes from the stub driver's file. Types are written from the NVML API
+ * reference (https://docs.nvidia.com/deploy/nvml-api/).
+ *
+ *   STUB_MPS=1          the processes are MPS clients
+ *   STUB_GRAPHICS=1     the processes use graphics
+ *   STUB_NVML_HIDES=1   NVML lists no processes, as in another pid namespace
  */
 #include "card.h"
 
@@ -135,7 +138,7 @@ static enum kind kind_of_all(void)
     return stub_setting("STUB_MPS", 0) ? MPS : stub_setting("STUB_GRAPHICS", 0) ? GRAPHICS : COMPUTE;
 }
 
-/* A client of MPS is among the compute processes too. */
+/* MPS clients are listed as compute processes too. */
 static bool is_listed(enum kind kind)
 {
     return kind == kind_of_all() || (kind == COMPUTE && kind_of_all() == MPS);

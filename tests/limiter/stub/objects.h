@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * What the stub's memory files share: blocks by address, and what ends with a context.
+ * Interface between the stub's memory files: blocks by address, and cleanup of a context's objects.
  */
 #ifndef OPENFLEET_STUB_OBJECTS_H
 #define OPENFLEET_STUB_OBJECTS_H
@@ -19,25 +19,25 @@ struct block {
     void *owner; /* the pool */
 };
 
-/* CUDA_SUCCESS if the calling thread has a context that lives. */
+/* CUDA_SUCCESS if the calling thread has a valid context. */
 CUresult stub_in_context(void);
 
 /* --- blocks.c --- */
 
-/* An address for `size` bytes, which may be one that was free'd a moment ago, as the driver's may. */
+/* Return an address for `size` bytes. Like the driver's, it may have been freed just before. */
 CUdeviceptr stub_address(size_t size);
-/* The same below 4 GiB, for functions that know no other. 0: there is none left. */
+/* Return an address below 4 GiB, for functions with 32-bit pointers, or 0 if none is left. */
 CUdeviceptr stub_low_address(size_t size);
 void stub_block_add(struct block block);
-/* Takes the block that begins at `address` out; false if there is none. */
+/* Remove the block that starts at `address`. Returns false if there is none. */
 bool stub_block_remove(CUdeviceptr address, struct block *removed);
-/* The block that begins at `address`. */
+/* Find the block that starts at `address`. */
 bool stub_block_at(CUdeviceptr address, struct block *found);
-/* The block that `address` lies in. */
+/* Find the block that contains `address`. */
 bool stub_block_around(CUdeviceptr address, struct block *found);
 void stub_blocks_of_context(uint64_t context);
 void stub_blocks_of_owner(const void *owner);
-/* Gives back what a block of that kind has taken. */
+/* Free the memory of a block. */
 void stub_block_give(const struct block *block);
 
 /* --- array.c --- */

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The names of before CUDA 3.2 and the launches of before CUDA 4, as cudaTypedefs.h has them (PFN_..._v2000).
+ * Names from before CUDA 3.2 and launches from before CUDA 4, as in cudaTypedefs.h (PFN_..._v2000).
  */
 #include "objects.h"
 
@@ -53,7 +53,7 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
     return cuMemFree_v2(address);
 }
 
-/* What a driver says of more than 4 GiB is not documented: the largest number here. */
+/* Values above 4 GiB are undocumented for these functions. The stub returns the largest 32-bit number. */
 static unsigned int in_32_bits(size_t number)
 {
     return number > UINT32_MAX ? UINT32_MAX : (unsigned int)number;
@@ -115,7 +115,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     if (!list || !count)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned int i = 0; i < count; i++) {
-        /* "The same kernel must be launched on all devices"; each in a stream that is no default one. */
+        /* "The same kernel must be launched on all devices", and no stream may be a default stream. */
         if (list[i].function != list[0].function || !list[i].hStream || list[i].hStream == CU_STREAM_LEGACY)
             return CUDA_ERROR_INVALID_VALUE;
     }

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Stream-ordered allocation. A pool reserves memory in steps of 2 MiB, STUB_POOL_GROWTH at once if it can, and falls
- * back to its release threshold when the GPU is waited for. Blocks in a pool never fragment it.
+ * Stream-ordered allocation. A pool reserves memory in steps of 2 MiB, or STUB_POOL_GROWTH at once if possible. When
+ * the GPU is waited for, the pool shrinks to its release threshold. Pools do not fragment.
  */
 #include "objects.h"
 
@@ -12,7 +12,7 @@
 
 struct CUmemPoolHandle_st {
     CUmemoryPool next;
-    int gpu; /* -1: in host memory */
+    int gpu; /* -1: host memory */
     bool is_default, destroyed;
     uint64_t reserved, reserved_high, used, used_high, threshold, most;
     uint64_t flags[3];
@@ -51,7 +51,7 @@ static bool known(CUmemoryPool wanted)
     return found;
 }
 
-/* Down to `bytes`, or to what is in use. With the lock. */
+/* Shrink a pool to `bytes` or to the used size. The lock must be held. */
 static void shrink(CUmemoryPool pool, uint64_t bytes)
 {
     uint64_t left = up(pool->used) > bytes ? up(pool->used) : up(bytes);
@@ -62,7 +62,7 @@ static void shrink(CUmemoryPool pool, uint64_t bytes)
     pool->reserved = left;
 }
 
-/* A destroyed pool goes when its last block does. With the lock. */
+/* Remove a destroyed pool once its last block is freed. The lock must be held. */
 static void bury(CUmemoryPool pool)
 {
     if (!pool->destroyed || pool->used)
@@ -214,7 +214,7 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
     return give_async(address, stream ? stream : CU_STREAM_PER_THREAD);
 }
 
-/* --- Pools themselves --- */
+/* --- Pool functions --- */
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 {
@@ -243,7 +243,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     pthread_mutex_lock(&lock);
     for (int gpu = 0; gpu < STUB_MAX_GPUS; gpu++)
         if (current[gpu] == pool)
-            current[gpu] = NULL; /* the device's default pool is the current one again */
+            current[gpu] = NULL; /* the device's default pool becomes the current one again */
     pool->destroyed = true;
     bury(pool);
     pthread_mutex_unlock(&lock);
@@ -329,7 +329,7 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map
     return known(pool) ? stub_ready() : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* --- The same by location, since CUDA 13.0 --- */
+/* --- Functions that take a location, since CUDA 13.0 --- */
 
 static CUdevice device_at(const CUmemLocation *location, int type)
 {

@@ -1,8 +1,9 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * cuGetProcAddress, as the Driver API reference has it: the newest form of a function that the asked CUDA version knows;
- * its per-thread form where that is asked for and exists, else the legacy one; CUDA_SUCCESS and NULL for what is unknown.
+ * cuGetProcAddress as in the Driver API reference. It returns the newest variant of a function that the requested CUDA
+ * version has. This is the per-thread variant if it is requested and exists, and the legacy variant otherwise. For
+ * unknown names, it returns CUDA_SUCCESS and NULL.
  */
 #define _GNU_SOURCE
 #include "stub.h"
@@ -20,7 +21,7 @@ struct row {
     void *function, *alias;
 };
 
-/* Named by their symbols, whatever the types. */
+/* Functions by symbol, without their types. */
 #define SYMBOL(symbol) extern char at_##symbol[] __asm__(#symbol), alias_##symbol[];
 #include "symbols.inc"
 #undef SYMBOL

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Physical memory by handle. It is free once its last reference is released and its last mapping is gone.
+ * Physical memory by handle. The memory is freed when its last reference is released and its last mapping is removed.
  */
 #include "objects.h"
 
@@ -71,7 +71,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
     return CUDA_SUCCESS;
 }
 
-/* Needs no context: the device is in what is wanted. */
+/* Needs no context, because the properties name the device. */
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
 {
     CUresult result = stub_ready();
@@ -176,7 +176,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     return result;
 }
 
-/* One or several whole mappings that lie side by side. */
+/* Unmap one or several adjacent mappings, each as a whole. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     CUresult result = stub_ready();
@@ -211,7 +211,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAcce
     return ready ? ready : wanted && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* --- Sharing: the shareable handle is a pipe that holds the size --- */
+/* --- Sharing: the shareable handle is a pipe that contains the size --- */
 
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
 {
