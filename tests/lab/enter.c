@@ -176,11 +176,13 @@ int main(int count, char **words) {
 
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &before);
-    if (setns(spaces[0], CLONE_NEWPID) != 0) die(125, "the container does not run: %s", strerror(errno));
+    /* The child must never show this machine's /dev to processes of the container: they would take it for another container. */
+    if (setns(spaces[KINDS - 1], CLONE_NEWNS) != 0 || setns(spaces[0], CLONE_NEWPID) != 0)
+        die(125, "the container does not run: %s", strerror(errno));
     pid_t child = fork();
     if (child < 0) die(125, "fork: %s", strerror(errno));
     if (child == 0) {
-        become(groups, group_count, spaces + 1, KINDS - 1, attributes);
+        become(groups, group_count, spaces + 1, KINDS - 2, attributes);
         sigprocmask(SIG_SETMASK, &before, NULL);
         environ = environment;
         execvp(words[2], words + 2);
