@@ -131,7 +131,7 @@ class GpuPlan:
         )
 
     def _instances(self, kept: Sequence[GpuInstance]) -> Instances:
-        """Return the instances after all steps. `kept` are the instances before them."""
+        """Return the instances after all steps. `kept` are those that no step removes."""
         instances: Instances = {i.placement.start: (i.profile, _slices(i)) for i in kept}
         starts = {i.id: i.placement.start for i in self.kept}
         for step in self.instance_steps:

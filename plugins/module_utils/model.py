@@ -87,9 +87,9 @@ class Holder:
 
     `gpu_instance_id` is None if the holder uses the whole GPU or an unknown instance. `who` names the holder in
     messages.
-    `watches` is true for a holder that has the GPU open without running anything on it, such as a monitoring agent. It
-    blocks resets and changes of the MIG mode, because they require that no process has the GPU open. It does not block
-    changes of instances.
+    `watches` is true for a holder that has the GPU open without running anything on it, such as a monitoring agent. Such
+    a holder blocks resets and changes of the MIG mode, because they require that no process has the GPU open. It does not
+    block changes of instances.
     `started_seconds` is the start of the process as a Unix time. The process cannot have held the GPU before.
     """
 

@@ -110,8 +110,7 @@ def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
     return [*left, new]
 
 
-# -- Targets of keeps
-# ----------------------------------------------------------------------------------------------------
+# -- Targets of keeps --------------------------------------------------------------------------------------------------
 
 
 def container_of(holder: Holder) -> tuple[str, str] | None:

@@ -45,7 +45,7 @@ _MOST_USERS = 4096
 #: Maximum number of connections that are accepted before open ones are read again.
 _MOST_AT_ONCE = 64
 _ROOT = 0
-#: Available since Linux 6.5. Python's socket module has no constant for it.
+#: Socket option SO_PEERPIDFD, available since Linux 6.5. Python's socket module has no constant for it.
 _SO_PEERPIDFD = 77
 
 #: A function that takes the line and the uid, and returns the answer as JSON.

@@ -12,7 +12,7 @@ from typing import Any
 from .reader import Key, Node, described, is_digits, is_integer, nearest, quoted
 from .types import MOST_GPUS, Selector
 
-#: Indices in one text, such as "0-3" and "0,1". Maximum number of indices in a message.
+#: Maximum number of indices in a suggestion for a text such as "0-3" or "0,1".
 _MOST_INDICES = 16
 _RANGE = re.compile(r"\s*[0-9]{1,4}(?:\s*[-,]\s*[0-9]{1,4})+\s*", re.ASCII)
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")

@@ -119,8 +119,7 @@ class AptBase(Manager):
             )
         return done.stdout
 
-    # -- Changes: each method returns "" or the error
-    # ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:

@@ -126,8 +126,7 @@ class DnfBase(Manager):
         ]
         return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
 
-    # -- Changes: each method returns "" or the error
-    # ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:

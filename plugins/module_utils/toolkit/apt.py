@@ -68,8 +68,7 @@ class Apt(apt.AptBase):
         name, _, version = done.stdout.partition("\t")
         return (name, version) if done.returncode == 0 else ("", "")
 
-    # -- Changes: each method returns "" or the error
-    # ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     def refresh(self) -> str:
         """Download the lists of the toolkit's repository to the host's own lists."""

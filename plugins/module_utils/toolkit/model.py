@@ -49,7 +49,7 @@ class Host:
     manager: str
     architecture: str = "x86_64"
     packages: tuple[Package, ...] = ()
-    #: Names of the installed engines. containerd is included if a CRI client uses it.
+    #: Names of the installed engines.
     engines: tuple[str, ...] = ()
     kubelet: bool = False
     units: dict[str, Unit] = field(default_factory=dict)
