@@ -28,7 +28,7 @@ def missing(host, packages: list[str], version: str) -> list[str]:
     lacking = []
     for package in packages:
         has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
-        # 1:4.8.2-1 also matches 4.8.2-1 and 1:4.8.2, without the epoch or the revision.
+        # 1:4.8.2-1 also matches without its epoch, without its revision, and without both.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
             lacking.append(host.asked(package, wanted))

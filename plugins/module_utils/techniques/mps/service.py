@@ -46,7 +46,7 @@ class MpsService:
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Do nothing: daemons are read without GPUs."""
+        """Do nothing, because reading daemons does not need the GPUs."""
 
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
         """Return the PIDs of the daemons and their servers.
