@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the account of a process, also in user namespaces.
+"""Find the account that is responsible for a process or user id.
 
-There a user has tens of thousands of user ids. A set-user-id file created in a namespace keeps such an id outside of it.
-/etc/subuid, which only root writes, maps it to the account.
+In a user namespace, a user controls tens of thousands of user ids. If a set-user-id file is created in the namespace,
+it keeps such an id outside of the namespace. /etc/subuid maps these ids to the account. Only root can write that file.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from typing import Iterator, Tuple
 
 from .proc_files import link, read
 
-#: linux/nsfs.h
+#: From linux/nsfs.h.
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
-#: The kernel's maximum nesting depth.
+#: The kernel's maximum nesting depth of user namespaces.
 _DEEPEST = 33
-#: The kernel's value for a user id that it cannot map.
+#: The kernel's placeholder for a user id that it cannot map.
 _NO_ACCOUNT = 65534
-#: subuid(5)
+#: See subuid(5).
 SUBORDINATE = "/etc/subuid"
 
 
 def is_foreign(process: str) -> bool:
-    """Return whether a process (its folder in /proc) is in another user namespace.
+    """Return whether a process is in another user namespace.
 
-    False if unknown.
+    `process` is the folder of the process in /proc. Returns False if this is unknown.
     """
     own, its = link(os.path.dirname(process) + "/self/ns/user"), link(process + "/ns/user")  # noqa: PTH120
     return None not in (own, its) and own != its
 
 
 def account_of(process: str) -> int:
-    """Return the account that is responsible for a process (its folder in /proc).
+    """Return the account that is responsible for a process.
 
-    In a user namespace this is the creator of the topmost namespace below this one, who chooses the ids within.
+    `process` is the folder of the process in /proc. If the process is in a user namespace, the account is the creator
+    of the topmost namespace below this one, because the creator chooses the ids inside.
     """
     if is_foreign(process):
         return account_of_id(_owner(process))
@@ -49,7 +50,7 @@ def account_of(process: str) -> int:
 
 
 def account_of_id(uid: int) -> int:
-    """Return the account that has a user id as a subordinate one, or the id itself."""
+    """Return the account that has `uid` as a subordinate id, or else `uid` itself."""
     for account, first, count in _ranges():
         if first <= uid < first + count:
             if _has_account(uid):
@@ -59,7 +60,7 @@ def account_of_id(uid: int) -> int:
 
 
 def _ranges() -> Iterator[Tuple[str, int, int]]:
-    """Yield account (name or id), first id and count of each row of /etc/subuid."""
+    """Yield (account name or id, first id, count) for each row of /etc/subuid."""
     for line in read(SUBORDINATE).split("\n"):
         fields = line.split(":")
         if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():
@@ -95,7 +96,7 @@ def _owner(process: str) -> int:
                 packed = fcntl.ioctl(opened[-2], _NS_GET_OWNER_UID, b"\0" * 4)
                 return int(struct.unpack("I", packed)[0])
     except OSError:
-        # It has ended, or its namespace is not below this one.
+        # The process has ended, or its namespace is not below this one.
         pass
     finally:
         for descriptor in opened:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build GPUs from the catalogue, for plans of hosts without a running driver."""
+"""Build GPUs from the catalogue, to plan for hosts without a running driver."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MIB = 1 << 20
 
 
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
-    """Return empty GPUs with these catalogue keys, in the default modes.
+    """Return empty GPUs of these catalogue models, in the default modes.
 
-    UUIDs and PCI addresses are placeholders that no selector matches. Names are those of each model's first board. Raises
-    CatalogueError for an unknown key.
+    UUIDs and PCI addresses are placeholders that no selector matches. The name of a GPU is that of its model's first
+    board. Raises CatalogueError for an unknown key.
     """
     known = {} if models is None else models
     chosen = [known.get(key) or catalogue.find_model(key) for key in keys]
@@ -25,9 +25,10 @@ def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None 
 
 
 def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
-    """Return GPUs like `assumed_gpus`, from PCI addresses and device ids.
+    """Return the GPUs with these PCI addresses and device ids.
 
-    Device ids have four hex digits. Empty if the catalogue does not have all ids.
+    The GPUs are like those of `assumed_gpus`. A device id has four hex digits. Returns an empty tuple if the catalogue
+    lacks one of the ids.
     """
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH208
-"""Check whether a process uses a GPU or may only have received its open node.
+"""Check whether a process uses a GPU or may only have received an open node of it.
 
-Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus and syslog,
-keep these files open. So an open node alone is no reason to end a system process or stop a system unit. A process that uses a GPU
-also has a node of the driver mapped, which no other process can do for it.
+Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus
+and syslog, keep such files open. An open node alone is therefore no reason to end a system process or stop a system
+unit. A process that uses a GPU also maps a node of the driver. No other process can create this mapping for it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from .peer_owner import own_container
 from .proc_files import link, read
 
 _GPU_NODE = re.compile(r"/nvidia(?:\d+|-caps/nvidia-cap\d+)$")
-#: Lowest user id of regular accounts (login.defs(5), UID_MIN).
+#: Lowest user id of regular accounts (UID_MIN in login.defs(5)).
 _FIRST_USER = 1000
 
 
 def may_be_handed(holder: Holder | Process) -> bool:
     """Return whether a holder is a system process with an open but unused node.
 
-    Processes of user sessions, user managers, containers and jobs are not system processes. Watchers open nodes themselves.
+    Processes of user sessions, user managers, containers and jobs are not system processes. Watchers are excluded,
+    because they open the nodes themselves.
     """
     if not isinstance(holder, Holder) or holder.kind != DEVICE_HANDLE or holder.pid is None or holder.watches:
         return False
@@ -43,9 +44,10 @@ def may_be_handed(holder: Holder | Process) -> bool:
 
 
 def has_mapped(pid: int) -> bool:
-    """Return whether a process has a node of the driver mapped.
+    """Return whether a process maps a node of the driver.
 
-    Nodes are matched by device number, or by name if no driver has registered numbers. False if the process does not answer.
+    Nodes are matched by device number, or by name if no driver has registered device numbers. Returns False if the
+    process does not answer.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_mapped, pid, sorted(_majors())))
@@ -55,14 +57,15 @@ def has_mapped(pid: int) -> bool:
 
 @task
 def _has_mapped(pid: int, majors: list[int]) -> bool:
-    """Run in a child process, since reads of mappings and mapped files may hang."""
+    """Check in a child process, because reads of mappings and mapped files may hang."""
     return has_mapped_node(folder_of("/proc", pid, live_task("/proc", pid)), majors)
 
 
 def has_open(pid: int) -> bool:
     """Return whether a process has a GPU node open.
 
-    It may be in any thread's table, mapped, or in an io_uring ring. True if that cannot be read or takes too long.
+    The node may be in the file table of any thread, mapped, or in an io_uring ring. Returns True if this cannot be read
+    or takes too long.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
@@ -74,7 +77,10 @@ def has_open(pid: int) -> bool:
 
 @task
 def _has_open(pid: int, majors: list[int]) -> bool:
-    """Run in a child process, since there may be a million open files, some on a file system that hangs."""
+    """Check in a child process, because the check may hang or take long.
+
+    There may be a million open files, and some may be on a file system that hangs.
+    """
     for task_id, folder in tables("/proc", pid, can_compare()):
         try:
             names = os.listdir(folder + "/fd")
@@ -89,7 +95,10 @@ def _has_open(pid: int, majors: list[int]) -> bool:
 
 
 def _is_node(path: str, majors: list[int]) -> bool:
-    """Return whether an open file is a node of the driver, or an io_uring ring, which may hold one."""
+    """Return whether an open file is a node of the driver, or may contain one.
+
+    An io_uring ring may contain a node.
+    """
     target = link(path) or ""
     if target == RING:
         return True
@@ -112,6 +121,6 @@ def _is_of_system(holder: Holder) -> bool:
         return False
     if parse_cgroup(text, own_container()).container_id:
         return False
-    # Without systemd the cgroup is no evidence, so the account decides.
+    # Without systemd, the cgroup shows nothing, so the account decides.
     owner = owner_of(holder.pid or 0)
     return owner is None or owner < _FIRST_USER

@@ -29,9 +29,11 @@ def bounded(
 ) -> str:
     """Run `work` in a child process and return its result.
 
-    Raises its FleetError, or one for an exceeded limit. The child and its children are killed at the end. The child inherits only
-    the descriptors `keep`, so if it cannot be killed, it holds no lock. `account` is the uid of the owner of the files that it
-    reads. No child is started while an earlier one of the same account hangs in the kernel.
+    Raises the FleetError of `work`, or a FleetError for an exceeded limit. The child and its own children are killed at
+    the end. The child inherits only the descriptors in `keep`. A child that cannot be killed therefore holds no lock.
+
+    `account` is the uid of the owner of the files that the child reads. If an earlier child for the same account still
+    hangs in the kernel, no child is started.
     """
     if account is not None and stuck()[account]:
         cure = "End the processes of uid %d that serve a file system (FUSE), and run again." % account
@@ -54,7 +56,7 @@ def bounded(
 
 
 def _work(work: Callable[[], str], writing: int) -> int:
-    """Run `work` in the child, write its result, and return the exit status."""
+    """Run `work` in the child, write the result, and return the exit status."""
     code = 0
     try:
         answer = _DONE + work().encode()

@@ -19,15 +19,16 @@ T = TypeVar("T")
 FAIL, WAIT, FORCE = POLICIES = ("fail", "wait", "force")
 
 _LOOK_SECONDS = 5.0
-#: Number of times that blocking processes are ended before a step fails because they return.
+#: Maximum number of times that blocking processes are ended. If they return again, the step fails.
 _ROUNDS = 3
 
 
 @frozen
 class OnBusy:
-    """A policy with the timeout of WAIT and the grace period of FORCE.
+    """A policy for blocking holders, with its timeout and grace period.
 
-    `tell` is called with the holders that a run waits for, whenever they change.
+    The timeout is for WAIT and the grace period for FORCE. While a run waits, `tell` is called each time the holders
+    change.
     """
 
     policy: str = FAIL
@@ -42,8 +43,8 @@ REFUSE = OnBusy()
 def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
     """Return the result of `attempt`.
 
-    Under WAIT retry it while it raises BusyError, up to the time limit. Between attempts neither the lock nor the driver is held,
-    so waiting blocks no other run.
+    If the policy is WAIT, BusyError from `attempt` leads to a retry, until the timeout. Between the attempts, neither
+    the lock nor the driver is held, so that waiting blocks no other run.
     """
     deadline = time.monotonic() + on_busy.timeout_seconds
     reported = None
@@ -63,8 +64,8 @@ def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
     """Check for blocking holders right before a step.
 
-    End them with `clear`; without it, raise BusyError. Returns with remaining holders only if none of them can be ended
-    (`can_be_ended`). Raises BusyError if holders could not be ended, or returned.
+    `clear` ends the holders. If `clear` is None, BusyError is raised. If none of the remaining holders can be ended
+    (`can_be_ended`), the function returns anyway. Raises BusyError if a holder could not be ended or was started again.
     """
     returned = False
     for rounds_left in range(_ROUNDS, -1, -1):
@@ -83,8 +84,8 @@ def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequenc
 
 
 def can_be_ended(holder: Holder | Process) -> bool:
-    """Return whether it is a process that uses the GPU.
+    """Return whether the holder is a process that uses the GPU.
 
-    Allocations, containers with the device, and unknown holders are not.
+    Allocations, containers that have the device, and unknown holders are not.
     """
     return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the catalogue of GPU models: a JSON file per model (models/README.md).
+"""Read the catalogue of GPU models: one JSON file per model (models/README.md).
 
-It answers questions without hardware, such as whether a layout fits, and describes the GPUs of the simulated NVML. A host with
-GPUs uses NVML instead.
+The catalogue answers questions without hardware, for example whether a layout fits. It also describes the GPUs of the
+simulated NVML. On a host with GPUs, NVML is used instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .frozen import frozen
 
 SCHEMA_VERSION = 1
 
-#: For boards whose reserved memory is unknown. Known boards have 448 to 728 MiB.
+#: Value for boards whose reserved memory is unknown. Known boards reserve 448 to 728 MiB.
 ASSUMED_RESERVED_MIB = 512
 
-#: Memory sizes of real profiles are multiples of 64 MiB. Derived sizes use the next coarser step.
+#: Step for derived memory sizes. The sizes of real profiles are multiples of 64 MiB, so the step is twice as coarse.
 DERIVED_MEMORY_STEP_MIB = 128
 
-#: Maximum GPUs of a simulated host, equal to MAX_GPUS in host.h of the simulated library.
+#: Maximum number of GPUs of a simulated host. Must equal MAX_GPUS in host.h of the simulated library.
 MOST_SIMULATED_GPUS = 32
 
-#: Maximum characters of an unknown key in messages.
+#: Maximum length of an unknown key in messages.
 _MOST_KEY = 60
 
 _PROFILE_NAME = re.compile(r"^(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<attribute>\+me\.all|\+me|\+gfx|-me)?$")
@@ -44,7 +44,7 @@ class CatalogueError(FleetError):
 
 @frozen
 class Placement:
-    """A range of placement units (GPU instances) or compute slices."""
+    """A range of placement units (for GPU instances) or compute slices."""
 
     start: int
     size: int
@@ -52,9 +52,10 @@ class Placement:
 
 @frozen
 class Board:
-    """A product of the model, with NVML's name and PCI device id.
+    """A product with this GPU model: its name in NVML and its PCI device id.
 
-    The id has four hex digits in lower case. `minimum_driver` is set if it differs from that of the model.
+    The id has four hex digits in lower case. `minimum_driver` is set if the board and the model have different minimum
+    drivers.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Board:
 
 @frozen
 class MemoryClock:
-    """A memory clock with its lowest and highest graphics clock."""
+    """A memory clock, with its lowest and its highest graphics clock."""
 
     memory: int
     graphics: tuple[int, ...]
@@ -72,10 +73,10 @@ class MemoryClock:
 
 @frozen
 class Variant:
-    """Another board of the model's first product, identified by its subsystem id.
+    """A variant of the model's first board, with another subsystem id.
 
-    `differences` maps paths of fields, as in hardware reports, to values: ``memory_reserved_mib``,
-    ``profiles.3g.71gb.memory_mib``.
+    `differences` maps field paths to values. The paths are those of hardware reports, such as ``memory_reserved_mib``
+    or ``profiles.3g.71gb.memory_mib``.
     """
 
     pci_subsystem_id: str
@@ -86,8 +87,8 @@ class Variant:
 class Profile:
     """A GPU instance profile.
 
-    `nvml_profile` is the enum for queries to NVML, `profile_id` the number that the create, list and placement calls take.
-    `memory_mib` is None if unknown. `Model.profile_memory_mib` then returns an estimate.
+    `nvml_profile` is the enum value for queries to NVML. `profile_id` is the number that the create, list and placement
+    calls take. `memory_mib` is None if it is unknown. `Model.profile_memory_mib` then returns an estimate.
     """
 
     name: str
@@ -112,14 +113,20 @@ class Profile:
 
     @property
     def attribute(self) -> str:
-        """Return the suffix of the name: "", "+me", "+me.all", "+gfx" or "-me"."""
+        """Return the suffix of the profile name.
+
+        It is "", "+me", "+me.all", "+gfx" or "-me".
+        """
         match = _PROFILE_NAME.match(self.name)
         return (match.group("attribute") or "") if match else ""
 
 
 @frozen
 class ComputeInstanceProfile:
-    """A compute instance profile of a GPU instance. Placements are in compute slices."""
+    """A compute instance profile in a GPU instance.
+
+    Placements are in compute slices.
+    """
 
     compute_slices: int
     nvml_profile: int
@@ -134,9 +141,9 @@ class ComputeInstanceProfile:
 
 @frozen
 class Model:
-    """A GPU model. Units are in the names.
+    """A GPU model. The names of the fields include the units.
 
-    None means unknown (models/README.md describes each field).
+    None means unknown. models/README.md describes each field.
     """
 
     key: str
@@ -187,13 +194,13 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Return NVML's name of the first board, which is the simulated one."""
+        """Return the NVML name of the first board. The simulator simulates this board."""
         return self.boards[0].name
 
     def profile(self, name: str) -> Profile:
-        """Return the GPU instance profile of this name.
+        """Return the GPU instance profile with this name.
 
-        Raises CatalogueError if the model has none.
+        Raises CatalogueError if the model does not have the profile.
         """
         for profile in self.profiles:
             if profile.name == name:
@@ -206,22 +213,22 @@ class Model:
         )
 
     def reserved_mib(self) -> int:
-        """Return the driver's reserved memory in MiB, or ASSUMED_RESERVED_MIB."""
+        """Return the memory in MiB that the driver reserves, or ASSUMED_RESERVED_MIB."""
         return ASSUMED_RESERVED_MIB if self.memory_reserved_mib is None else self.memory_reserved_mib
 
     def bar1_mib(self) -> int:
         """Return the size of the BAR1 window in MiB.
 
-        If unknown: the memory, rounded up to a power of two.
+        If it is unknown, the memory size rounded up to a power of two is returned.
         """
         return self.bar1_total_mib or 1 << (self.memory_total_mib - 1).bit_length()
 
     def profile_memory_mib(self, profile: Profile) -> int:
-        """Return the profile's memory in MiB, or an estimate if unknown.
+        """Return the memory of the profile in MiB, or an estimate if it is unknown.
 
-        The estimate leads to the right profile name. It is the profile's share of the memory that the driver does not reserve, by
-        placement units, rounded down to a multiple of DERIVED_MEMORY_STEP_MIB. It must not exceed its eighths, by which profiles
-        are named.
+        The driver reserves a part of the memory. The estimate is the profile's share of the rest, in proportion to
+        placement units, rounded down to a multiple of DERIVED_MEMORY_STEP_MIB. Profiles are named by eighths of the
+        memory. The estimate must not exceed the eighths of the profile, so that it leads to the correct name.
         """
         if profile.memory_mib is not None:
             return profile.memory_mib
@@ -231,9 +238,10 @@ class Model:
 
 
 def load_models(directory: str | None = None) -> dict[str, Model]:
-    """Return all models by key, sorted, from `directory` or models/.
+    """Return all models by key, in the order of the keys.
 
-    Raises CatalogueError naming file and field if a file is malformed, or if two files have the same key or PCI device id.
+    The model files are in `directory`, or in models/ by default. Raises CatalogueError with the file and field if a
+    file is malformed, or if two files have the same key or PCI device id.
     """
     return dict(_shipped_models() if directory is None else _read_models(directory))
 
@@ -260,9 +268,9 @@ def _read_models(directory: str | None) -> dict[str, Model]:
 
 
 def find_model(key: str, directory: str | None = None) -> Model:
-    """Return the model of a key, in any case.
+    """Return the model with this key. Upper and lower case are equal.
 
-    Raises CatalogueError with similar keys and all keys.
+    Raises CatalogueError with similar keys and a list of all keys.
     """
     models = load_models(directory)
     for candidate, model in models.items():
@@ -276,7 +284,10 @@ def find_model(key: str, directory: str | None = None) -> Model:
 
 
 def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
-    """Return keys like an unknown one: by board name, prefix or similarity."""
+    """Return the keys that are similar to an unknown key.
+
+    They are matched by board name, prefix or similarity.
+    """
     wanted = _plain(key)
     boards = {_plain(board.name): model.key for model in models.values() for board in model.boards}
     if wanted in boards:
@@ -287,15 +298,15 @@ def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a key or board name in the form of keys, in lower case."""
+    """Return a key or board name in lower case, in the form of a key."""
     plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
     return plain[len("nvidia-") :] if plain.startswith("nvidia-") else plain
 
 
 def parse_model(text: str | bytes, source: str) -> Model:
-    """Parse a model file. `source` is its path for errors.
+    """Parse a model file. `source` is the path of the file for error messages.
 
-    Raises CatalogueError if it is malformed.
+    Raises CatalogueError if the file is malformed.
     """
     try:
         data = json.loads(text)
@@ -311,7 +322,10 @@ def parse_model(text: str | bytes, source: str) -> Model:
 
 
 def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of each model file, which may be a member of a zipapp."""
+    """Yield the path and content of each model file.
+
+    The files may be members of a zipapp.
+    """
     archive = getattr(globals().get("__loader__"), "archive", None)
     if directory is None and archive:
         folder = Path(__file__).parent.relative_to(archive) / "models"
@@ -330,7 +344,7 @@ def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
         yield str(file), file.read_bytes()
 
 
-#: Types of fields by annotation in the dataclasses above: (type, None allowed).
+#: (type, whether None is allowed) for each annotation in the dataclasses above.
 _PLAIN = {
     "str": (str, False),
     "int": (int, False),
@@ -354,7 +368,10 @@ _MAPPINGS = {
 
 
 class _Reader:
-    """Read the fields of a JSON object into a dataclass. Errors name file and field."""
+    """Read the fields of a JSON object into a dataclass.
+
+    Errors name the file and the field.
+    """
 
     def __init__(self, source: str, place: str, data: Any) -> None:
         self.source, self.place = source, place
@@ -372,7 +389,7 @@ class _Reader:
         value = self.rest.pop(field)
         if value is None and nullable:
             return None
-        # bool is an int in Python, never in a model file.
+        # In Python, bool is a subclass of int. In a model file, true is never a number.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.fail(field, f"is {json.dumps(value)}, not {kind.__name__}")
         if kind is int and value < 0:

@@ -1,13 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find and renew CDI specifications of nvidia-ctk.
+"""Find and regenerate the CDI specifications of nvidia-ctk.
 
-Container engines assign devices by such a file. It lists the GPUs and MIG devices of the time when it was written. The container
-toolkit does not renew it when MIG devices are created or destroyed:
+Container engines read these files to give devices to containers. A specification lists the GPUs and MIG devices that
+existed when the file was written. The container toolkit does not regenerate it when MIG devices are created or
+destroyed:
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html
 
-For the options see https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
+The options are documented at https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from .errors import FleetError, Problem
 from .frozen import frozen
 
 TOOL = "nvidia-ctk"
-#: Folders of container engines: for files of administrators, and for files that are created at each boot.
-#: https://github.com/cncf-tags/container-device-interface
+#: Folders of the container engines: LASTING is for files of administrators, PASSING for files that are created at each
+#: boot. Source: https://github.com/cncf-tags/container-device-interface
 LASTING, PASSING = "etc/cdi", "var/run/cdi"
 
-#: It initializes all GPUs, which takes seconds for each without a persistence daemon.
+#: nvidia-ctk initializes all GPUs. Without a persistence daemon, this takes seconds for each GPU.
 _TIMEOUT_SECONDS = 120
 
-#: The default kind of nvidia-ctk. The device plugin, the DRA driver and the toolkit's management mode renew files of other kinds
-#: themselves.
+#: The default kind of nvidia-ctk. Files of other kinds belong to the device plugin, the DRA driver or the toolkit's
+#: management mode, which regenerate these files themselves.
 _KIND = "nvidia.com/gpu"
-#: All specifications of nvidia-ctk have hooks that run one of these.
+#: Every specification of nvidia-ctk has hooks that run one of these programs.
 _HOOKS = ("nvidia-cdi-hook", TOOL)
 _YAML_KIND = re.compile(r"^kind:\s*[\"']?([^\"'\s]+)", re.MULTILINE)
 _YAML_NAME = re.compile(r"^\s*(?:-\s+)?name:\s*[\"']?([^\"'\s]+)[\"']?\s*$", re.MULTILINE)
-#: Names of devices by nvidia-ctk's strategy. Each has a device `all` too.
+#: Pattern of the device names for each naming strategy of nvidia-ctk. Each strategy also has a device named "all".
 _STRATEGIES = {
     "index": re.compile(r"[0-9]+(:[0-9]+)?"),
     "uuid": re.compile(r"(GPU|MIG)-.+"),
@@ -47,9 +48,10 @@ _STRATEGIES = {
 
 @frozen
 class Spec:
-    """A file of nvidia-ctk.
+    """A specification file of nvidia-ctk.
 
-    `format` is yaml or json, `strategies` are those of its device names, `written` identifies its version.
+    `format` is "yaml" or "json". `strategies` are the naming strategies of its devices. `written` identifies the
+    version of the file.
     """
 
     path: Path
@@ -59,27 +61,27 @@ class Spec:
 
     @property
     def command(self) -> list[str]:
-        """Return the command that prints it.
+        """Return the command that prints the specification.
 
-        If nvidia-ctk wrote the file, that would not be atomic.
+        nvidia-ctk does not write the file itself, because that would not be atomic.
         """
         names = ["--device-name-strategy=%s" % strategy for strategy in self.strategies]
-        # The first option also overrides a NVIDIA_CTK_CDI_OUTPUT_FILE_PATH in the environment.
+        # The first option also overrides NVIDIA_CTK_CDI_OUTPUT_FILE_PATH from the environment.
         return [TOOL, "cdi", "generate", "--output=", "--format=%s" % self.format, *names]
 
 
 def find_specs(folder: Path) -> list[Spec]:
     """Return the specifications in a folder, sorted by name.
 
-    Empty if the folder does not exist.
+    Returns an empty list if the folder does not exist.
     """
-    # Engines read no other files (CDI repository, pkg/cdi/spec-dirs.go).
+    # Engines read only files with these suffixes (CDI repository, pkg/cdi/spec-dirs.go).
     files = sorted(path for pattern in ("*.yaml", "*.json") for path in folder.glob(pattern))
     return [spec for spec in map(_read, files) if spec is not None]
 
 
 def unchanged(spec: Spec) -> bool:
-    """Return whether the file has not changed since it was found."""
+    """Return whether the file is unchanged since it was found."""
     try:
         return _written(spec.path) == spec.written
     except OSError:
@@ -87,7 +89,10 @@ def unchanged(spec: Spec) -> bool:
 
 
 def renew(spec: Spec, run: Run) -> tuple[bool, Problem | None]:
-    """Renew a file atomically. Return (whether it has changed, problem)."""
+    """Regenerate a file atomically.
+
+    Returns (whether the content changed, problem).
+    """
     cure = "Fix this and run again, or run by hand: %s cdi generate --output=%s" % (TOOL, spec.path)
     text, problem = ask(run, spec.command, timeout_seconds=_TIMEOUT_SECONDS)
     if text is None:
@@ -104,10 +109,13 @@ def renew(spec: Spec, run: Run) -> tuple[bool, Problem | None]:
 
 
 def _read(path: Path) -> Spec | None:
-    """Read a specification. Return None for other files and those of other tools."""
+    """Read a specification.
+
+    Returns None if the file was not written by nvidia-ctk or is not a specification.
+    """
     format = path.suffix[1:]
     try:
-        # Renewing keeps a link.
+        # Resolve links, so that the link is kept and its target is replaced.
         path = path.resolve()
         written, text = _written(path), path.read_text(errors="replace")
     except OSError:
@@ -120,9 +128,9 @@ def _read(path: Path) -> Spec | None:
 
 
 def _names(text: str, format: str) -> list[str] | None:
-    """Return the device names in a specification of GPUs, or None for other texts.
+    """Return the device names in a specification of GPUs.
 
-    Needs no YAML parser.
+    Returns None for any other text. Works without a YAML parser.
     """
     if format == "json":
         try:
@@ -137,7 +145,7 @@ def _names(text: str, format: str) -> list[str] | None:
 def _replace(path: Path, text: str) -> bool:
     if path.read_text(errors="replace") == text:
         return False
-    # Engines do not read the temporary file.
+    # Engines ignore the temporary file, because of its suffix.
     durable.write_text(path, text, stat.S_IMODE(path.stat().st_mode))
     return True
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build the CDI specifications of this collection, with one device each. Pure."""
+"""Build the CDI specifications of this collection. Pure functions.
+
+Each specification has one device.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any, Mapping
 
 
 def device(kind: str, name: str, edits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a specification of a device that applies `edits` to containers."""
-    # The oldest sufficient version, for old engines. Names that begin with a digit need 0.5.0
+    """Return a specification with one device that applies `edits` to containers."""
+    # Use the oldest version that suffices, so that old engines can read it. Names that begin with a digit need 0.5.0
     # (https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md, Released versions).
     version = "0.5.0" if name[:1].isdigit() else "0.3.0"
     return {"cdiVersion": version, "kind": kind, "devices": [{"name": name, "containerEdits": dict(edits)}]}

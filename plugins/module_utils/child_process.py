@@ -5,9 +5,10 @@
 # ruff: noqa: PTH123, PTH208
 """Start child processes without open files, and abandon those that hang.
 
-A user's own file system may never answer. Not even SIGKILL ends a process that waits for it in the kernel, and that process keeps
-its files open, such as a lock or the output pipe of a run. So a child gets only the descriptors that it needs, and nothing waits
-for it. Its name in /proc marks it, so that later scans start no more children for the same account.
+A user can mount a file system that never answers. A process that waits for such a file system in the kernel does not
+end, not even on SIGKILL. It keeps its files open, such as a lock or the output pipe of a run. A child therefore gets
+only the descriptors that it needs, and no caller waits forever for the child. The name of the child in /proc marks it,
+so that later scans start no further children for the same account.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from typing import Any, Callable, Iterable, List
 from .accounts import account_of_id
 from .proc_files import read
 
-#: Time to wait for a killed process. One that hangs in the kernel is then abandoned.
+#: Seconds to wait until a killed process has ended. After that, it hangs in the kernel and is abandoned.
 _REAP_SECONDS = 0.5
-#: Poll intervals, doubled each time. Most processes end within a fraction of a millisecond.
+#: First and longest interval between polls. The interval doubles each time. Most processes end within a fraction of a
+#: millisecond.
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
-# Name of a child process: kind of query, and account whose files it reads.
+# Name of a child process: the kind of query, and the account whose files the child reads.
 _NAME = "%s-%d"
 _STATUS = re.compile(r"^(State|Threads|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
 _KILLED = 1 << (signal.SIGKILL - 1)
-#: Killed children that have not ended yet.
+#: Children that were killed but have not ended yet.
 _left: List[int] = []
-#: Children that were not given up.
+#: Children that were started and not given up.
 _running: set[int] = set()
 
 
 def readable(source: Any, deadline: float) -> bool:
-    """Wait until `source` has input or has ended. Return False at the deadline.
+    """Wait until `source` has input or is closed. Return False at the deadline.
 
-    select.select() refuses descriptors from 1024 on.
+    select.select() cannot be used, because it refuses descriptors above 1023.
     """
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
@@ -49,10 +51,10 @@ def readable(source: Any, deadline: float) -> bool:
 
 
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
-    """Run `work` in a child with a separate process group, and return its pid.
+    """Run `work` in a child with its own process group, and return its PID.
 
-    `work` returns the exit status. The child has only the descriptors `keep` open. `account` is the owner of the files that it
-    reads, see `stuck`.
+    `work` returns the exit status. The child has only the descriptors in `keep`. `account` is the owner of the files
+    that the child reads (see `stuck`).
     """
     _left[:] = [child for child in _left if not has_ended(child)]
     child = os.fork()
@@ -60,7 +62,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # The caller's handler could raise in code that does not expect it.
+            # The caller's signal handler could raise an exception in code that does not expect one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             _running.clear()
@@ -69,7 +71,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
             code = work()
         finally:
             os._exit(code)
-    # Both call it, since either may run first.
+    # Both the parent and the child set the process group, because either may run first.
     with contextlib.suppress(OSError):
         os.setpgid(child, child)
     _running.add(child)
@@ -77,12 +79,12 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
 
 
 def running() -> frozenset[int]:
-    """Return the children that this process has started and not given up."""
+    """Return the children that were started by this process and not given up."""
     return frozenset(_running)
 
 
 def give_up(child: int) -> bool:
-    """Kill a child with its process group. Return False if it hangs in the kernel."""
+    """Kill a child and its process group. Return False if it hangs in the kernel."""
     _running.discard(child)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -112,9 +114,10 @@ def mark(account: int, kind: str = "look") -> None:
 
 
 def stuck(kind: str = "look") -> Counter[int]:
-    """Count by account the killed children of this and earlier scans that have not ended.
+    """Count the killed children that have not ended, by account.
 
-    Only processes of root or of the account itself count. A user who fakes the name only hides their own processes.
+    Children of earlier scans are included. A child counts only if it runs as root or as the account itself. A user who
+    fakes the name can therefore only affect the reads of their own processes.
     """
     by_uid: Counter[str] = Counter()
     named = re.compile(kind + r"-(\d+)\n?")
@@ -123,31 +126,34 @@ def stuck(kind: str = "look") -> Counter[int]:
         if called is None:
             continue
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
-        # A main thread may end before the others.
+        # The main thread may end before other threads.
         ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
             by_uid[called.group(1)] += 1
     by_account: Counter[int] = Counter()
     for uid, count in by_uid.items():
-        # A user can fake the name under subordinate ids too.
+        # A process with a subordinate id can also fake the name.
         by_account[account_of_id(int(uid))] += count
     return by_account
 
 
 def _close_all(keep: set[int]) -> None:
-    """Close all other descriptors, and connect standard input, output and error to /dev/null."""
+    """Close all descriptors except those in `keep`.
+
+    Standard input, output and error are connected to /dev/null.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in {0, 1, 2} - keep:
         os.dup2(nothing, standard)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            # The listing's own descriptor is closed already.
+            # The descriptor of the directory listing itself is already closed.
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
 
 def has_ended(child: int) -> bool:
-    """Return whether a child of this process has ended, and reap it."""
+    """Return whether a child of this process has ended. If so, reap it."""
     try:
         return os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:

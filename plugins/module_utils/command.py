@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run commands of the host with a fixed search path, language and time limits.
+"""Run commands on the host with a fixed search path, language and time limit.
 
-`run_tool` is for commands that must answer soon. `run_to_end` also runs commands that must not be interrupted, such as package
-managers, and has a time limit for each kind of command (docs/limits.md).
+`run_tool` is for commands that must answer soon. `run_to_end` also runs commands that must not be interrupted, such as
+package managers. It has a time limit for each kind of command (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -20,70 +20,78 @@ from typing import Any, Callable, Mapping, Sequence
 from .errors import CommandTimeoutError
 from .printable import printable
 
-#: Default limit for a tool. A scheduler's tool may wait for a controller that is down.
+#: Default time limit for a tool. It is long enough for a scheduler's tool that waits for a controller that is down.
 TOOL_TIMEOUT_SECONDS = 10
-#: Limits for queries, and for commands that start or stop something (Docker's unit has no limit itself).
+#: Time limits for queries and for commands that start or stop something. Docker's unit, for example, has no limit
+#: itself.
 QUESTION_SECONDS, CHANGE_SECONDS = 120, 600
-#: Programs that install, remove or build. Their results may need a manual repair if they are interrupted.
+#: Programs that install, remove or build something. If they are interrupted, the result may need manual repair.
 _TO_END = {
     *("apt-get", "apt-mark", "dpkg", "dpkg-deb", "dnf", "yum", "rpm", "dkms", "dracut", "update-initramfs", "mkinitrd"),
     *("semodule", "setsebool", "restorecon", "make", "sh", "nvidia-installer", "nvidia-uninstall", "ansible-galaxy"),
 }
-#: Arguments of queries to package managers, which may load large lists first.
+#: Arguments that make a package manager run a query only. It may load large lists first.
 _ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
-#: Programs that start or stop something, except with these arguments. Their callers handle failures.
+#: Programs that start or stop something, except with the arguments below. Their callers handle failures.
 _STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
 _ASKING_OF_STARTING = {"info", "version"}
-#: Exit status of a command that was ended at its limit, like timeout(1).
+#: Exit status for a command that exceeded its time limit, as in timeout(1).
 _TIMEOUT_STATUS = 124
-#: Maximum output of a tool. A controller with ten thousand jobs prints less.
+#: Maximum output of a tool in bytes, and bytes per read. The output for a controller with ten thousand jobs is smaller.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
-#: Time for a killed process to end.
+#: Seconds to wait until a killed process has ended.
 _REAP_SECONDS = 2.0
-#: Root's folders are searched for all callers.
+#: Folders of root's programs, which are searched for all callers.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
-#: The result of a command, the error of one that does not end, and all errors of commands that cannot be run.
+#: Done is the result of a command. TimeoutExpired is the error for a command that does not end. FAILURES are all errors
+#: of commands that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)
 
 
 class ToolTimeout(TimeoutExpired):
-    """A tool did not end in time.
+    """Error for a tool that did not end in time.
 
-    The text shows the command as typed, not as Python's list.
+    Its text shows the command as it would be typed, not as a Python list.
     """
 
     def __str__(self) -> str:
         return "%s timed out after %.0f s" % (" ".join(self.cmd), self.timeout)
 
 
-#: Called as run(command, input=text, env=additional variables). `run_tool` also takes timeout_seconds.
+#: Signature: run(command, input=text, env=additional variables). `run_tool` also takes timeout_seconds.
 Run = Callable[..., Done]
 
 
 def search_path() -> str:
-    """Return the search path for programs, which never includes the current folder."""
+    """Return the search path for programs. It never includes the current folder."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join([folder for folder in (*folders, *_ROOTS_FOLDERS) if folder])
 
 
 def program(name: str) -> str | None:
     """Return the path of a program, or None if it is not installed."""
-    # Imported here, because it loads the libraries of all compressions.
+    # Imported here, because shutil loads all compression libraries.
     import shutil
 
     return shutil.which(name, path=search_path())
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a command's environment: English, no prompts, and `more`."""
+    """Return the environment for a command.
+
+    It sets English output, disables prompts, and includes the variables in `more`.
+    """
     rules = {"LANG": "C", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
 
 
 def seconds_for(command: Sequence[str]) -> float | None:
-    """Return a command's limit in seconds, or None to never interrupt it."""
+    """Return the time limit for a command in seconds.
+
+    Returns None if the command must never be interrupted.
+    """
     name = os.path.basename(command[0])  # noqa: PTH119
     if name in _TO_END or name.startswith("python"):
         return None if _ASKING.isdisjoint(command[1:]) else CHANGE_SECONDS
@@ -96,10 +104,11 @@ def _starts(command: Sequence[str]) -> bool:
 
 
 def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] | None = None) -> Any:
-    """Run a command within its limit, or to its end. Return its status and output.
+    """Run a command and return its exit status and output.
 
-    The status is 127 if it is not installed, and 124 if it starts or stops something and does not end within its limit. Raises
-    CommandTimeoutError for a query that does not end, since a missing answer must not pass for one.
+    The time limit is `seconds_for(command)`. The status is 127 if the command is not installed. It is 124 if the
+    command starts or stops something and exceeds its limit. Raises CommandTimeoutError if a query exceeds its limit,
+    because a missing answer must not look like an empty one.
     """
     seconds = seconds_for(command)
     if seconds is None:
@@ -137,10 +146,10 @@ def run_tool(
     env: Mapping[str, str] | None = None,
     timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
 ) -> Any:
-    """Run a tool of the host. Return its status and output.
+    """Run a tool on the host and return its exit status and output.
 
-    `input` is at most a few lines. Raises FileNotFoundError if it is not installed. Raises TimeoutExpired if it hangs or prints
-    too much, after killing it and its children.
+    `input` may have at most a few lines. Raises FileNotFoundError if the tool is not installed. If the tool hangs or
+    prints too much, the tool and its children are killed and TimeoutExpired is raised.
     """
     process = subprocess.Popen(
         list(command),
@@ -161,7 +170,7 @@ def run_tool(
     except BaseException:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        # It may hang in the kernel.
+        # The process may hang in the kernel.
         with contextlib.suppress(TimeoutExpired):
             process.wait(_REAP_SECONDS)
         raise
@@ -172,7 +181,10 @@ def run_tool(
 
 
 def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
-    """Return the contents of the streams, or None past the deadline or the size limit."""
+    """Return the contents of the streams.
+
+    Returns None after the deadline or if the output exceeds the size limit.
+    """
     contents = {stream: bytearray() for stream in streams}
     with selectors.DefaultSelector() as selector:
         for stream in streams:
@@ -194,7 +206,7 @@ def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
 def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, str]:
     """Run a tool. Return (output, "") or (None, problem).
 
-    Raises FileNotFoundError if it is not installed.
+    Raises FileNotFoundError if the tool is not installed.
     """
     try:
         done = run(command, **options)

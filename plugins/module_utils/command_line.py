@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hide secrets in command lines before they go to logs, reports and web hooks.
+"""Hide secrets in command lines before they are logged, reported or sent.
 
-More people read these than /proc. A secret is recognized by the name before it, by the program that receives it, or by its
-issuer's prefix. Other secrets look like any word and stay visible.
+More people read logs, reports and web hooks than /proc. A secret is recognized by the name before it, by the program
+that receives it, or by the prefix that its issuer uses. Other secrets look like ordinary words and stay visible.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _KIND = (
     r"|(?:api|access|account|auth|encryption|private|secret|wandb|openai)[-_.]?key|(?<![a-z0-9])(?:pass|pwd|pw))"
 )
 _NAME = r"[\w.-]*" + _KIND
-#: An argument or variable whose whole value is a secret, including an option that is just named key.
+#: An argument or variable whose whole value is a secret. Includes an option named just "key".
 _WHOLE = re.compile(r"((?:--?)?%s|--?key)=." % _NAME, re.IGNORECASE | re.DOTALL)
 #: An option whose value is the next argument.
 _BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)
-#: The value of `--key` and `--private-key` may be a file name, which is no secret.
+#: The value of `--key` or `--private-key` if it is a file name, which is not a secret.
 _FILE = re.compile(r"[\w./~-]+\.(?:pem|key)", re.IGNORECASE)
-#: A secret inside an argument, such as a script, header or address. The pattern has no prefix of unlimited length, because it is
-#: tried at every position of an argument that may have a megabyte.
+#: A secret inside an argument, such as a script, header or address. The pattern is tried at every position of an
+#: argument, which may have a megabyte. It therefore has no prefix of unlimited length.
 _WITHIN = re.compile(r"(%s[\"']?\s{0,9}[=:]\s{0,9}[\"']?)[^\s\"'&,;)]+" % _KIND, re.IGNORECASE)
-#: Up to the last @ before the path, since a password may contain one.
+#: The password in an address. It ends at the last @ before the path, because a password may contain @.
 _ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s]+(?=@)")
 _SCHEME = r"(?:(?:basic|bearer|digest|token|negotiate|apikey)\s{1,9})?"
-#: The rest of an argument or of its quotes, since a header may have several parts.
+#: The secret in a header. It ends with the argument or the quotes, because a header may have several parts.
 _HEADER = re.compile(r"((?:authorization|cookie)[\"']?:\s{0,9}[\"']?%s)[^\s\"'][^\"'\r\n]*" % _SCHEME, re.IGNORECASE)
-#: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
+#: Source: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
 _BEARER = re.compile(r"(\bbearer\s{1,9})[\w.~+/-]{8,}=*", re.IGNORECASE)
 _SPLIT_HEADER = re.compile(r"(authorization:\s{1,9}%s)[^\s\"']+" % _SCHEME, re.IGNORECASE)
 
-#: Prefixes of issuers, with lengths that exclude names of models and files. No pattern continues after a part of unlimited
-#: length, so that each line is read once. Lengths that issuers do not publish are those of
+#: Prefixes that issuers use. Minimum lengths exclude the names of models and files. After a part of unlimited length,
+#: no pattern continues, so that each line is read once. If an issuer does not publish the length, it is taken from
 #: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
 _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
@@ -53,7 +53,7 @@ _MARKED = re.compile(
     r"|sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{16,}|[A-Za-z0-9]{20,})"
     # https://docs.slack.dev/authentication/tokens
     r"|(?:xox[a-z]|xapp)-[\w-]{10,}"
-    # https://cloud.google.com/docs/authentication/api-keys; access tokens; client secrets.
+    # API keys (https://cloud.google.com/docs/authentication/api-keys), access tokens and client secrets.
     r"|AIza[\w-]{35}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}"
     # https://github.blog/2021-09-23-announcing-npms-new-access-token-format/
     r"|npm_[A-Za-z0-9]{36}"
@@ -63,18 +63,19 @@ _MARKED = re.compile(
     r"|wandb_v1_\w{20,}"
     r")"
 )
-#: https://www.rfc-editor.org/rfc/rfc7519#section-3.1: a JSON object in base64, followed by one or more parts.
+#: A JSON object in base64, followed by one or more parts: https://www.rfc-editor.org/rfc/rfc7519#section-3.1
 _JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
-#: https://www.rfc-editor.org/rfc/rfc7468#section-2. An incomplete one ends with the line.
+#: A private key: https://www.rfc-editor.org/rfc/rfc7468#section-2. An incomplete key ends with the text.
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL)
 #: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
 _AWS_ID = re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])")
-#: The secret of such a key has only its length as a mark, so it is hidden only next to the key.
+#: The secret that belongs to an AWS key id can be recognized only by its length. It is therefore hidden only next to a
+#: key id.
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return the arguments as a line, without secrets and control characters."""
+    """Return the arguments as one line, without secrets and control characters."""
     line = []
     follows = False
     for word in without_passwords(words):
@@ -98,7 +99,10 @@ def _hidden(word: str) -> str:
 
 
 def _without_marked(line: str) -> str:
-    """Hide secrets of a known form in a line. Unquoted ones span arguments."""
+    """Hide secrets with a known form in a line.
+
+    Outside of quotes, such a secret may span arguments.
+    """
     line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
     for pattern in (_PEM, _JWT, _MARKED):
         line = pattern.sub(HIDDEN, line)

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hide passwords after short options of known programs.
 
-``-p`` is a password for mysql and sshpass, but a port for ssh and docker run, which should stay visible. The program is the first
-word of a command, also in scripts, or the first known word after wrappers such as sudo and env.
+For mysql and sshpass, ``-p`` is followed by a password. For ssh and `docker run`, it is followed by a port, which
+should stay visible. The program is the first word of a command, also inside scripts. After wrappers such as sudo and
+env, it is the first known word.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 import re
 from typing import Iterator, Sequence
 
-#: Replaces a secret.
+#: Text that replaces a secret.
 HIDDEN = "***"
 
 _CONTAINERS = ("docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "oras", "oc", "az")
 _MYSQL = ("", "admin", "check", "dump", "import", "pump", "show", "slap", "sh", "_upgrade")
 _MARIADB = ("", "-admin", "-check", "-dump", "-import", "-show", "-slap", "-upgrade")
-#: The option whose value is a password, by program. mysql takes a separate word for the name of a database, which may still be a
-#: password typed wrongly (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
+#: The option with a password as its value, by program. If the word after ``-p`` is separate, mysql reads it as the name
+#: of a database. It may still be a password that was typed incorrectly
+#: (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
 _PASSWORD_OPTION = {
     **{"mysql" + name: "-p" for name in _MYSQL},
     **{"mariadb" + name: "-p" for name in _MARIADB},
@@ -30,36 +32,40 @@ _PASSWORD_OPTION = {
     **dict.fromkeys(("sqlcmd", "bcp", "zip", "unzip", "mosquitto_pub", "mosquitto_sub"), "-P"),
     "redis-cli": "-a",
 }
-#: Programs for which -p is a password in one subcommand only: `docker run -p` is a port.
+#: Programs with a single subcommand for which -p is a password. For `docker run`, -p is a port.
 _ONLY_AT = dict.fromkeys(_CONTAINERS, "login")
-#: The option whose value is ``user:password``. https://curl.se/docs/manpage.html#-u
+#: Options with ``user:password`` as their value. Source: https://curl.se/docs/manpage.html#-u
 _PAIR_OPTION = {"curl": ("-u", "--user", "-U", "--proxy-user")}
-#: The former format of a key, which needs no option. https://docs.wandb.ai/models/ref/cli/wandb-login
+#: The former format of a wandb key, which is given without an option. Source:
+#: https://docs.wandb.ai/models/ref/cli/wandb-login
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
-#: Wrappers that run the program after their options and assignments.
+#: Wrappers that run another program. Its name follows their options and assignments.
 _RUNS_ANOTHER = re.compile(
     r"sudo|doas|env|exec|command|time|timeout|nice|ionice|nohup|setsid|stdbuf|taskset|numactl|chrt|srun|xargs"
 )
-#: Options of wrappers with the name of a user, who may be called like a program.
+#: Options of wrappers that take a user name. A user may have the same name as a program.
 _USER_OPTIONS = ("-u", "-g", "-U", "--user", "--group")
 _INTERPRETER = re.compile(r"python[\d.]*|perl|ruby")
 _INTERPRETER_VALUES = ("-W", "-X")
 _KNOWN = {*_PASSWORD_OPTION, *_PAIR_OPTION, "wandb"}
 
-#: A word of a script, and the separators of its commands.
+#: A word in a script. All other characters separate words or commands.
 _WORD = re.compile(r"""(?:[^\s;|&()<>'"`]|'[^']*'|"[^"]*")+|['"]""")
 _NEXT_COMMAND = re.compile(r"[;|&()`\n]")
-#: Maximum nesting of scripts in scripts.
+#: Maximum nesting depth of scripts inside scripts.
 _DEEPEST = 4
 
 
 def without_passwords(words: Sequence[str]) -> list[str]:
-    """Return the arguments with passwords of known programs hidden, also in scripts."""
+    """Return the arguments with the passwords of known programs hidden.
+
+    Passwords in scripts are hidden, too.
+    """
     return [_script(word) for word in _command(words)]
 
 
 def _script(text: str, depth: int = 0) -> str:
-    """Hide the passwords in the commands of a script, and keep the rest unchanged."""
+    """Hide the passwords in a script. The rest of the text stays unchanged."""
     if depth == _DEEPEST or not any(blank in text for blank in " \t\n"):
         return text
     written: list[str] = []
@@ -114,7 +120,7 @@ def _program(words: Sequence[str], start: int) -> int | None:
 def _run_by(words: Sequence[str], at: int) -> int | None:
     """Return the index of the program that a wrapper runs, or None.
 
-    Not all options of wrappers are known.
+    Unknown options of wrappers are possible.
     """
     for later in range(at + 1, len(words)):
         before, name = words[later - 1], _name(words[later])
@@ -126,7 +132,7 @@ def _run_by(words: Sequence[str], at: int) -> int | None:
         ):
             continue
         known = name in _KNOWN or _RUNS_ANOTHER.fullmatch(name) or _INTERPRETER.fullmatch(name)
-        # A word after an option may be its value.
+        # A word after an unknown option may be the option's value.
         if known or not before.startswith("-") or "=" in before:
             return later
     return None
@@ -149,7 +155,7 @@ def _name(word: str) -> str:
 def _hide(words: list[str], start: int, name: str) -> int:
     """Hide the secrets in a program's arguments in place.
 
-    Return the index after its last argument.
+    Returns the index after its last argument.
     """
     option, pairs = _PASSWORD_OPTION.get(name), _PAIR_OPTION.get(name, ())
     if name in _ONLY_AT and _ONLY_AT[name] not in words[start:]:
@@ -170,7 +176,7 @@ def _hide(words: list[str], start: int, name: str) -> int:
             words[at + 1] = user + colon + HIDDEN if colon else words[at + 1]
             at += 1
         elif name == "sshpass" and not word.startswith("-"):
-            # The rest is the command that sshpass runs.
+            # The remaining words are the command that sshpass runs.
             return at
         at += 1
     return len(words)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what a plan would interrupt, and the holders affected. Pure."""
+"""Define what a plan would interrupt, and the affected holders. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .frozen import frozen
 from .holders.model import KUBELET, UNKNOWN
 from .model import Holder, Process
 
-#: Maximum holders in a message and in a result, since any user may start thousands of processes.
+#: Maximum number of holders in a message and in a result. Any user may start thousands of processes.
 _NAMED, _LISTED = 20, 200
-#: The UID of a pod, unlike a Slurm job, which has a number.
+#: The UID of a pod. The id of a Slurm job is a number instead.
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @frozen
 class Disturbance:
-    """Something that the plan would end (`what`), and its holders (`who`)."""
+    """An object that the plan would end or change (`what`), and its holders (`who`)."""
 
     what: str
     who: tuple[Holder | Process, ...]
@@ -30,7 +30,10 @@ class Disturbance:
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """Return the UIDs of pods that hold it, by allocation or by process."""
+        """Return the UIDs of the pods among the holders.
+
+        A pod holds the object with an allocation or with a process.
+        """
         holders = [holder for holder in self.who if isinstance(holder, Holder) and holder.job]
         uids = {holder.job for holder in holders if holder.kind == KUBELET}
         uids.update(holder.job for holder in holders if holder.kind != UNKNOWN and _UID.fullmatch(holder.job))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write small files atomically.
 
-After a crash they have the old or the new content. On return they are on disk.
+After a crash, a file has either its old or its new content. When a function returns, the new content is on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any, Callable, Iterator, Mapping
 
 from .errors import ApplyError
 
-#: Suffix of the backup of a file that is replaced on trial. The backup is empty if there was no file.
+#: Suffix for the backup of a file that is replaced on trial. If there was no file, the backup is empty.
 FORMER = ".former"
 
 _SYSTEM = {"etc", "usr", "run"}
@@ -37,22 +37,25 @@ _CURES = {
 def write(path: Path, data: Any) -> None:
     """Write `data` as JSON.
 
-    Raises ApplyError (no GPU has changed yet) if the file system refuses.
+    Raises ApplyError if the file system refuses. At this point, no GPU has been changed.
     """
     write_text(path, json.dumps(data, indent=1))
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a text, with `mode` regardless of the umask. Raises like `write`."""
+    """Write a text. The file gets exactly `mode`, regardless of the umask.
+
+    Raises the same errors as `write`.
+    """
     write_bytes(path, text.encode(), mode)
 
 
 def write_bytes(
     path: Path, content: bytes, mode: int | None = None, accept: Callable[[Path], None] | None = None
 ) -> None:
-    """Write bytes like `write_text`.
+    """Write bytes in the same way as `write_text`.
 
-    `accept` checks the new file before it replaces the old one, and raises to refuse it.
+    `accept` checks the new file before it replaces the old one. It raises an exception to refuse the file.
     """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ def write_bytes(
                 accept(unfinished(path))
         _sync(path.parent)
     except OSError as error:
-        # System directories cannot be moved elsewhere.
+        # The state directory can be moved elsewhere, but files in system directories cannot.
         cure = cure_of(error, movable=not _SYSTEM.intersection(path.parts))
         raise ApplyError(str(path), "it cannot be written: %s" % error, cure, outcome="old") from error
 
@@ -72,7 +75,7 @@ def write_bytes(
 def cure_of(error: OSError, movable: bool = False) -> str:
     """Return how to fix an error of the file system.
 
-    `movable`: the file is in the state directory of a role.
+    `movable` is true if the file is in the state directory of a role.
     """
     cure = _CURES.get(error.errno or 0, "Check that path on the host, and run again.")
     if movable and error.errno == errno.EROFS:
@@ -82,14 +85,14 @@ def cure_of(error: OSError, movable: bool = False) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `path` atomically at the end of the block.
+    """Open a new file that atomically replaces `path` at the end of the block.
 
-    Raises OSError. Without a `mode` the file gets `most` reduced by the umask.
+    Raises OSError. If `mode` is None, the file gets the mode `most` minus the umask.
     """
     new = unfinished(path)
     new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Only this user can read it until its mode is set.
+    # Until the mode is set, only this user can read the file.
     descriptor = os.open(new, flags, most if mode is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -104,12 +107,12 @@ def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterato
 
 
 def unfinished(path: Path) -> Path:
-    """Return the path of a file while it is being written."""
+    """Return the path of the temporary file while `path` is being written."""
     return path.with_name(path.name + ".new")
 
 
 def link(path: Path, to: str) -> None:
-    """Replace a file or link by a symbolic link, atomically."""
+    """Atomically replace a file or link with a symbolic link to `to`."""
     new = unfinished(path)
     new.unlink(missing_ok=True)
     new.symlink_to(to)
@@ -117,17 +120,17 @@ def link(path: Path, to: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder with mode 0755 and its parents, regardless of the umask."""
+    """Create a folder and its parents with mode 0755, regardless of the umask."""
     if not folder.exists():
         make_folder(folder.parent)
         with contextlib.suppress(OSError):
-            # The next write into it reports the error.
+            # An error is reported by the next write into the folder.
             folder.mkdir()
             folder.chmod(0o755)
 
 
 def differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths below the root of missing and differing files."""
+    """Return the paths, below the root, of missing and differing files."""
     return [path for path, text in files.items() if not _has(root / path, text)]
 
 
@@ -139,7 +142,10 @@ def _has(path: Path, text: str) -> bool:
 
 
 def write_differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write missing and differing files with mode 0644, and return their paths below the root. Raises like `write`."""
+    """Write missing and differing files with mode 0644.
+
+    Returns their paths below the root. Raises the same errors as `write`.
+    """
     paths = differing(root, files)
     for path in paths:
         make_folder((root / path).parent)
@@ -155,9 +161,9 @@ def remove(path: Path) -> None:
 
 
 def read(path: Path, schema: int) -> Any:
-    """Return the file's mapping, or None if there is no file.
+    """Return the mapping in the file, or None if there is no file.
 
-    Raises ApplyError if it has another schema or is invalid.
+    Raises ApplyError if the file is invalid or has another schema version.
     """
     try:
         data = json.loads(path.read_text())

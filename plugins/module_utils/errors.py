@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the errors of the collection, each with its place, problem and fix."""
+"""Define the errors of the collection.
+
+Each error has its place, its problem and its fix.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from typing import Any, Callable, Iterable
 
 from .frozen import frozen
 
-#: The layout after a failed apply. Unknown needs a check by hand.
+#: The layout after a failed apply. If it is "unknown", the host must be checked by hand.
 OUTCOMES = ("old", "new", "unknown")
 
 
 @frozen
 class Problem:
-    """One problem.
+    """A problem. `where` is its place.
 
-    `where` is its place, such as ``gpu_layout[2].mig[0].profile`` or a GPU's UUID.
+    The place is for example ``gpu_layout[2].mig[0].profile`` or the UUID of a GPU.
     """
 
     where: str
@@ -26,14 +29,14 @@ class Problem:
 
     def __str__(self) -> str:
         place = self.where + ": " if self.where else ""
-        # Texts come with and without a final period.
+        # Some texts end with a period and some do not.
         return (place + self.problem.rstrip(".") + ". " + self.cure).rstrip()
 
 
 class FleetError(Exception):
-    """Base of all errors that a user can fix."""
+    """Base class of all errors that a user can fix."""
 
-    #: Whether the host, not the inventory, is the cause. site.yml may then leave out the host.
+    #: Whether the host, and not the inventory, is the cause. If so, site.yml may skip the host.
     host_fault = False
 
     def __init__(self, where: str, problem: str, cure: str = "") -> None:
@@ -49,7 +52,7 @@ class FleetError(Exception):
 class LayoutError(FleetError):
     """`gpu_layout` is malformed.
 
-    `problems` has all problems; where, problem and cure are those of the first.
+    `problems` has all problems. `where`, `problem` and `cure` are those of the first one.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -65,9 +68,9 @@ class LayoutError(FleetError):
 
 
 class SelectorError(FleetError):
-    """A valid selector matches no GPU, or one that another selector matches.
+    """A valid selector matches no GPU, or a GPU that another selector matches too.
 
-    `more` has further such problems.
+    `more` has further problems of this kind.
     """
 
     def __init__(self, where: str, problem: str, cure: str = "", more: Iterable[Problem] = ()) -> None:
@@ -79,17 +82,17 @@ class SelectorError(FleetError):
 
 
 class PlanError(FleetError):
-    """A valid layout is impossible on these GPUs."""
+    """A valid layout that cannot be applied to these GPUs."""
 
 
 class NvmlError(FleetError):
     """An NVML call failed.
 
-    `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None.
+    `code` and `code_name` are NVML's error code and its name. `gpu` is the UUID or index of the GPU, or None.
     """
 
     host_fault = True
-    #: Set by the caller of NVML.
+    #: Set by the code that calls NVML.
     code_name: str | None = None
 
     def __init__(
@@ -109,16 +112,16 @@ class NvmlError(FleetError):
 
 
 class DriverAbsentError(NvmlError):
-    """The host has no NVIDIA driver, no NVML library, or no Python binding for it."""
+    """The NVIDIA driver, the NVML library or its Python binding is missing."""
 
 
 class UnansweredCallError(NvmlError):
-    """An NVML call did not return in time, or ended its process.
+    """An NVML call did not return in time, or its process ended.
 
-    The whole driver may hang. `changes`: a GPU may have been changed before.
+    The whole driver may hang. `changes` is true if a GPU may have been changed before the call.
     """
 
-    #: Xid 119 and 120 are GSP timeouts and errors (docs.nvidia.com/deploy/xid-errors).
+    #: Xid 119 and 120 are timeouts and errors of the GSP (docs.nvidia.com/deploy/xid-errors).
     ADVICE = "Look for Xid 119 or 120 (GSP) in the kernel log, reset the GPU or reboot the host."
 
     def __init__(self, where: str, problem: str, *, call: str | None, changes: bool) -> None:
@@ -130,14 +133,14 @@ class UnansweredCallError(NvmlError):
 
 
 class ResetRefusedError(NvmlError):
-    """A GPU cannot be reset to activate its pending MIG mode.
+    """A GPU refused the reset that would activate its pending MIG mode.
 
-    A reboot of the host resets it too.
+    A reboot of the host also resets the GPU.
     """
 
 
 class CommandTimeoutError(FleetError):
-    """A query command did not end within its limit."""
+    """A query command exceeded its time limit."""
 
     host_fault = True
 
@@ -145,8 +148,8 @@ class CommandTimeoutError(FleetError):
 class ApplyError(FleetError):
     """A plan could not be applied.
 
-    `outcome` is the current layout (one of OUTCOMES), `steps_done` the completed steps. `reboot_needed`: a reset was refused, so
-    only a reboot of the host activates the new layout.
+    `outcome` is the current layout (one of OUTCOMES). `steps_done` has the completed steps. `reboot_needed` is true if
+    a reset was refused, so that only a reboot of the host activates the new layout.
     """
 
     host_fault = True
@@ -170,7 +173,10 @@ class ApplyError(FleetError):
 
 
 class BusyError(ApplyError):
-    """The plan would interrupt holders (`disturbs`). The old layout is unchanged."""
+    """The plan would interrupt holders. The old layout is unchanged.
+
+    `disturbs` has the holders.
+    """
 
     def __init__(
         self, disturbs: Iterable[Any], problem: str, cure: str = "", *, steps_done: Iterable[str] = ()
@@ -198,9 +204,9 @@ class FollowError(ApplyError):
 
 
 def attempt_all(*parts: Callable[[], None] | None) -> None:
-    """Call all parts except None, even if one fails.
+    """Call all parts that are not None, even if one of them fails.
 
-    Raises the only error, or an ApplyError with all.
+    If one part fails, its error is raised. If several fail, one ApplyError with all problems is raised.
     """
     errors: list[FleetError] = []
     for part in filter(None, parts):

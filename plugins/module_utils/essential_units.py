@@ -3,10 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Identify services that are never ended or stopped, even if they hold a GPU.
 
-Any user can pass an open file to another process (unix(7), SCM_RIGHTS). D-Bus accepts files from all users and keeps them until
-the receiver reads them. So a user can make the bus, or a service on it, have a GPU's node open. Ending that service would bring
-down the host although it does not use the GPU. The list has only services without users' processes in their cgroup, so not cron
-or sshd. For other services systemd reports whether they are on the bus.
+Any user can pass an open file to another process (unix(7), SCM_RIGHTS). D-Bus accepts files from all users and keeps
+them until the receiver reads them. A user can therefore cause the bus, or a service on it, to have a GPU node open.
+Ending this service would bring down the host, although the service does not use the GPU.
+
+The list has only services whose cgroup contains no processes of users. For example, cron and sshd are not in the list.
+For all other services, systemd reports whether they are on the bus.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service")
 
 
 def is_essential(unit: str | None) -> bool:
-    """Return whether a service is in the list, by its name from the cgroup."""
+    """Return whether a service is in the list. `unit` is its name in the cgroup."""
     return bool(unit and _ESSENTIAL.fullmatch(unit))
 
 
 def is_on_bus(unit: str | None) -> bool:
-    """Return whether a service has a name on D-Bus. False if systemd does not answer."""
+    """Return whether a service has a name on D-Bus.
+
+    Returns False if systemd does not answer.
+    """
     if not unit or not _SERVICE.fullmatch(unit):
         return False
     try:

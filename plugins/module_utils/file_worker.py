@@ -1,11 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read files that may never answer in a child process that can be abandoned.
+"""Read files that may never answer, in a child process that can be abandoned.
 
-These are paths through another root directory, and memory of other processes. In a user namespace any user can mount a file
-system that never answers. Root's read then hangs in the kernel, where no signal ends it. Scans hold the host's lock, so they read
-such files in a child process that has only its socket open. One child serves a whole scan while it answers.
+Such files are paths through another root directory, and the memory of other processes. In a user namespace, any user
+can mount a file system that never answers. A read by root then hangs in the kernel, and no signal ends it. A scan holds
+the lock of the host. It therefore reads such files in a child process whose only open descriptor is its socket. One
+child serves the whole scan as long as it answers.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from . import child_process
 from .accounts import account_of
 from .proc_files import read
 
-#: Limits for one query, which takes microseconds, and for all unanswered queries of a scan.
+#: Time limit in seconds for one query, which normally takes microseconds, and for all unanswered queries of a scan
+#: together.
 _SECONDS, _ALL_SECONDS = 2.0, 20.0
-#: Limits of unanswered queries (in this scan, or hanging from earlier ones) per account, for root, and in all.
+#: Maximum number of unanswered queries for an account, for root, and for all accounts together. Queries from earlier
+#: scans that still hang are included.
 _MOST_OF_ACCOUNT, _MOST_OF_ROOT, _MOST = 1, 8, 32
-#: More than a /dev with 16,384 nodes returns.
+#: Maximum size of an answer, and bytes per read. The answer for a /dev with 16,384 nodes is smaller.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 24, 1 << 16
 _ROOT = 0
-# Kinds of children: their names in /proc (child_process.mark).
+# Kinds of children. A child has this name in /proc (child_process.mark).
 FILES, MAPS = "look", "map"
 _tasks: Dict[str, Callable[..., Any]] = {}
 
@@ -38,7 +41,7 @@ _tasks: Dict[str, Callable[..., Any]] = {}
 class NoAnswerError(Exception):
     """A query was not answered.
 
-    `asked` is False if it was not sent, because other accounts have used up the limits.
+    `asked` is False if the query was not sent, because other accounts have used up the limits.
     """
 
     def __init__(self, asked: bool) -> None:
@@ -49,19 +52,19 @@ class NoAnswerError(Exception):
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
     """Register a module-level function for use with `ask`.
 
-    Arguments and result must be JSON; it may raise OSError. It must not import from the collection, since the child has closed
-    the archive (install/installed.py).
+    The arguments and the result must be JSON values. The function may raise OSError. It must not import modules of the
+    collection, because the child has closed the archive that contains them (install/installed.py).
     """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
 
 
 class Worker:
-    """Queries of one scan."""
+    """Run the queries of one scan in a child."""
 
     def __init__(self, deadline: float = math.inf, name: str = FILES) -> None:
         self._name = name
-        #: In seconds of time.monotonic(). No query is sent later.
+        #: Deadline in seconds of time.monotonic(). After it, no query is sent.
         self._deadline = deadline
         self._seconds_left = _ALL_SECONDS
         self._unanswered: Counter[int] | None = None
@@ -72,7 +75,7 @@ class Worker:
     def ask(self, account: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a task in the child and return its result.
 
-        Raises its OSError, or NoAnswerError.
+        Raises the OSError of the task, or NoAnswerError.
         """
         if self._unanswered is None:
             self._unanswered = child_process.stuck(self._name)
@@ -80,7 +83,8 @@ class Worker:
             raise NoAnswerError(asked=True)
         began = time.monotonic()
         seconds = min(_SECONDS, self._seconds_left, self._deadline - began)
-        # Cap each account, since one account can cause or fake any number of hanging children.
+        # Each account is counted up to its own limit, because one account can cause or fake any number of hanging
+        # children.
         together = sum(min(count, _most_of(one)) for one, count in self._unanswered.items())
         if together >= _MOST or seconds <= 0:
             raise NoAnswerError(asked=False)
@@ -99,7 +103,7 @@ class Worker:
         return value
 
     def close(self) -> None:
-        """End the child, or abandon it if it hangs."""
+        """End the child. If it hangs, abandon it."""
         if self._child is not None:
             child, connection = self._child
             self._child = None
@@ -107,7 +111,7 @@ class Worker:
             child_process.give_up(child)
 
     def _asked(self, question: bytes, deadline: float) -> bytes | None:
-        """Return the child's answer, or None if there is none."""
+        """Return the answer of the child, or None if it does not answer."""
         if self._child is None:
             self._known = frozenset(_tasks)
             near, far = socket.socketpair()
@@ -135,7 +139,10 @@ _current: Dict[str, Worker] | None = None
 
 
 def _forget() -> None:
-    """Detach a forked child from its parent's scan, whose answers belong to the parent."""
+    """Detach a forked child from the scan of its parent.
+
+    The answers on the socket belong to the parent.
+    """
     global _current
     _current = None
 
@@ -145,9 +152,9 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def one_look(deadline: float = math.inf) -> Iterator[None]:
-    """Share children and limits among all queries of the block.
+    """Share children and limits among all queries in the block.
 
-    A nested block is part of the outer one.
+    A nested block belongs to the outer one.
     """
     global _current
     if _current is not None:
@@ -165,9 +172,9 @@ def one_look(deadline: float = math.inf) -> Iterator[None]:
 def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str = FILES) -> Any:
     """Run a task in a child process and return its result.
 
-    Raises its OSError, or NoAnswerError. `account` is the uid responsible for a missing answer (`accounts.account_of`). `worker`
-    is FILES, or MAPS for reads that do not wait for a file system. MAPS has separate limits, so that a hanging file system does
-    not keep mappings unread.
+    Raises the OSError of the task, or NoAnswerError. `account` is the uid that is responsible if there is no answer
+    (`accounts.account_of`). `worker` is FILES, or MAPS for reads that do not wait for a file system. MAPS has its own
+    limits, so that mappings can still be read while a file system hangs.
     """
     with one_look():
         assert _current is not None
@@ -175,7 +182,7 @@ def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str
 
 
 def _serve(connection: socket.socket, name_of_child: str) -> int:
-    """Answer queries in the child until the parent closes its end."""
+    """Answer queries in the child until the parent closes its end of the socket."""
     os.chdir("/")
     marked = None
     with connection.makefile("rwb") as lines:
@@ -193,21 +200,22 @@ def _serve(connection: socket.socket, name_of_child: str) -> int:
     return 0
 
 
-#: Enough for a whole environment.
+#: Large enough for a whole environment.
 _MOST_MEMORY_BYTES = 1 << 22
 _read = task(read)
 
 
 def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
-    """Read a file of /proc that shows a process's memory: arguments, environment or mappings.
+    """Read a file in /proc that shows the memory of a process.
 
-    These pages may be in a file on a file system that never answers. Returns "" if that takes too long or a limit is reached.
+    The file has the arguments, environment or mappings. The memory may be mapped from a file system that never answers.
+    Returns "" if the read takes too long or a limit is reached.
     """
     return memory_or_none(path, most) or ""
 
 
 def memory_or_none(path: str, most: int = _MOST_MEMORY_BYTES) -> str | None:
-    """Like memory_of, but return None if there is no answer."""
+    """Read like `memory_of`, but return None if there is no answer."""
     try:
         return str(ask(account_of(os.path.dirname(path)), _read, path, most))  # noqa: PTH120
     except NoAnswerError:

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Renew CDI specifications and restart services after a change of MIG.
+"""Regenerate CDI specifications and restart services after MIG devices changed.
 
-`look` reads the host, `steps` decides (it is pure), `follow` acts. docs/after-a-change.md is the documentation for users.
+`look` reads the host. `steps` decides and is pure. `follow` runs the steps. docs/after-a-change.md is the user
+documentation.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from .frozen import frozen
 if TYPE_CHECKING:
     from . import cdi
 
-#: Writes /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not react to MIG changes:
-#: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
+#: The service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and does not
+#: react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
 REFRESH = "nvidia-cdi-refresh.service"
 BOOT = systemd.BOOT
 
-#: systemd's own defaults are 90 s for a service to stop and 90 s to start (systemd-system.conf(5)).
+#: Time limit for a restart. systemd's own defaults are 90 s for stopping a service and 90 s for starting it
+#: (systemd-system.conf(5)).
 _RESTART_SECONDS = 300
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "UnitFileState", "InvocationID")
 
 
 @frozen
 class Unit:
-    """State of a unit from systemd. `name` is its Id, not the alias of the query."""
+    """The state of a systemd unit.
+
+    `name` is the Id of the unit, even if an alias was queried.
+    """
 
     name: str
     load: str
     active: str
     enabled: str
-    #: A new id for each start.
+    #: An id that changes with each start.
     invocation: str
 
     @property
@@ -47,9 +52,9 @@ class Unit:
 
 @frozen
 class Seen:
-    """CDI specifications and services of a host.
+    """The CDI specifications and services of a host.
 
-    `starting`: jobs of systemd may be waiting for this process to end.
+    `starting` is true if systemd jobs may be waiting for this process to end.
     """
 
     toolkit: bool = False
@@ -62,17 +67,17 @@ class Seen:
 
 @frozen
 class Restart:
-    """Restart a unit. Without `wait` only queue the job in systemd."""
+    """Restart a unit. If `wait` is false, only queue the job in systemd."""
 
     unit: Unit
-    #: restart also starts a stopped unit, try-restart does not.
+    #: "restart" also starts a stopped unit. "try-restart" does not.
     verb: str
     wait: bool
 
 
 @frozen
 class Renew:
-    """Renew a specification, unless it has changed since it was read."""
+    """Regenerate a specification, unless its file changed after it was read."""
 
     spec: cdi.Spec
 
@@ -81,11 +86,11 @@ Step = Union[Restart, Renew]
 
 
 def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """Renew specifications and restart services after the new devices exist.
+    """Regenerate specifications and restart services for the new devices.
 
-    Return a text for each action. Running `services` are restarted. With `again`, which completes an earlier run
-    (`PendingFollowUp.due`), failed ones are too. Raises FollowError with everything that failed. The layout itself is not rolled
-    back.
+    Returns a text for each action. `services` that are running are restarted. If `again` is true, failed services are
+    restarted too. `again` is true if this run completes an earlier run (`PendingFollowUp.due`). Raises FollowError with
+    all failures. The layout is not rolled back.
     """
     done: list[str] = []
     problems: list[Problem] = []
@@ -101,7 +106,7 @@ def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again:
 
 
 def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """Return a text for each action of `follow`. Changes nothing."""
+    """Return a text for each action that `follow` would take. Changes nothing."""
     seen, _problem = look(services, run, Path(root))
     return tuple(
         "restart %s" % step.unit.name if isinstance(step, Restart) else "write %s again" % step.spec.path
@@ -110,16 +115,19 @@ def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again
 
 
 def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
-    """Return the steps in order: specifications first, since services may be containers that use them."""
+    """Return the steps in order.
+
+    Specifications come first, because a service may be a container that uses them.
+    """
     wait = not seen.starting
     result: list[Step] = []
     specs = seen.specs + seen.passing_specs
     if seen.toolkit:
         if seen.refresh is not None and _refreshes(seen.refresh):
-            # It stays active after its work, so a start would do nothing.
+            # The unit stays active after its work, so starting it would do nothing.
             result.append(Restart(seen.refresh, "restart", wait))
             if not wait:
-                # It runs after this process and writes these files with its own settings.
+                # The unit runs after this process and writes these files with its own settings.
                 specs = seen.specs
         result += map(Renew, specs)
     for unit in seen.services:
@@ -131,16 +139,19 @@ def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
 
 
 def _refreshes(unit: Unit) -> bool:
-    """Return whether the unit is in use: loaded, and running, failed or enabled."""
+    """Return whether the unit is in use.
+
+    It is in use if it is loaded, and is running, failed or enabled.
+    """
     return unit.load == "loaded" and (
         unit.running or unit.active == "failed" or unit.enabled.startswith(("enabled", "linked"))
     )
 
 
 def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem | None]:
-    """Read specifications and services.
+    """Read the specifications and services.
 
-    Also return the problem if systemd does not answer.
+    Also returns the problem if systemd does not answer.
     """
     from . import cdi
 
@@ -152,7 +163,7 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
     specs = tuple(cdi.find_specs(root / cdi.LASTING)) if toolkit else ()
     passing = tuple(cdi.find_specs(root / cdi.PASSING)) if toolkit else ()
     seen = Seen(toolkit, specs, passing)
-    # Without systemd as init there is nothing to restart.
+    # If systemd is not the init system, there are no units to restart.
     if not systemd.booted(root):
         return seen, None
     try:
@@ -173,7 +184,7 @@ def _units(names: Sequence[str], run: Run) -> list[Unit]:
 
 
 def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
-    """Restart a unit. Return (text of the action, problem)."""
+    """Restart a unit. Return (text for the action, problem)."""
     name = step.unit.name
     if not step.wait:
         systemd.reset_failed(run, [name])
@@ -184,7 +195,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     except systemd.NoAnswerError as error:
         return None, _not_restarted(name, str(error))
     if now.running and now.invocation != step.unit.invocation:
-        # A dependency restarted it already.
+        # The unit was already restarted through a dependency.
         return "%s restarted" % name, None
     systemd.reset_failed(run, [name])
     _text, problem = ask(run, ["systemctl", step.verb, "--", name], timeout_seconds=_RESTART_SECONDS)

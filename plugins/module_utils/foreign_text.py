@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shorten and clean texts of hosts and API servers for messages and reports. Pure."""
+"""Shorten and clean texts from hosts and API servers. Pure functions.
+
+The texts are for messages and reports.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from typing import Any
 
 from .printable import printable
 
-#: Default for the maximum characters of a text.
+#: Default for the maximum length of a text in characters.
 MOST_TEXT = 1000
-#: Larger numbers are replaced by the name of their type.
+#: A number above this is replaced by the name of its type.
 _LARGEST = 1 << 60
 
 
 def text(value: Any, most: int = MOST_TEXT) -> str:
-    """Return the value as printable text of at most `most` characters."""
+    """Return the value as printable text with at most `most` characters."""
     whole = value if isinstance(value, str) else type(value).__name__ if _may_be_long(value) else str(value)
     written = printable("".join(whole[:most]))
     return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
 
 
 def one_line(value: Any, most: int = MOST_TEXT) -> str:
-    """Return the value like `text` in one line, for messages of servers."""
-    # A longer beginning than what is shown, since blanks go.
+    """Return the value as text in one line, for messages from servers."""
+    # Start with more characters than the maximum, because blanks are removed.
     return text(" ".join(str(value)[: 4 * most].split()), most)
 
 

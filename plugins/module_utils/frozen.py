@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define immutable values like `dataclass(frozen=True)`, at a tenth of its cost.
+"""Define immutable values like `dataclass(frozen=True)`, at a tenth of the cost.
 
-`dataclass` compiles six functions for each class, which takes about a millisecond, and a module has a hundred such classes.
-Here classes share functions. Only `__init__` is compiled, when the first value is created. `dataclasses.fields`, `replace` and
-`asdict` accept such values.
+`dataclass` compiles six functions for each class, which takes about a millisecond. A module loads a hundred such
+classes. Here, classes share their functions. Only `__init__` is compiled, when the first value of the class is created.
+`dataclasses.fields`, `replace` and `asdict` accept these values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def frozen(cls: type[T]) -> type[T]:
     """Make the values of a class immutable, comparable and hashable.
 
-    Fields are declared as for `dataclass`.
+    Fields are declared as in `dataclass`.
     """
     dataclass(init=False, repr=False, eq=False)(cls)
     compared = [each.name for each in fields(cls) if each.compare]
@@ -28,7 +28,7 @@ def frozen(cls: type[T]) -> type[T]:
     equal, hashes = _values(compared), _values(hashed)
 
     def __init__(self: Any, *args: Any, **values: Any) -> None:
-        # Replaced at the first call.
+        # The first call replaces this function with the compiled one.
         cls.__init__ = _init(cls)
         cls.__init__(self, *args, **values)
 
@@ -47,7 +47,7 @@ def frozen(cls: type[T]) -> type[T]:
 def sortable(cls: type[T]) -> type[T]:
     """Make the values of a frozen class sortable by their fields.
 
-    Apply it after `frozen`, in the line above.
+    Write this decorator in the line above `frozen`, so that it is applied after `frozen`.
     """
     values = _values([each.name for each in fields(cls) if each.compare])
 
@@ -63,7 +63,7 @@ def _values(names: list[str]) -> Callable[[Any], Any]:
 
 
 def _init(cls: type) -> Callable[..., None]:
-    """Compile the function that takes the fields in their order."""
+    """Compile the `__init__` that takes the fields in their order."""
     parameters, lines, names = ["self"], ["values = self.__dict__"], {"__builtins__": {}, "MISSING": MISSING}
     for each in fields(cls):
         name, default = each.name, "default_" + each.name

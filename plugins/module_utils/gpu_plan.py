@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the plan: the desired state of each GPU, with steps and texts.
+"""Define the plan: the desired state of each GPU, and the steps to it.
 
-Check mode, diff, reports and apply use the same object. `change.planner` makes it.
+Check mode, diff, reports and apply use the same object. `change.planner` creates it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .plan_parts import GpuPart, GpuStep, HostPart, Instances
 class WantedInstance:
     """A desired GPU instance.
 
-    `start` pins it. `compute_slices` are its compute instances, largest first.
+    `start` pins the instance to a placement. `compute_slices` are the sizes of its compute instances, largest first.
     """
 
     profile: str
     start: int | None = None
-    #: None: one compute instance that fills the GPU instance. Empty: no compute instance.
+    #: None means one compute instance that fills the GPU instance. An empty tuple means no compute instance.
     compute_slices: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
@@ -37,16 +37,20 @@ class WantedInstance:
 
 @frozen
 class Target:
-    """The desired state of one GPU. `where` is its layout entry, for messages."""
+    """The desired state of one GPU.
+
+    `where` is the layout entry of the GPU, for messages.
+    """
 
     gpu_uuid: str
     where: str
     sharing: str
     mig_enabled: bool
     instances: tuple[WantedInstance, ...] = ()
-    #: default, exclusive_process, or None for no change. With MIG it is None, since instances have the mode.
+    #: "default", "exclusive_process", or None for no change. It is always None with MIG, because the mode is set on the
+    #: instances.
     compute_mode: str | None = None
-    #: Settings of techniques by name. None means no change.
+    #: Settings of techniques by name. The value None means no change.
     settings: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
@@ -55,7 +59,7 @@ class Target:
         return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
 
     def to_data(self) -> dict[str, Any]:
-        """Return the target as journals and saved plans have it.
+        """Return the target in the format of journals and saved plans.
 
         Each setting is a top-level key.
         """
@@ -65,9 +69,9 @@ class Target:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Target:
-        """Parse a result of `to_data`.
+        """Return the target from data that `to_data` created.
 
-        Raises KeyError, TypeError or ValueError if it is invalid.
+        Raises KeyError, TypeError or ValueError if the data is invalid.
         """
         instances = tuple(map(_wanted_instance, data["instances"]))
         own = {each.name for each in fields(cls)} - {"settings"}
@@ -78,9 +82,9 @@ class Target:
 
 @frozen
 class GpuPlan:
-    """The steps for one GPU, and the instances that it keeps.
+    """The steps for one GPU, and the instances that are kept.
 
-    `instance_steps` change its MIG mode and instances.
+    `instance_steps` change the MIG mode and the instances of the GPU.
     """
 
     gpu: Gpu
@@ -88,16 +92,17 @@ class GpuPlan:
     instance_steps: tuple[GpuStep, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: Foreign instances without a layout entry, which are not changed.
+    #: Instances of other owners that have no layout entry. They are not changed.
     left: tuple[GpuInstance, ...] = ()
-    #: The part of the compute mode, then those of settings in the order of the registry of techniques.
+    #: The part for the compute mode, and then the parts for settings in the registry's order of the techniques.
     parts: tuple[GpuPart, ...] = ()
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:
         """Return all steps in order.
 
-        Settings are removed before MIG is enabled, and set after it is disabled.
+        If MIG will be enabled, settings are removed before the instance steps. Otherwise settings are set after the
+        instance steps.
         """
         of_parts = [step for part in self.parts for step in part.steps]
         return (*of_parts, *self.instance_steps) if self.target.mig_enabled else (*self.instance_steps, *of_parts)
@@ -106,7 +111,7 @@ class GpuPlan:
         return gpu_line(self.gpu, self.words())
 
     def words(self) -> str:
-        """Return the kept instances and the steps in words, without the GPU's name."""
+        """Return the kept instances and the steps as text, without the GPU's name."""
         words = ["keep %s" % instance_text(instance) for instance in self.kept]
         words += ["leave %s" % instance_text(instance) for instance in self.left]
         words += [str(step) for step in self.shown_steps]
@@ -114,11 +119,11 @@ class GpuPlan:
 
     @property
     def shown_steps(self) -> tuple[GpuStep, ...]:
-        """Return the steps without those that other steps imply."""
+        """Return the steps, except those that other steps imply."""
         return tuple(step for step in self.steps if not step.implied(self.instance_steps))
 
     def planned(self) -> tuple[WantedInstance, ...]:
-        """Return the kept and created instances, each pinned to its placement."""
+        """Return the kept and the new instances, each pinned to its placement."""
         instances = self._instances(self.kept)
         return tuple(
             WantedInstance(profile, start, tuple(sorted(slices, reverse=True)))
@@ -126,7 +131,7 @@ class GpuPlan:
         )
 
     def _instances(self, kept: Sequence[GpuInstance]) -> Instances:
-        """Return the instances after all steps, given those that are kept."""
+        """Return the instances after all steps. `kept` are those that no step removes."""
         instances: Instances = {i.placement.start: (i.profile, _slices(i)) for i in kept}
         starts = {i.id: i.placement.start for i in self.kept}
         for step in self.instance_steps:
@@ -134,14 +139,14 @@ class GpuPlan:
         return instances
 
     def before(self) -> str:
-        """Return the GPU's state as observed."""
+        """Return the observed state of the GPU as text."""
         instances = [
             "%s@%d%s" % (i.profile, i.placement.start, _split_text(_slices(i))) for i in self.gpu.mig.instances
         ]
         return _state(self.gpu.mig.enabled, instances, [part.before for part in self.parts])
 
     def after(self) -> str:
-        """Return the GPU's state after all steps, in the words of `before`."""
+        """Return the state of the GPU after all steps, in the format of `before`."""
         planned = sorted(self._instances(self.kept + self.left).items())
         instances = ["%s@%d%s" % (profile, start, _split_text(slices)) for start, (profile, slices) in planned]
         return _state(self.target.mig_enabled, instances, [part.after for part in self.parts])
@@ -149,32 +154,32 @@ class GpuPlan:
 
 @frozen
 class Plan:
-    """The changes of a host.
+    """The changes to a host.
 
-    `gpus` are in index order, without those that have no layout entry.
+    `gpus` are in the order of their indexes. GPUs without a layout entry are not included.
     """
 
     gpus: tuple[GpuPlan, ...] = ()
-    #: Changes of services, in the order of the registry of techniques.
+    #: The changes to services, in the registry's order of the techniques.
     parts: tuple[HostPart, ...] = ()
 
     @property
     def changes(self) -> bool:
-        """Return whether the plan has any step."""
+        """Return whether the plan has any steps."""
         return any(each.steps for each in (*self.gpus, *self.parts))
 
     @property
     def changes_devices(self) -> bool:
-        """Return whether devices are created or destroyed."""
+        """Return whether the plan creates or destroys devices."""
         return any(step.changes_devices for gpu in self.gpus for step in gpu.steps)
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
-        """Return everything that the steps would interrupt, with its holders."""
+        """Return everything that the steps would interrupt, with the holders."""
         return tuple(disturbance for each in (*self.gpus, *self.parts) for disturbance in each.disturbs)
 
     def refuse_disturbance(self) -> None:
-        """Raise BusyError, naming the holders, if the plan would interrupt any."""
+        """Raise BusyError with the holders if the plan would interrupt any."""
         if self.disturbs:
             raise BusyError(
                 self.disturbs,
@@ -183,28 +188,40 @@ class Plan:
             )
 
     def lines(self) -> list[str]:
-        """Return the plan for people: one line per GPU, and one per change of a service."""
+        """Return the plan as text.
+
+        It has one line for each GPU and one line for each change to a service.
+        """
         return [*map(str, self.gpus), *(line for part in self.parts for line in part.lines())]
 
     def lines_data(self) -> list[dict[str, Any]]:
-        """Return `lines` as data. Lines of GPUs have index and UUID as separate keys."""
+        """Return the lines from `lines` as data.
+
+        The line of a GPU has its index and UUID as separate keys.
+        """
         of_gpus = [{"index": each.gpu.index, "uuid": each.gpu.uuid, "text": each.words()} for each in self.gpus]
         return [*of_gpus, *({"text": line} for part in self.parts for line in part.lines())]
 
     def changed(self, gpu: GpuPlan) -> bool:
-        """Return whether a GPU or one of its services changes."""
+        """Return whether the plan changes a GPU or one of its services."""
         return bool(gpu.steps) or any(gpu.gpu.uuid in part.gpus_changed() for part in self.parts)
 
     def before(self, gpu: GpuPlan) -> str:
-        """Return the observed state of a GPU and its services."""
+        """Return the observed state of a GPU and its services as text."""
         return ", ".join(filter(None, [gpu.before(), *(part.before(gpu.gpu.uuid) for part in self.parts)]))
 
     def after(self, gpu: GpuPlan) -> str:
-        """Return the planned state of a GPU and its services, in the words of `before`."""
+        """Return the planned state of a GPU and its services.
+
+        The format is that of `before`.
+        """
         return ", ".join(filter(None, [gpu.after(), *(part.after(gpu.gpu.uuid) for part in self.parts)]))
 
     def counts(self) -> dict[str, int]:
-        """Count GPU instances to create, to destroy and to keep, and GPUs that change."""
+        """Count the GPU instances by action, and the GPUs that change.
+
+        The actions are create, destroy and keep.
+        """
         counted = [step.counted for gpu in self.gpus for step in gpu.steps]
         return {
             "create": counted.count("create"),
@@ -220,12 +237,12 @@ def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:
 
 
 def gpu_line(gpu: Gpu, text: str) -> str:
-    """Return a line of a plan about a GPU."""
+    """Return the line for a GPU in a plan."""
     return "gpu %d: %s" % (gpu.index, text)
 
 
 def instance_text(instance: GpuInstance) -> str:
-    """Return an instance in words, with the number of processes in it."""
+    """Return an instance as text, with the number of processes in it."""
     count = len(instance.processes)
     return "%s@%d%s" % (
         instance.profile,
@@ -244,13 +261,13 @@ def _slices(instance: GpuInstance) -> list[int]:
 
 
 def _split_text(slices: Sequence[int]) -> str:
-    """Return the compute instances in words, or "" if one fills the GPU instance."""
+    """Return the compute instances as text, or "" if there is only one."""
     if len(slices) == 1:
         return ""
     return " [%s]" % ", ".join("%dc" % n for n in sorted(slices, reverse=True))
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return names in words, with counts instead of repetitions."""
+    """Return names as text, with a count for each different name."""
     kinds = sorted(set(names), key=list(names).index)
     return ", ".join("%dx %s" % (list(names).count(kind), kind) for kind in kinds) or "nothing"

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send HTTP requests to one server only.
 
-Passwords, tokens and reports must not follow a redirect to another server.
+Redirects to another server must not receive passwords, tokens or reports.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import urllib.request
 from typing import Any, Callable, Iterator
 
 HTTPException, Request = http.client.HTTPException, urllib.request.Request
-#: Errors if a server does not answer, or the request or response is invalid.
+#: Errors if a server does not answer, or if the request or the response is invalid.
 FAILURES = (OSError, HTTPException, ValueError)
-#: Called with the connected socket, after a TLS handshake. Its errors reach the caller.
+#: A function that is called with the connected socket, after the TLS handshake if there is one. The caller of the
+#: request receives its errors.
 Check = Callable[[Any], None]
 
 
@@ -41,11 +42,11 @@ class _Checked:
 
 
 class CheckedConnection(_Checked, http.client.HTTPConnection):
-    """HTTP without TLS."""
+    """An HTTP connection without TLS."""
 
 
 class CheckedTlsConnection(_Checked, http.client.HTTPSConnection):
-    """HTTP over TLS."""
+    """An HTTP connection with TLS."""
 
 
 class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
@@ -62,9 +63,9 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class TimeLimit:
-    """A time limit for all requests to a server together, in seconds.
+    """A time limit in seconds for all requests to a server together.
 
-    A socket's timeout restarts with each byte, so a slow server could evade it.
+    The timeout of a socket starts again with each byte. A slow server could therefore evade it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -72,9 +73,9 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[Any], None]]:
-        """Limit a request. Yield a function to call with its connected socket.
+        """Limit the time of a request.
 
-        Raises TimeoutError past the limit.
+        Yields a function that must be called with the connected socket. Raises TimeoutError if the limit is exceeded.
         """
         timers: list[threading.Timer] = []
 
@@ -106,10 +107,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def opener(context: Any = None, check: Check | None = None, redirects: bool = False) -> urllib.request.OpenerDirector:
-    """Return an opener. Use `redirects` only for content that is verified afterwards.
+    """Return an opener for requests to one server.
 
-    `context` is the TLS context. The default checks the certificate against the system's authorities and the server's name.
-    `check` is for servers of this host and disables proxies from the environment.
+    `context` is the TLS context. By default, the certificate is checked against the system's authorities and the name
+    of the server. `check` is for servers on this host. It also disables proxies from the environment. Set `redirects`
+    only for content that is verified afterwards.
     """
     handlers: list[Any] = [] if redirects else [_NoRedirect]
     if check is None:
@@ -120,5 +122,5 @@ def opener(context: Any = None, check: Check | None = None, redirects: bool = Fa
 
 
 def basic(user: str, password: str) -> str:
-    """Return the value of the header Authorization for a user and a password."""
+    """Return the Authorization header for a user and password."""
     return "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode()).decode()

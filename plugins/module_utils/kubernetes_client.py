@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a Kubernetes API with the Python package kubernetes.
+"""Read the Kubernetes API with the Python package kubernetes.
 
-This runs on the controller or the delegated host. Users choose most texts in a cluster's objects, and a hostile API server
-chooses all of them. These functions return plain data with printable, shortened texts, and only the fields that the collection
-uses.
+This code runs on the controller or on the delegated host. Users choose most of the texts in the objects of a cluster,
+and a hostile API server chooses all of them. These functions therefore return plain data with printable, shortened
+texts, and only the fields that the collection uses.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ except ImportError:
     ApiException = HTTPError = TimeoutError_ = None
 
 
-# Seconds for connecting, and for the response to a request: an API server that is down may leave a connection open.
+# Timeout in seconds for connecting, and for the response to a request. If an API server is down, it may leave a
+# connection open.
 REQUEST_SECONDS = 30
-# Limits of one response: size, and time until the last byte. The pods of a node with 500 pods take about 10 MiB.
+# Limits for one response: its size, and the time until its last byte. The pods of a node with 500 pods need about 10
+# MiB.
 _MOST_BYTES, _ANSWER_SECONDS = 1 << 26, 60.0
-# Maximum characters of an API server message.
+# Maximum length of a message from an API server.
 _MOST_MESSAGE = 300
-# Maximum entries of a list or mapping in an object. The API limits a whole object to 1.5 MB.
+# Maximum number of entries in a list or mapping. The API limits a whole object to 1.5 MB.
 _MOST_ENTRIES = 1000
-# Names of objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+# Pattern for object names: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-# Maximum characters of a label key with its prefix, and of a label value.
+# Maximum length of a label key with its prefix, and of a label value.
 _KEY, _VALUE = 317, 63
-# Set by the kubelet on static pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
+# Annotation that the kubelet sets on static pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
 MIRROR = "kubernetes.io/config.mirror"
 _NOT_FOUND, _FORBIDDEN = 404, 403
 
 
 class ClusterError(FleetError):
-    """A cluster is unreachable, or refuses a request."""
+    """A cluster is unreachable or refuses a request."""
 
 
 def has_client() -> bool:
@@ -56,12 +58,13 @@ def has_client() -> bool:
 
 
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
-    """Return a CoreV1Api for a kubeconfig, or for kubectl's default without one.
+    """Return a CoreV1Api for a kubeconfig.
 
-    All its requests have a time limit. Makes no request. Raises ClusterError if the kubeconfig is invalid.
+    If no kubeconfig is given, kubectl's default is used. All requests of the API have a time limit. This function makes
+    no request. Raises ClusterError if the kubeconfig is invalid.
     """
     where = {name: value for name, value in (("config_file", kubeconfig), ("context", context)) if value}
-    # Not the package's global configuration, because an audit contacts several clusters.
+    # The package's global configuration is not used, because an audit contacts several clusters.
     settings = kubernetes.client.Configuration()
     try:
         kubernetes.config.load_config(client_configuration=settings, **where)
@@ -70,7 +73,7 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
         raise ClusterError(
             str(kubeconfig or "the kubeconfig"), "it cannot be used: %s" % one_line(error), cure
         ) from None
-    # urllib3 would retry three times with the full timeout.
+    # By default, urllib3 would retry three times, each with the full timeout.
     settings.retries = 0
     client = kubernetes.client.ApiClient(settings)
     client.rest_client.pool_manager = _BoundedPool(client.rest_client.pool_manager)
@@ -79,14 +82,17 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
 
 
 def _limited(request: Callable[..., Any], *args: Any, _request_timeout: Any = None, **options: Any) -> Any:
-    """Make a request of an ApiClient, with the default time limit unless the caller sets one."""
+    """Make a request with an ApiClient.
+
+    If the caller does not set a time limit, the default limit is used.
+    """
     return request(*args, _request_timeout=_request_timeout or REQUEST_SECONDS, **options)
 
 
 class _BoundedPool:
-    """Connections that limit the size and time of responses.
+    """A connection pool that limits the size and the time of responses.
 
-    The package reads error texts without a limit.
+    The package itself reads error texts without a limit.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -102,7 +108,7 @@ class _BoundedPool:
             except Exception as error:
                 results.append(error)
 
-        # The time limit of one read does not stop a server that sends a byte per second.
+        # The timeout for a single read does not stop a server that sends one byte per second.
         thread = threading.Thread(target=receive, daemon=True)
         thread.start()
         thread.join(_ANSWER_SECONDS)
@@ -115,10 +121,10 @@ class _BoundedPool:
     def _response(self, method: str, url: str, options: Mapping[str, Any]) -> Any:
         response = self._pool.request(method, url, **{**options, "preload_content": False})
         try:
-            # Not decoded: no compression was requested, and a small body may unpack to gigabytes.
+            # Do not decode the body. No compression was requested, and a small body may unpack to gigabytes.
             body = bytes(response.read(_MOST_BYTES + 1, decode_content=False))
             if len(body) > _MOST_BYTES:
-                # A connection with unread data cannot be reused.
+                # A connection with unread data cannot be used again.
                 response.close()
                 raise HTTPError("its answer is larger than %d MiB" % (_MOST_BYTES >> 20))
         finally:
@@ -131,7 +137,7 @@ class _BoundedPool:
 
 
 def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
-    """Return the pods of a node in the form of the API, with one request.
+    """Return the pods of a node as in the API. Makes one request.
 
     Raises ClusterError.
     """
@@ -151,9 +157,9 @@ def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
 
 
 def daemonsets_of(api: Any, pods: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the existing DaemonSets that pods name as controllers.
+    """Return the existing DaemonSets that the pods name as their controllers.
 
-    Raises ClusterError. Each has `namespace`, `name`, `uid` and `selector`.
+    Each result has `namespace`, `name`, `uid` and `selector`. Raises ClusterError.
     """
     apps = kubernetes.client.AppsV1Api(api.api_client)
     references = set()
@@ -191,15 +197,18 @@ def _daemonset(apps: Any, namespace: str, name: str) -> Iterator[dict[str, Any]]
 
 
 def controller_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the owner with `controller` set, or {}. At most one has it."""
+    """Return the owner that has `controller` set, or {}.
+
+    At most one owner has it.
+    """
     owners = metadata.get("ownerReferences") or ()
     return next((dict(owner) for owner in owners if owner.get("controller") is True), {})
 
 
 def checked_pod(item: Any) -> dict[str, Any]:
-    """Return the used fields of a pod in the form of the API.
+    """Return the fields of a pod that the collection uses, as in the API.
 
-    Raises TypeError or KeyError for an invalid pod.
+    Raises TypeError or KeyError if the pod is invalid.
     """
     metadata, spec, status = (_mapping(_mapping(item).get(key)) for key in ("metadata", "spec", "status"))
     owners = [
@@ -238,7 +247,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """Return the API server's message in one line, without response headers."""
+    """Return the message from the API server in one line, without headers."""
     try:
         message = json.loads(error.body)["message"]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mount a tmpfs of limited size below /run for files of users and containers.
+"""Mount a tmpfs of limited size in /run, for files of users and containers.
 
-Otherwise they could fill the host's /run. A systemd unit mounts it at boot.
+Without the limit, users and containers could fill the host's /run. A systemd unit mounts the tmpfs at boot.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from typing import Callable, Sequence
 from . import systemd_reload
 from .frozen import frozen
 
-#: Runs systemctl with these arguments. Raises ApplyError if it fails.
+#: A function that runs systemctl with these arguments. Raises ApplyError if systemctl fails.
 Systemctl = Callable[[Sequence[str]], None]
 
 
 @frozen
 class LimitedFolder:
-    """A folder's path below the host's root, its limits, and its unit's texts."""
+    """The path of a folder below the host's root, its limits, and its unit's texts."""
 
     path: str
     size_mib: int
     most_files: int
-    #: Permission bits of the folder once it is mounted.
+    #: Permission bits of the folder after it is mounted.
     mode: int
     description: str
     comment: str
-    #: Whether systemd does not mount over a folder that has files. Units that need the folder start the mount unit.
+    #: If true, systemd does not mount over a folder that has files. Units that need the folder must start the mount
+    #: unit.
     only_empty: bool = False
 
     @property
     def unit(self) -> str:
-        """Return the mount unit's name, derived from the path (systemd.unit(5))."""
+        """Return the name of the mount unit, derived from the path (systemd.unit(5))."""
         escaped = re.sub(r"[^A-Za-z0-9:_./]", lambda match: "\\x%02x" % ord(match.group()), self.path)
         return escaped.replace("/", "-") + ".mount"
 
@@ -59,7 +60,7 @@ class LimitedFolder:
             "Where=/%s" % self.path,
             "Type=tmpfs",
             "Options=size=%dM,nr_inodes=%d,mode=%04o,nosuid,nodev,noexec" % (self.size_mib, self.most_files, self.mode),
-            # Running programs keep their mappings.
+            # Running programs keep their mappings of the files.
             "LazyUnmount=yes",
             "",
             "[Install]",
@@ -71,21 +72,25 @@ class LimitedFolder:
         return os.path.ismount(str(root / self.path))
 
     def mount(self, root: Path, systemctl: Systemctl, changed: bool, in_use: bool) -> None:
-        """Mount it at each boot, and now unless `in_use`.
+        """Mount the folder at each boot, and also now unless it is `in_use`.
 
-        If its unit `changed`, apply the new size.
+        If the unit file has `changed`, the new size is applied.
         """
         if self.is_mounted(root):
             if changed:
                 systemctl(systemd_reload.RELOAD[1:])
                 systemctl(["reload", self.unit])
             return
-        # `enable` reloads systemd, which can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48).
+        # `systemctl enable` reloads systemd. A reload can detach GPUs from running containers
+        # (NVIDIA/nvidia-container-toolkit#48).
         if changed:
             systemctl(systemd_reload.RELOAD[1:])
         systemctl(["enable", "--no-reload", *([] if in_use else ["--now"]), self.unit])
 
     def unmount(self, root: Path, systemctl: Systemctl) -> None:
-        """Unmount it and disable its unit, if the unit's file exists. Keeps the file."""
+        """Unmount the folder and disable its unit, if the unit file exists.
+
+        The unit file is kept.
+        """
         if (root / self.unit_path).exists():
             systemctl(["disable", "--no-reload", "--now", self.unit])

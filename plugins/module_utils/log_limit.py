@@ -1,16 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limit the lines in the journal that users can cause in a service of root."""
+"""Limit the journal lines that users can cause in a service that runs as root."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable, Dict
 
-#: Lines of a source without a pause, and seconds until it may cause one more.
+#: Number of lines that a source may cause without a pause, and seconds until it may cause one more.
 BURST, SECONDS_A_LINE = 5, 30.0
-#: Sources that are counted separately. All others count as one.
+#: Maximum number of sources that are counted separately. All further sources share one limit.
 _MOST_SOURCES = 4096
 _OTHERS = "other sources"
 
@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 
 
 class _Bucket:
-    """A source's remaining lines, and its omitted lines since the last one."""
+    """The remaining lines of a source, and its omitted lines since the last line."""
 
     def __init__(self, now: float) -> None:
         self.lines, self.at, self.left_out = float(BURST), now, 0
@@ -30,7 +30,7 @@ class _Bucket:
 class LimitedLog:
     """A log with a limit for each source.
 
-    A source is a tenant or user, not one of their many sockets or processes.
+    A source is a tenant or a user, not each of their sockets or processes.
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class LimitedLog:
         self._buckets: Dict[str, _Bucket] = {}
 
     def write(self, source: str, text: str) -> None:
-        """Write a line, or count it as omitted if its source has reached the limit."""
+        """Write a line. If the source has reached its limit, count the line as omitted."""
         now = self._clock()
         if source not in self._buckets and len(self._buckets) >= _MOST_SOURCES:
             source = _OTHERS
@@ -52,9 +52,9 @@ class LimitedLog:
         self._log(text)
 
     def summarize(self) -> None:
-        """Write the numbers of omitted lines of sources that may cause a line again.
+        """Write the number of omitted lines for each source that may cause a line again.
 
-        Call it regularly.
+        Call this method regularly.
         """
         now = self._clock()
         for source, bucket in list(self._buckets.items()):

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the samples of a metric for Prometheus, and the labels of a GPU."""
+"""Define the samples of a Prometheus metric, and the labels of a GPU."""
 
 from __future__ import annotations
 
@@ -31,5 +31,8 @@ class Family:
 
 
 def labels_of(uuid: str, gpus: Mapping[str, Gpu]) -> dict[str, str]:
-    """Return the labels of a GPU. The index is empty for a GPU that does not answer."""
+    """Return the labels of a GPU.
+
+    If the GPU does not answer, the index is empty.
+    """
     return {"gpu_uuid": uuid, "gpu_index": str(gpus[uuid].index) if uuid in gpus else ""}

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List versions of driver and container toolkit that fix vulnerabilities.
+"""List driver and container toolkit versions that fix vulnerabilities.
 
-Source: https://github.com/NVIDIA/product-security, where each bulletin is YEAR/ID/ID.md ("Security Updates": "Updated Version").
-Driver versions are those for Tesla on Linux. As of 2026-11-23. A test compares this table with docs/security-versions.md.
+Source: https://github.com/NVIDIA/product-security. Each bulletin is in YEAR/ID/ID.md ("Security Updates", column
+"Updated Version"). Driver versions are those for Tesla GPUs on Linux. Last update: 2026-11-23. A test compares this
+table with docs/security-versions.md.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import re
 from .errors import PlanError
 from .frozen import frozen
 
-#: Policies for vulnerable versions: report them, refuse to install them, or ignore it.
+#: Policies for a vulnerable version: report it, refuse to install it, or accept it.
 WARN, REFUSE, ACCEPT = POLICIES = ("warn", "refuse", "accept")
 
 
 @frozen
 class Bulletin:
-    """A security bulletin of NVIDIA's: its number and the date of its last revision."""
+    """An NVIDIA security bulletin: its number and the date of its last revision."""
 
     number: int
     revised: str
 
     @property
     def url(self) -> str:
-        # Folders have the year of the first publication, which is that of the last revision for all of these.
+        # The folder is named after the year of the first publication. For all bulletins here, it equals the year of the
+        # last revision.
         return f"https://github.com/NVIDIA/product-security/blob/main/{self.revised[:4]}/{self.number}/{self.number}.md"
 
     def __str__(self) -> str:
@@ -36,14 +38,14 @@ class Bulletin:
 
 @frozen
 class Fix:
-    """The first version without some vulnerabilities."""
+    """The first version that fixes these vulnerabilities."""
 
     version: str
     bulletin: Bulletin
     vulnerabilities: tuple[str, ...] = ()
 
 
-#: Fixes of the container toolkit, oldest first.
+#: Fixes in the container toolkit, oldest first.
 TOOLKIT = (
     Fix("1.16.2", Bulletin(5582, "2024-09-25"), ("CVE-2024-0132", "CVE-2024-0133")),
     Fix("1.17.0", Bulletin(5585, "2024-11-05"), ("CVE-2024-0134",)),
@@ -54,7 +56,7 @@ TOOLKIT = (
 )
 
 _JANUARY, _MAY, _SEPTEMBER = Bulletin(5747, "2026-01-28"), Bulletin(5821, "2026-05-21"), Bulletin(5861, "2026-09-30")
-#: Last fix of each driver branch. Each fixes dozens of vulnerabilities, so they are not listed here.
+#: The last fix for each driver branch. Each fixes dozens of vulnerabilities, which are not listed here.
 DRIVER = {
     535: Fix("535.309.01", _MAY),
     570: Fix("570.211.01", _JANUARY),
@@ -64,13 +66,14 @@ DRIVER = {
     610: Fix("610.57.04", _SEPTEMBER),
     615: Fix("615.71.09", _SEPTEMBER),
 }
-#: The last bulletin of the driver, and the branches that it fixes. It tells users of other, older branches to upgrade.
+#: The latest driver bulletin, and the branches that it fixes. It tells users of older branches to upgrade to one of
+#: these.
 LATEST = max((fix.bulletin for fix in DRIVER.values()), key=lambda bulletin: bulletin.revised)
 MAINTAINED = tuple(sorted(branch for branch, fix in DRIVER.items() if fix.bulletin == LATEST))
 
 
 def toolkit(version: str) -> str:
-    """Return a toolkit version's vulnerabilities in a sentence, or ""."""
+    """Return the known vulnerabilities of a toolkit version as a sentence, or ""."""
     open_ones = [fix for fix in TOOLKIT if _numbers(version) < _numbers(fix.version)]
     if not open_ones:
         return ""
@@ -85,7 +88,7 @@ def toolkit(version: str) -> str:
 
 
 def driver(version: str) -> str:
-    """Return the known vulnerabilities of a driver version in a sentence, or ""."""
+    """Return the known vulnerabilities of a driver version as a sentence, or ""."""
     if not version:
         return ""
     branch = int(version.split(".")[0])
@@ -99,9 +102,9 @@ def driver(version: str) -> str:
 
 
 def judged(problem: str, policy: str, variable: str, cure: str) -> str:
-    """Return the problem to report under a policy, or "".
+    """Return the problem if the policy is to report it, otherwise "".
 
-    Raises PlanError if the policy is to refuse it.
+    Raises PlanError if the policy is to refuse the version.
     """
     if problem and policy == REFUSE:
         raise PlanError(variable, problem, "%s Or set it to warn to get only a warning. Nothing was changed." % cure)
@@ -114,5 +117,8 @@ def _not_maintained(branch: int) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version as numbers, without the revision: 1.17.8 for 1.17.8-1."""
+    """Return the numbers in a version, without the package revision.
+
+    For example, 1.17.8-1 becomes (1, 17, 8).
+    """
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("-")[0]))

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the state of a host's GPUs as values independent of NVML and Ansible.
+"""Define the state of a host's GPUs as values, independent of NVML and Ansible.
 
-Units are in the names. None means that the driver reports no value, and never zero.
+Names include units. None means that the driver reports no value. It never means zero.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import Any, Mapping
 
 from .frozen import frozen
 
-#: Marks fields for the planner, which `to_data` omits.
+#: Marks fields that only the planner uses. `to_data` omits them.
 INTERNAL = {"internal": True}
-#: Programs of MPS: the daemon, and the servers that it starts.
+#: Program names of MPS: the daemon, and the servers that the daemon starts.
 MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
-# A real dataclass, since its compiled comparisons are faster and the planner compares placements all the time.
+# This is a real dataclass. Its compiled comparisons are faster, and the planner compares placements all the time.
 @dataclass(frozen=True, order=True)
 class Placement:
-    """The place of an instance, in memory placement units or compute slices."""
+    """The placement of an instance, in memory placement units or compute slices."""
 
     start: int
     size: int
 
     @property
     def mask(self) -> int:
-        """Return its units as a bit mask."""
+        """Return the occupied units as a bit mask."""
         return ((1 << self.size) - 1) << self.start
 
 
 @frozen
 class GpuInstanceProfile:
-    """A GPU instance profile of one GPU, as NVML reports it.
+    """A GPU instance profile as NVML reports it for a GPU.
 
-    `enum` is the argument of nvmlDeviceGetGpuInstanceProfileInfo. `profile_id` is a different number, which create and list take.
-    `placements` are all placements of the hardware, free and used.
+    `enum` is the argument for nvmlDeviceGetGpuInstanceProfileInfo. `profile_id` is another number, which the create and
+    list calls take. `placements` are all placements that the hardware supports, free or used.
     """
 
     name: str
@@ -55,18 +55,18 @@ class GpuInstanceProfile:
     max_instances: int
     placements: tuple[Placement, ...]
 
-    #: Fields that count media engines, of which a GPU has a fixed number.
+    #: Fields with the number of media engines. A GPU has a fixed number of engines.
     ENGINES = ("decoders", "encoders", "jpegs", "ofas")
 
     @property
     def units(self) -> int:
-        """Return the memory placement units of an instance of this profile."""
+        """Return the number of memory placement units of an instance with this profile."""
         return self.placements[0].size if self.placements else 0
 
 
 @frozen
 class Process:
-    """A process reported by NVML. `kind` is compute, graphics or mps."""
+    """A process that NVML reports. `kind` is compute, graphics or mps."""
 
     pid: int
     kind: str
@@ -83,12 +83,14 @@ class Process:
 
 @frozen
 class Holder:
-    """A process, container or allocation that holds a GPU or one of its GPU instances.
+    """A process, container or allocation that holds a GPU or a GPU instance.
 
-    `gpu_instance_id` is None for the whole GPU or an unknown instance. `who` names the holder in messages.
-    A holder that `watches`, such as a monitoring agent, has the GPU open without running anything on it. It blocks resets and
-    changes of MIG mode, which require a closed GPU, but no change of instances.
-    `started_seconds` is the start of the process as a Unix time. It has held the GPU since then at the earliest.
+    `gpu_instance_id` is None if the holder uses the whole GPU or an unknown instance. `who` names the holder in
+    messages.
+    `watches` is true for a holder that has the GPU open without running anything on it, such as a monitoring agent. Such
+    a holder blocks resets and changes of the MIG mode, because they require that no process has the GPU open. It does not
+    block changes of instances.
+    `started_seconds` is the start of the process as a Unix time. The process cannot have held the GPU before.
     """
 
     gpu_uuid: str
@@ -102,22 +104,23 @@ class Holder:
     job: str | None = None
     watches: bool = False
     started_seconds: float | None = None
-    #: The start in ticks since boot, which no clock change affects. With the pid it identifies the process.
+    #: Start of the process in clock ticks since boot. Changes of the clock do not affect this value. Together with the
+    #: PID, it identifies the process.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
-    #: Whether its unit or container has a listening TCP socket, and the number of clients connected to such sockets. None if
-    #: that was not read or is unknown (`holders.sockets`).
+    #: Whether the holder's unit or container has a listening TCP socket, and the number of clients that are connected
+    #: to such sockets. Both are None if they were not read or are unknown (`holders.sockets`).
     listens: bool | None = None
     clients: int | None = None
-    #: CPU time of the process.
+    #: CPU time of the process in seconds.
     cpu_seconds: float | None = field(default=None, metadata=INTERNAL)
 
     def __str__(self) -> str:
         return self.who
 
     def blocks(self, gpu_instance_id: int | None = None) -> bool:
-        """Return whether it blocks destroying a GPU instance.
+        """Return whether the holder blocks destroying a GPU instance.
 
-        None asks for a reset or a change of MIG mode.
+        If `gpu_instance_id` is None, return whether it blocks a reset or a change of the MIG mode.
         """
         if gpu_instance_id is None:
             return True
@@ -125,9 +128,9 @@ class Holder:
 
 
 def _held_by() -> Any:
-    """Define the field of the holders that `holders.mark.mark` finds.
+    """Define a field for the holders that `holders.mark.mark` adds.
 
-    Empty if holders were not read.
+    The field is empty if holders were not read.
     """
     return field(default=(), metadata=INTERNAL)
 
@@ -136,7 +139,7 @@ def _held_by() -> Any:
 class ComputeInstance:
     """A compute instance, which is one MIG device.
 
-    `placement` is in compute slices of its GPU instance.
+    `placement` is in compute slices of the GPU instance.
     """
 
     id: int
@@ -149,24 +152,24 @@ class ComputeInstance:
 
 @frozen
 class GpuInstance:
-    """A GPU instance with its compute instances and NVML's processes."""
+    """A GPU instance with its compute instances, and its processes from NVML."""
 
     id: int
     profile: str
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...] = ()
     processes: tuple[Process, ...] = ()
-    #: Possible placements of compute instances by number of slices, as this GPU instance reports them.
+    #: (number of slices, possible placements) for compute instances, as this GPU instance reports them.
     compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
     held_by: tuple[Holder, ...] = _held_by()
 
 
 @frozen
 class Mig:
-    """The MIG state of a GPU. If `capable` is False, the rest is empty.
+    """The MIG state of a GPU. If `capable` is False, all other fields are empty.
 
-    `enabled` and `pending` differ while a mode change waits for a reset. `profiles` is empty if the driver cannot list them with
-    MIG mode off, like driver 535.
+    While a mode change waits for a reset, `enabled` and `pending` differ. `profiles` is empty if the driver cannot list
+    profiles while MIG mode is off. This is the case for driver 535.
     """
 
     capable: bool = False
@@ -178,7 +181,7 @@ class Mig:
 
 @frozen
 class NvLink:
-    """One active NVLink, with the PCI address of its other end if known."""
+    """An active NVLink. The PCI address of its other end is included if it is known."""
 
     link: int
     remote_pci_address: str | None = None
@@ -188,7 +191,7 @@ class NvLink:
 class Telemetry:
     """Current readings of a GPU.
 
-    Utilization is the share of the sample period in which a kernel ran, not load.
+    Utilization is the share of the sample period in which a kernel ran. It does not measure load.
     """
 
     memory_used_bytes: int | None = None
@@ -201,13 +204,13 @@ class Telemetry:
 
 
 def short_label(index: int, uuid: str) -> str:
-    """Return a GPU's index, and its UUID shortened to "GPU-" and eight digits."""
+    """Return the index of a GPU and its short UUID ("GPU-" and eight digits)."""
     return "gpu %d (%s)" % (index, uuid[:12])
 
 
 @frozen
 class Setting:
-    """A GPU's setting that is not in NVML: its value, or why it has none."""
+    """A GPU setting that NVML does not report: its value, or why it has no value."""
 
     value: str | None
     problem: str | None = None
@@ -215,10 +218,11 @@ class Setting:
 
 @frozen
 class Gpu:
-    """One physical GPU.
+    """A physical GPU.
 
-    `compute_mode` is default, exclusive_process, prohibited, or None if MIG hides it. `pci_address` is None without a PCI bus.
-    `memory_total_bytes` is None for a GPU that shares the memory of the CPU (GB10, Thor), since NVML reports no value.
+    `compute_mode` is "default", "exclusive_process" or "prohibited". It is None if MIG hides it. `pci_address` is None
+    if the GPU is not on a PCI bus. `memory_total_bytes` is None if the GPU shares the memory of the CPU (GB10, Thor),
+    because NVML then reports no value.
     """
 
     index: int
@@ -236,39 +240,42 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
-    #: Why its compute mode cannot be set, or None.
+    #: Why the compute mode of the GPU cannot be set, or None.
     compute_mode_fixed: str | None = field(default=None, metadata=INTERNAL)
-    #: Settings by name, from the observers of techniques. Settings that were not read are missing.
+    #: Settings by name, as read by the observers of techniques. Settings that were not read are missing.
     settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
-    #: Holders that block a change of MIG mode, which requires an unused GPU.
+    #: Holders that block a change of the MIG mode, because it requires an unused GPU.
     held_by: tuple[Holder, ...] = _held_by()
 
     @property
     def label(self) -> str:
-        """Return its name in messages."""
+        """Return the name of the GPU for messages."""
         return "gpu %d (%s, %s)" % (self.index, self.name, self.uuid)
 
     def setting(self, name: str) -> str | None:
-        """Return the value of a setting, or None if it was not read or has none."""
+        """Return the value of a setting.
+
+        Returns None if the setting was not read or has no value.
+        """
         return self.settings[name].value if name in self.settings else None
 
     def with_instances(self, instances: tuple[GpuInstance, ...], mig_enabled: bool) -> Gpu:
-        """Return the GPU with these instances and this MIG mode."""
+        """Return a copy of the GPU with these instances and this MIG mode."""
         mig = dataclasses.replace(self.mig, enabled=mig_enabled, pending=mig_enabled, instances=instances)
         return dataclasses.replace(self, mig=mig)
 
     @property
     def short_label(self) -> str:
-        """Return its name in lines about many GPUs."""
+        """Return the short name of the GPU, for lines about many GPUs."""
         return short_label(self.index, self.uuid)
 
 
 @frozen
 class LostGpu:
-    """A GPU whose NVML calls fail, or that is missing in the driver.
+    """A GPU whose NVML calls fail, or that the driver does not list.
 
-    `call`, `code` and `code_name` describe the failure. Parts of the identity that the GPU does not report are None.
-    `index` is None for a GPU that is missing in the driver.
+    `call`, `code` and `code_name` describe the failure. If the GPU does not report a part of its identity, the part is
+    None. `index` is None if the driver does not list the GPU.
     """
 
     index: int | None
@@ -280,12 +287,16 @@ class LostGpu:
     code: int | None = None
     code_name: str | None = None
 
-    #: NVML's codes for a GPU that fell off the bus (XID 79), and for one that this user or container may not read.
+    #: NVML error codes: the GPU has fallen off the bus (Xid 79), and this user or container has no permission to read
+    #: the GPU.
     OFF_THE_BUS, DENIED = 15, 4
 
     @property
     def label(self) -> str:
-        """Return its name in messages: index and UUID, or the PCI address without a UUID."""
+        """Return the name of the GPU for messages.
+
+        It is the index and UUID, or the PCI address if the UUID is unknown.
+        """
         identity = self.uuid or self.pci_address
         if self.index is None:
             return "the GPU at %s" % identity
@@ -293,7 +304,7 @@ class LostGpu:
 
     @property
     def state(self) -> str:
-        """Return its problem as a predicate, such as "is lost"."""
+        """Return the state of the GPU as a predicate, such as "is lost"."""
         if self.index is None:
             return "is missing"
         if self.code == self.DENIED:
@@ -306,9 +317,9 @@ class LostGpu:
 
 @frozen
 class Host:
-    """The result of one NVML session on a host. GPUs are in index order.
+    """The result of an NVML session on a host. GPUs are in the order of indexes.
 
-    Unusable ones are only in `lost`.
+    GPUs that do not work are only in `lost`.
     """
 
     driver_version: str
@@ -322,7 +333,7 @@ class Host:
 def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
     """Return the lost GPU that has, or may have, this UUID.
 
-    None if the GPU works or was removed.
+    Returns None if the GPU works or was removed.
     """
     if any(gpu.uuid == gpu_uuid for gpu in host.gpus):
         return None
@@ -331,7 +342,7 @@ def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:
 
 
 def to_data(value: Any) -> Any:
-    """Return a value as dictionaries, lists and scalars, for JSON."""
+    """Return a value as dictionaries, lists and scalars for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("internal"))
         return {name: to_data(getattr(value, name)) for name in names}

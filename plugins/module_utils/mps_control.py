@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send commands to an MPS control daemon and parse its answers.
 
-A command goes to the standard input of nvidia-cuda-mps-control, which finds the daemon by CUDA_MPS_PIPE_DIRECTORY
-(https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status shows only whether the daemon was
-reached. A refused command prints a message or nothing. The answers described below were seen with Debian's 535.261.03 and
-550.163.01.
+Commands are written to the standard input of nvidia-cuda-mps-control. This program finds the daemon with
+CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). Its exit status shows
+only whether the daemon was reached. If the daemon refuses a command, the output is a message or empty. The answers
+described here were verified with versions 535.261.03 and 550.163.01 from Debian.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .model import MPS_CONTROL
 from .printable import printable
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
-#: The pipe directories of all daemons of this collection, below the root of the host.
+#: Folder with the pipe directories of this collection's daemons, relative to the root of the host.
 PIPES = "run/openfleet-mps"
 
 _MIB = 2**20
@@ -32,32 +32,36 @@ _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re
 _SIZE = re.compile(r"(?<![0-9])([0-9]{1,9})([GM])")
 _PID = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
-#: Seconds for all commands to one daemon in one run, because the host's lock is held meanwhile.
+#: Time limit in seconds for all commands to one daemon in one run. The lock of the host is held during this time.
 _SECONDS = 6 * TOOL_TIMEOUT_SECONDS
-#: Limits of a daemon and of all its servers. A server has up to 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
+#: Maximum number of servers of a daemon, and of clients of all its servers. A server has up to 60 clients
+#: (https://docs.nvidia.com/deploy/mps/, "Limitations").
 _MOST_SERVERS, _MOST_CLIENTS = 64, 1024
-#: Maximum characters of an answer, and of an answer in a message.
+#: Maximum length of an answer, and of an answer in a message.
 _MOST_LETTERS, _SHOWN = 1 << 16, 200
-#: If two tools ask a daemon at the same time, one may fail or print nothing (seen with 535.261.03). So readers of the collection
-#: take turns on its own daemons, with a lock that only root can open. It may be missing in a sandboxed service.
+#: If two programs query a daemon at the same time, one of them may fail or get an empty answer (seen with 535.261.03).
+#: All readers of this collection therefore take turns with the collection's own daemons. They use a lock that only root
+#: can open. In a sandboxed service, the lock may be unavailable.
 _LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
 _TURN_SECONDS, _TURN_POLL_SECONDS = 5.0, 0.01
-#: An operator's tool takes no turns. A command that failed or had no answer is retried after these seconds.
+#: Tools of an operator do not take turns. A command that fails or gets no answer is therefore retried after each of
+#: these pauses, in seconds.
 _AGAIN_SECONDS = (0.05, 0.2, 0.5)
 _COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control daemon.*)?$", re.DOTALL)
 
 
 class MpsError(FleetError):
-    """Raised if a control daemon does not answer or refuses a command."""
+    """A control daemon does not answer or refuses a command."""
 
     host_fault = True
 
 
 class Control:
-    """Ask the control daemon of a pipe directory.
+    """Query and change the control daemon of a pipe directory.
 
-    None is the tool's default directory. Root in a client's container can answer in its place. So answers are limited in length,
-    characters and number, and all of them together in time: until `deadline`, by time.monotonic().
+    If the directory is None, the default of nvidia-cuda-mps-control is used. Root in the container of a client can
+    forge answers. Each answer is therefore limited in length, characters and number of entries. All answers together
+    must arrive before `deadline`, in seconds of time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -68,9 +72,10 @@ class Control:
         self.where = "the MPS control daemon of %s" % printable(directory or "the default pipe directory")
 
     def ask(self, command: str, answers: bool = False) -> str:
-        """Return the answer to a command. With `answers` an empty answer is an error.
+        """Send a command and return the answer.
 
-        Raises MpsError if the daemon does not answer or refuses.
+        If `answers` is true, an empty answer is an error. Raises MpsError if the daemon does not answer or refuses the
+        command.
         """
         for pause in (*_AGAIN_SECONDS, None):
             left = self.check_time()
@@ -94,7 +99,7 @@ class Control:
         return text.strip()
 
     def check_time(self) -> float:
-        """Return the remaining seconds. Raises MpsError if the time is over."""
+        """Return the remaining seconds. Raises MpsError after the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise MpsError(self.where, "it takes too long to answer", "Check whether its servers hang.")
@@ -104,10 +109,13 @@ class Control:
         return MpsError(self.where, problem, "Check which process answers at its pipes, since no MPS daemon does this.")
 
     def servers(self) -> tuple[int, ...]:
-        """Return the pids of its servers: one per active user, none without clients."""
+        """Return the PIDs of the daemon's servers.
+
+        There is one server for each active user. If there are no clients, there is no server.
+        """
         answer = self.ask("get_server_list")
         if not answer:
-            # There is no server, or another tool asked at the same time and took the answer.
+            # Either there is no server, or another program queried at the same time and received the answer.
             self.percentage()
             answer = self.ask("get_server_list")
         pids = _pids(answer)
@@ -116,7 +124,10 @@ class Control:
         return pids
 
     def clients(self, server: int) -> tuple[int, ...]:
-        """Return the pids of a server's clients, or none if the server has ended."""
+        """Return the PIDs of a server's clients.
+
+        Returns an empty tuple if the server has ended.
+        """
         pids = _pids(self.ask("get_client_list %d" % server))
         self._clients += len(pids)
         if self._clients > _MOST_CLIENTS:
@@ -124,25 +135,27 @@ class Control:
         return pids
 
     def percentage(self, server: int | None = None) -> float | None:
-        """Return the maximum thread percentage of a client, of a server or of new servers, or None.
+        """Return the maximum thread percentage for clients of a server.
 
-        A server that is starting or ending reports none.
+        If `server` is None, return the percentage for new servers. A server that is starting or ending reports none.
+        The result is then None.
         """
         of = "get_default_active_thread_percentage" if server is None else "get_active_thread_percentage %d" % server
         return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
-        """Set the percentage and return it as read back, or None.
+        """Set the percentage, and return the value that is read back, or None.
 
-        Connected clients keep theirs.
+        Connected clients keep their percentage.
         """
         of = "set_default_active_thread_percentage" if server is None else "set_active_thread_percentage %d" % server
         return _number(self.ask("%s %d" % (of, percentage)))
 
     def limit(self, index: int, server: int | None = None) -> int | None:
-        """Return a client's memory limit in bytes on the daemon's device of that index, as rounded by `rounded_limit`.
+        """Return the memory limit in bytes that a client has on a device.
 
-        None if there is no limit or no answer.
+        `index` is the index of the device in the daemon. The limit is rounded as in `rounded_limit`. Returns None if
+        there is no limit or no answer.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
         match = _SIZE.search(self.ask("%s %d" % (of, index)))
@@ -154,7 +167,10 @@ class Control:
 
 @contextlib.contextmanager
 def _turn(directory: str | None) -> Iterator[None]:
-    """Run the body while no other run asks the daemons, if the lock is available."""
+    """Run the block while no other reader of this collection queries the daemons.
+
+    If the lock is unavailable, the block runs without it.
+    """
     descriptor = None
     if directory is not None and directory.startswith(_OWN):
         with contextlib.suppress(OSError):
@@ -173,13 +189,19 @@ def _turn(directory: str | None) -> Iterator[None]:
 
 
 def limit_command(index: int, limit_bytes: int, server: int | None = None) -> str:
-    """Return the command for a memory limit, in MiB: the daemon ignores units other than M and G and keeps the number."""
+    """Return the command that sets a memory limit.
+
+    The unit is MiB. If a command has another unit than M or G, the daemon ignores the unit and keeps the number.
+    """
     of = "set_default_device_pinned_mem_limit" if server is None else "set_device_pinned_mem_limit %d" % server
     return "%s %d %dM" % (of, index, limit_bytes // _MIB)
 
 
 def rounded_limit(limit_bytes: int | None) -> int | None:
-    """Return a limit as the daemon reports it: from 1 GiB on in whole GiB, rounded down."""
+    """Return a limit as the daemon reports it.
+
+    From 1 GiB on, the daemon reports whole GiB, rounded down.
+    """
     if limit_bytes is None:
         return None
     unit = _MIB if limit_bytes < 1024 * _MIB else 1024 * _MIB
@@ -187,7 +209,7 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 
 def _pids(text: str) -> tuple[int, ...]:
-    # Only whole lines: "Server 5 not found" names no process.
+    # Only whole lines count. For example, "Server 5 not found" has no PID.
     matches = (_PID.fullmatch(line) for line in text.splitlines())
     return tuple(dict.fromkeys(int(match.group(1)) for match in matches if match))
 
@@ -197,7 +219,7 @@ def _number(text: str) -> float | None:
 
 
 def daemon_of(gpu_uuid: str) -> str:
-    """Return the name of the MPS daemon for a GPU's tenants with the provider mps."""
+    """Return the name of the MPS daemon for tenants of a GPU with the provider mps."""
     return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
 
 
@@ -207,8 +229,9 @@ def pipe_directory(name: str) -> str:
 
 
 def client_mounts(name: str) -> list[dict[str, Any]]:
-    """Return the CDI mounts of a client's container."""
-    # Writable, because a client locks a file there. Other options are those of the engines' /dev/shm, which this replaces.
+    """Return the CDI mounts for the container of a client."""
+    # The mounts are writable, because a client locks a file in them. All other options are those of the engines'
+    # /dev/shm, which the second mount replaces.
     return [
         {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
         for path in (pipe_directory(name), "/dev/shm")

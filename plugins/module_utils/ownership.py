@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record which MIG instances the collection owns, so that others are not removed.
+"""Record which MIG instances the collection owns.
 
-The collection owns the instances that a layout created, or adopted because it lists them. The record is a file on the host. It
-has the MIG UUIDs of each instance, to distinguish it from one that was created later at the same place.
+Instances of other owners are not removed. The collection owns an instance if a layout created it, or if a layout names
+it and the collection adopted it. The record is a file on the host. It has the MIG UUIDs of each instance. They
+distinguish an instance from a later one at the same placement.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from .model import Gpu, GpuInstance, to_data
 
 SCHEMA = 1
 
-#: Policies for foreign instances that the layout does not list.
+#: Policies for instances of other owners that the layout does not name.
 POLICIES = ("fail", "remove", "keep")
-#: Policies for GPUs whose layout entry was removed.
+#: Policies for GPUs that lost their layout entry.
 UNNAMED_POLICIES = KEEP, RELEASE = ("keep", "release")
 
 
 @frozen
 class Owned:
-    """An owned instance: its place, and the last known UUIDs of its MIG devices."""
+    """An owned instance: its placement, and the last known UUIDs of its MIG devices."""
 
     gpu_uuid: str
     profile: str
@@ -36,17 +37,17 @@ class Owned:
 
 @frozen
 class Ownership:
-    """The owned instances, and the policy for foreign ones."""
+    """The owned instances, and the policy for the instances of other owners."""
 
     policy: str
     owned: frozenset[Owned] = frozenset()
 
     def foreign(self, gpu: Gpu, instance: GpuInstance) -> bool:
-        """Return whether the collection does not own an instance."""
+        """Return whether an instance belongs to another owner."""
         uuids = {c.mig_uuid for c in instance.compute_instances}
         for ours in self.owned:
             if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.placement.start):
-                # Without compute instances it has no UUID to compare, and nothing can run in it.
+                # Without compute instances, there is no UUID to compare, and no process can run in the instance.
                 return bool(uuids) and not uuids.intersection(ours.mig_uuids)
         return True
 
@@ -60,16 +61,16 @@ class Record:
     def read(self) -> frozenset[Owned]:
         """Return the owned instances.
 
-        Raises ApplyError for a file that this release cannot read.
+        Raises ApplyError if this release cannot read the file.
         """
         data = durable.read(self.path, SCHEMA)
         items = [] if data is None else data["instances"]
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
-        """Record all instances of these GPUs as owned, except foreign ones.
+        """Record the instances of these GPUs as owned.
 
-        The foreign ones are given with each GPU. Entries of other GPUs are kept.
+        Each GPU comes with the instances of other owners, which are not recorded. Records of all other GPUs are kept.
         """
         seen = list(seen)
         named = {gpu.uuid for gpu, _ in seen}
@@ -80,9 +81,10 @@ class Record:
         self._write(ours)
 
     def renew(self, gpus: Iterable[Gpu]) -> None:
-        """Record the UUIDs of owned instances after they were recreated.
+        """Record the new UUIDs of owned instances that were recreated.
 
-        An instance without compute instances keeps its recorded UUIDs, since a failing driver may hide them for a while.
+        If an instance has no compute instances, its recorded UUIDs are kept, because a failing driver may hide compute
+        instances for a while.
         """
         current = {
             (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i)
@@ -96,12 +98,12 @@ class Record:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
         data = {"schema": SCHEMA, "instances": items}
         known = durable.read(self.path, SCHEMA)
-        # An empty record needs no file.
+        # If the record is empty, no file is needed.
         if known != data and (items or known is not None):
             durable.write(self.path, data)
 
 
 def owned_instance(gpu: Gpu, instance: GpuInstance) -> Owned:
-    """Return the record's entry for an instance."""
+    """Return the record of an owned instance."""
     uuids = tuple(sorted(c.mig_uuid for c in instance.compute_instances if c.mig_uuid))
     return Owned(gpu.uuid, instance.profile, instance.placement.start, uuids)

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse open files that clients pass over a socket (unix(7), SCM_RIGHTS).
+"""Refuse open files that clients send over a socket (unix(7), SCM_RIGHTS).
 
-The process that drops the last reference to a file closes it, even if it never received the file. The sender can make that close
-take forever, by a TCP connection that lingers or a file system whose server never answers.
+The process that drops the last reference to a file closes it, even if the process never received the file. The sender
+can prepare the file so that closing it takes forever. Examples are a TCP connection that lingers, and a file system
+whose server never answers.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import socket
 
 from .proc_files import read
 
-#: SO_PASSRIGHTS of linux/include/uapi/asm-generic/socket.h, since Linux 6.16; the constant is not in Python's socket module.
+#: SO_PASSRIGHTS from linux/include/uapi/asm-generic/socket.h, since Linux 6.16. Python's socket module has no constant
+#: for it.
 _SO_PASSRIGHTS = 83
 
 
 def refuse(made: socket.socket) -> bool:
-    """Make the kernel refuse files for a socket and its later connections.
+    """Make the kernel refuse files on a socket and on connections that it accepts.
 
-    Return False before Linux 6.16, which cannot refuse them.
+    Returns False before Linux 6.16, because older kernels cannot refuse files.
     """
     try:
         made.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -31,5 +33,5 @@ def refuse(made: socket.socket) -> bool:
 
 
 def waits(made: socket.socket) -> bool:
-    """Return whether a connection has files that were sent but not received yet."""
+    """Return whether a connection has files that were sent but not yet received."""
     return bool(re.search(r"^scm_fds:\s*[1-9]", read("/proc/self/fdinfo/%d" % made.fileno()), re.MULTILINE))

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Verify the process at the other end of a TCP connection before sending secrets.
 
-While a service restarts, any user can bind its port. So a client connects first, then looks up the server's socket of that
-connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst), and the process that has it open. A process that binds the
-port later does not get the connection.
+While a service restarts, any user can bind its port. A client therefore connects first. Then it searches the kernel's
+table for the server's socket of this connection (proc_pid_net(5), proc_net_tcp.rst), and finds the process that has the
+socket open. If another process binds the port later, it does not get this connection.
 
-A process of the owner, or root, may still pass on the socket or the data. Both could read the secret anyway.
+A process of the owner, or root, could still pass on the socket or the data. Both could read the secret anyway.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from typing import Iterator, Tuple
 from .frozen import frozen
 from .printable import printable
 
-#: Time for the server to accept. Until then no process has the connection open.
+#: Seconds until the server must accept the connection. Before that, no process has the socket open.
 ACCEPT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-#: Limit for the search of the peer, and number of open files between two checks of the time.
+#: Time limit in seconds for finding the peer, and number of open files between two checks of the time.
 LOOK_SECONDS, _EVERY = 20.0, 256
-#: Replaced by tests.
+#: Tests replace this value.
 PROC = "/proc"
 _IDS = re.compile(r"^Uid:((?:\s+\d+){4})$", re.MULTILINE)
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
-#: An address in network order (IPv4 always in 4 bytes) and a port.
+#: (address, port). The address is in network order, and IPv4 addresses always have 4 bytes.
 End = Tuple[bytes, int]
 
 
 class PeerError(Exception):
-    """The peer of a connection is unknown or not the owner. Nothing was sent."""
+    """The peer of a connection is unknown or is not the owner. Nothing was sent."""
 
 
 class Process:
-    """A process by its /proc directory's descriptor, which survives pid reuse."""
+    """A process that is identified by the descriptor of its folder in /proc.
+
+    The descriptor stays valid for this process only, even if its PID is reused.
+    """
 
     def __init__(self, pid: int, folder: int) -> None:
         self.pid = pid
         self._folder = folder
         #: Text of /proc/PID/cgroup.
         self.cgroup = self.read("cgroup")
-        #: Real, effective, saved and file system user id.
+        #: The real, effective, saved and file system user ids.
         self.uids = {int(text) for text in _numbers(self.read("status"))}
 
     @property
@@ -63,9 +66,10 @@ class Process:
             return ""
 
     def sockets(self, deadline: float = math.inf) -> set[int]:
-        """Return the inodes of its sockets, or none if it has ended or cannot be read.
+        """Return the inodes of the process's sockets.
 
-        Stops at the deadline (seconds of time.monotonic()), since there may be a million open files.
+        Returns an empty set if the process has ended or cannot be read. Stops at `deadline` (seconds of
+        time.monotonic()), because there may be a million open files.
         """
         inodes: set[int] = set()
         if time.monotonic() > deadline:
@@ -87,21 +91,24 @@ class Process:
         return inodes
 
     def connections(self) -> list[Connection]:
-        """Return all TCP sockets of its network namespace."""
+        """Return all TCP sockets in the network namespace of the process."""
         return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self.read(name))]
 
     def __str__(self) -> str:
-        """Return pid, program and user, with control characters escaped."""
+        """Return the PID, program and user, with control characters escaped."""
         users = ", ".join(_user(uid) for uid in sorted(self.uids))
         return printable("pid %d (%s) of %s" % (self.pid, self.executable or "program unknown", users))
 
     def read(self, name: str) -> str:
-        """Return the text of a file in its directory, or "" if it has ended or is not readable."""
+        """Return the text of a file in the process's folder.
+
+        Returns "" if the process has ended or the file is not readable.
+        """
         try:
             descriptor = os.open(name, os.O_RDONLY, dir_fd=self._folder)
         except OSError:
             return ""
-        # Only a line feed ends a line: names may contain carriage returns (proc_files).
+        # Only a line feed ends a line, because names may contain carriage returns (see proc_files).
         with os.fdopen(descriptor, errors="replace", newline="\n") as file:
             try:
                 return file.read()
@@ -111,9 +118,9 @@ class Process:
 
 @frozen
 class Connection:
-    """An entry of /proc/PID/net/tcp.
+    """An entry in /proc/PID/net/tcp.
 
-    The inode is 0 until a process has accepted the connection.
+    `inode` is 0 until a process has accepted the connection.
     """
 
     local: End
@@ -122,9 +129,9 @@ class Connection:
 
 
 class Owner:
-    """The service that should be the peer of a connection."""
+    """The service that is expected to be the peer of a connection."""
 
-    #: Name in messages.
+    #: Name of the service in messages.
     name = ""
 
     def has(self, process: Process) -> bool:
@@ -132,17 +139,18 @@ class Owner:
         raise NotImplementedError
 
     def forwarder(self, process: Process) -> bool:
-        """Return whether root runs the process as a forwarder.
+        """Return whether the process is a forwarder that root runs.
 
-        Its target is checked separately.
+        The target of the forwarder is checked separately.
         """
         return False
 
 
 def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECONDS) -> None:
-    """Return once a process of the owner is the peer of a connected socket.
+    """Return when the owner is confirmed as the peer of a connected socket.
 
-    Raises PeerError otherwise. `seconds` is the limit for the server to accept the connection.
+    Raises PeerError if the peer is not a process of the owner. `seconds` is the time in which the server must accept
+    the connection.
     """
     near, far = (_end(name) for name in (connection.getsockname(), connection.getpeername()))
     deadline = time.monotonic() + seconds
@@ -156,9 +164,9 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 
 
 def _problem(near: End, far: End, owner: Owner) -> str:
-    """Return a problem that may still be resolved by accept(), or "".
+    """Return "" if the peer is confirmed, or a problem that accept() may still solve.
 
-    Raises PeerError for a final one.
+    Raises PeerError for a problem that cannot be solved.
     """
     table = _own_connections()
     until = time.monotonic() + LOOK_SECONDS
@@ -189,10 +197,10 @@ def _problem(near: End, far: End, owner: Owner) -> str:
 
 
 def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> bool:
-    """Return whether it is the peer in a separate network namespace, such as a container with a published port.
+    """Return whether a process in another network namespace is the peer.
 
-    Address translation, which only root sets up, changes addresses but keeps the client's port if it is free. If not, the result
-    is False.
+    An example is a container with a published port. Only root can set up address translation. The translation changes
+    addresses, but keeps the port of the client if it is free. If the port is not kept, the result is False.
     """
     sockets = process.sockets(until)
     return any(
@@ -204,7 +212,10 @@ def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> boo
 
 
 def _leads_to(forwarder: Process, table: list[Connection], owner: Owner, until: float) -> bool:
-    """Return whether one of its connections leads to the owner. docker-proxy has one target for all connections."""
+    """Return whether a connection of the forwarder leads to the owner.
+
+    It suffices to check any connection, because all connections of a docker-proxy have the same target.
+    """
     sockets = forwarder.sockets(until)
     ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}
     for process in _processes():
@@ -230,7 +241,10 @@ def _is_of_this_host(address: bytes) -> bool:
 
 @contextlib.contextmanager
 def looking_at(pid: int) -> Iterator[Process | None]:
-    """Yield the process for the duration of the block, or None if it has ended."""
+    """Yield the process, or None if it has ended.
+
+    The process is valid only in the block.
+    """
     try:
         folder = os.open("%s/%d" % (PROC, pid), os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -243,7 +257,10 @@ def looking_at(pid: int) -> Iterator[Process | None]:
 
 
 def _processes() -> Iterator[Process]:
-    """Yield all processes. Each is valid until the next one is requested."""
+    """Yield all processes.
+
+    Each process is valid only until the next one is requested.
+    """
     for name in os.listdir(PROC):  # noqa: PTH208 thousands of them
         if name.isdigit():
             with looking_at(int(name)) as process:
@@ -252,7 +269,7 @@ def _processes() -> Iterator[Process]:
 
 
 def _own_connections() -> list[Connection]:
-    """Return all TCP sockets of this process's network namespace."""
+    """Return all TCP sockets in the network namespace of this process."""
     folder = Path(PROC, "self/net")
     return [
         entry for name in ("tcp", "tcp6") if (folder / name).exists() for entry in _parse((folder / name).read_text())
@@ -267,14 +284,17 @@ def _parse(text: str) -> Iterator[Connection]:
 
 
 def end_of(text: str) -> End:
-    """Parse an address from /proc/net/tcp: 32-bit words in native byte order, then the port."""
+    """Parse an address from /proc/net/tcp.
+
+    The address has 32-bit words in native byte order. The port follows.
+    """
     address, _colon, port = text.partition(":")
     words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
     return _plain(b"".join(words)), int(port, 16)
 
 
 def _end(name: tuple) -> End:
-    """Convert a result of getsockname() or getpeername()."""
+    """Return the (address, port) from a result of getsockname() or getpeername()."""
     host = str(name[0]).partition("%")[0]
     return _plain(socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)), int(name[1])
 

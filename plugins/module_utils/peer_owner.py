@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Owners of connections: systemd units and containers, identified by cgroup."""
+"""Define owners of connections: systemd units and containers.
+
+They are identified by their cgroup.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ from .holders.cgroup import Origin, parse_cgroup
 from .peer import Owner, PeerError, Process
 
 _ANSWER_SECONDS = 30
-#: Docker's units from packages and from the snap.
+#: Docker's units, from distribution packages and from the snap.
 _DOCKER = (Origin("docker.service"), Origin("snap.docker.dockerd.service"))
 
 
 class UnitOwner(Owner):
-    """The processes of a unit, and of the container that it starts, given by engine and name.
+    """The processes of a unit, and of the container that the unit starts.
 
-    A quadlet's container is below the unit's own cgroup, since Podman's generator sets --cgroups=split. A Docker container has a
-    cgroup of Docker's, so its id from the engine is compared with the process's cgroup.
+    The container is given by its engine and name. The container of a quadlet has a cgroup below the unit's own, because
+    Podman's generator sets --cgroups=split. A Docker container has a cgroup of Docker. The container's id from the
+    engine is therefore compared with the cgroup of the process.
     """
 
     def __init__(self, unit: str, engine: str = "", container: str = "") -> None:
@@ -37,7 +41,10 @@ class UnitOwner(Owner):
 
 
 class UserOfUnitOwner(UnitOwner):
-    """The processes of a unit that run as its main process's user, without those of other users in the unit."""
+    """The processes in a unit that run as the same user as its main process.
+
+    Processes of other users in the unit are excluded.
+    """
 
     def __init__(self, unit: str) -> None:
         super().__init__(unit)
@@ -45,7 +52,7 @@ class UserOfUnitOwner(UnitOwner):
         if not main.isdigit() or main == "0":
             raise PeerError("%s has no main process" % unit)
         with peer.looking_at(int(main)) as process:
-            # It may have ended, and its pid been reused.
+            # The main process may have ended, and its PID may have been reused.
             self._uids = process.uids if process and super().has(process) else set()
         if not self._uids:
             raise PeerError("the main process of %s has ended" % unit)
@@ -61,7 +68,7 @@ class UserOfUnitOwner(UnitOwner):
 
 
 class ContainerOwner(Owner):
-    """The processes of a container of root's Docker or Podman, with any user id."""
+    """The processes of a container in root's Docker or Podman, with any user id."""
 
     def __init__(self, engine: str, container: str) -> None:
         self.name = "%s container %s" % (engine, container)
@@ -75,19 +82,25 @@ class ContainerOwner(Owner):
         return parse_cgroup(process.cgroup, self._inside) == self._origin
 
     def forwarder(self, process: Process) -> bool:
-        """Return whether it is docker-proxy of root's engine, by uid, program and unit."""
+        """Return whether the process is a docker-proxy of root's engine.
+
+        The user id, the program and the unit are checked.
+        """
         is_root = process.uids == {0} and Path(process.executable).name == "docker-proxy"
         return is_root and parse_cgroup(process.cgroup, self._inside) in _DOCKER
 
 
 def container_id(engine: str, container: str) -> str:
-    """Return the container's full id from root's engine, or ""."""
+    """Return the full id of the container from root's engine, or ""."""
     number = _answer([engine, "container", "inspect", "--format", "{{.Id}}", "--", container])
     return number if len(number) == 64 and number.isalnum() else ""
 
 
 def own_container() -> str | None:
-    """Return the id of the container that this process runs in, which counts as the host, or None."""
+    """Return the id of the container in which this process runs, or None.
+
+    This container counts as the host.
+    """
     try:
         return parse_cgroup(Path(peer.PROC, "self/cgroup").read_text()).container_id
     except OSError:
@@ -104,7 +117,10 @@ def _answer(command: list[str]) -> str:
 
 
 def _main_pid(unit: str) -> str:
-    """Return the main pid of a unit as text, or "" if systemd does not answer."""
+    """Return the PID of a unit's main process as text.
+
+    Returns "" if systemd does not answer.
+    """
     try:
         (values,) = systemd.show(run_tool, [unit], ["MainPID"], timeout_seconds=_ANSWER_SECONDS)
     except (OSError, systemd.NoAnswerError):

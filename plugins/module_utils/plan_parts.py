@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define a technique's parts of a plan: for a GPU, and for its services."""
+"""Define the parts of a plan for one technique: on a GPU and on the host."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from .disturbance import Disturbance
 from .frozen import frozen
 from .model import Gpu
 
-#: Profile and compute slices of the instances of a GPU, by start, while steps are simulated.
+#: (profile, compute slices) of a GPU's instances, by start, while steps are simulated.
 Instances = Dict[int, Tuple[str, List[int]]]
 
 
 class GpuStep:
-    """A step on one GPU, as a frozen dataclass whose text is shown in plans.
+    """A step on one GPU. Its text is shown in plans.
 
-    By default it affects no device.
+    Subclasses are frozen dataclasses. By default, a step affects no device.
     """
 
-    #: Key of the technique that applies it.
+    #: Key of the technique that applies the step.
     technique: ClassVar[str]
-    #: Its key in `Plan.counts`.
+    #: Key in `Plan.counts` under which the step is counted.
     counted: ClassVar[str] = ""
-    #: Whether it creates or destroys devices.
+    #: Whether the step creates or destroys devices.
     changes_devices: ClassVar[bool] = False
-    #: Whether it ends workloads in an instance or on the GPU.
+    #: Whether the step ends workloads in an instance or on the GPU.
     ends: ClassVar[bool] = False
 
     @property
     def ended_instance(self) -> int | None:
-        """Return the id of the GPU instance of which it destroys something."""
+        """Return the id of the GPU instance in which the step destroys something."""
         return None
 
     def switches(self, gpu: Gpu) -> bool:
-        """Return whether the whole GPU becomes another device."""
+        """Return whether the step turns the whole GPU into another device."""
         return False
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
         """Simulate the step on `instances`.
 
-        `starts` has the starts of the current instances by id.
+        `starts` maps the id of each current instance to its start.
         """
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether other steps of the GPU imply it."""
+        """Return whether other steps on the GPU imply this step."""
         return False
 
 
 @frozen
 class GpuPart:
-    """A technique's steps on one GPU, and its texts before and after them."""
+    """A technique's steps on one GPU, and the state before and after them as text."""
 
     steps: tuple[GpuStep, ...] = ()
     before: str = ""
@@ -61,41 +61,41 @@ class GpuPart:
 
 @frozen
 class NoPart:
-    """The HostPart of a technique that neither host nor layout have."""
+    """The HostPart for a technique that neither the host nor the layout uses."""
 
     key: str
     disturbs: ClassVar[tuple[Disturbance, ...]] = ()
     steps: ClassVar[Sequence[Any]] = ()
 
     def lines(self) -> list[str]:
-        """Return no step."""
+        """Return no lines."""
         return []
 
     def planned(self) -> Sequence[Any]:
-        """Return nothing."""
+        """Return no objects."""
         return ()
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return no step."""
+        """Return no steps."""
         return []
 
     def gpus_changed(self) -> frozenset[str]:
-        """Return no GPU."""
+        """Return no GPUs."""
         return frozenset()
 
     def before(self, gpu_uuid: str) -> str:
-        """Return nothing."""
+        """Return ""."""
         return ""
 
     after = before
 
 
 class HostPart(Protocol):
-    """A technique's steps on a host's services, such as daemons."""
+    """A technique's steps for the services on a host, such as daemons."""
 
     #: Key of the technique.
     key: str
-    #: Holders that the steps would interrupt.
+    #: Everything that the steps would interrupt, with the holders.
     disturbs: tuple[Disturbance, ...]
 
     @property
@@ -103,19 +103,19 @@ class HostPart(Protocol):
         """Return the steps."""
 
     def lines(self) -> list[str]:
-        """Return the steps in words, for people."""
+        """Return the steps as lines of text."""
 
     def planned(self) -> Sequence[Any]:
-        """Return the planned objects on the GPUs, in the form of `Service.seen`."""
+        """Return the daemons or tenants after the steps, in the format of `Service.seen`."""
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps in the form of saved plans, without current workloads."""
+        """Return the steps in the format of saved plans, without current workloads."""
 
     def gpus_changed(self) -> frozenset[str]:
-        """Return the UUIDs of the GPUs that a step affects."""
+        """Return the UUIDs of the GPUs that are affected by a step."""
 
     def before(self, gpu_uuid: str) -> str:
-        """Return the current objects on a GPU in words, or ""."""
+        """Return the current daemons or tenants on a GPU as text, or ""."""
 
     def after(self, gpu_uuid: str) -> str:
-        """Return the planned objects on a GPU in words, or ""."""
+        """Return the planned daemons or tenants on a GPU as text, or ""."""

@@ -5,11 +5,11 @@
 
 The rules are those of `kubectl drain` (k8s.io/kubectl/pkg/drain/filters.go). A pod cannot exempt itself:
 
-- A pod belongs to a DaemonSet only if the API has this DaemonSet with this UID, and its selector matches the pod's labels.
-- The mirror annotation is trusted. The API server refuses to add it to an existing pod, and a kubelet deletes a pod that has it
-  without a manifest on the node.
-- Phase and deletion time are trusted: the kubelet and the API server write them.
-- Other owners only make `force` unnecessary. A false owner does not prevent the eviction.
+- A pod belongs to a DaemonSet only if the API has a DaemonSet with this UID and its selector matches the pod's labels.
+- The mirror annotation is trusted. The API server refuses to add it to an existing pod. If a pod has the annotation but
+  no manifest on the node, the kubelet deletes the pod.
+- The phase and the deletion time are trusted, because only the kubelet and the API server write them.
+- Other owners only make `force` unnecessary. A forged owner does not prevent the eviction.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .foreign_text import text
 from .frozen import frozen
 from .kubernetes_client import MIRROR, controller_of
 
-# Maximum length of an object name (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/).
+# Maximum length of an object's name (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/).
 _MOST_NAME = 253
-# Maximum pods in a message.
+# Maximum number of pods in a message.
 _MOST_PROBLEMS = 20
 _ENDED = ("Succeeded", "Failed")
 
@@ -36,7 +36,7 @@ class EvictionError(FleetError):
 class Pod:
     """A pod to evict.
 
-    `is_going`: it was evicted or deleted before and has not ended yet.
+    `is_going` is true if the pod was already evicted or deleted and has not ended yet.
     """
 
     namespace: str
@@ -50,7 +50,10 @@ class Pod:
 
 @frozen
 class Options:
-    """Options of kubernetes.core.k8s_drain: permitted pods and the kind of eviction."""
+    """Options of kubernetes.core.k8s_drain.
+
+    They define which pods may be evicted, and how.
+    """
 
     force: bool = False
     ignore_daemonsets: bool = False
@@ -66,11 +69,11 @@ def pods_to_evict(
     options: Options,
     daemonsets: Sequence[Mapping[str, Any]] = (),
 ) -> list[Pod]:
-    """Return the pods with these UIDs to evict, sorted by name.
+    """Return the pods to evict, sorted by name.
 
-    Without UIDs: all except mirror pods. `pods` are all pods of the node in the form of the API. `daemonsets` are their existing
-    controllers (`kubernetes_client.daemonsets_of`).
-    Raises EvictionError with all pods that the options do not permit to evict.
+    `uids` selects the pods. If `uids` is None, all pods except mirror pods are selected. `pods` are all pods of the
+    node, as in the API. `daemonsets` are their existing controllers (`kubernetes_client.daemonsets_of`).
+    Raises EvictionError with all selected pods that the options do not permit to evict.
     """
     candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
     chosen, problems = [], []
@@ -79,11 +82,11 @@ def pods_to_evict(
             continue
         metadata = pod["metadata"]
         if uids is None and MIRROR in (metadata.get("annotations") or {}):
-            # Only removing its file on the host ends it.
+            # A static pod ends only if its file is removed from the host.
             continue
         is_daemonsets = is_of_daemonset(pod, daemonsets)
         if is_daemonsets and options.ignore_daemonsets:
-            # It would be recreated at once.
+            # The DaemonSet would recreate the pod at once.
             continue
         names = (text(metadata[key], _MOST_NAME) for key in ("namespace", "name", "uid"))
         target = Pod(*names, bool(metadata.get("deletionTimestamp")))
@@ -103,7 +106,7 @@ def _joined(problems: Sequence[str]) -> str:
 
 
 def is_of_daemonset(pod: Mapping[str, Any], daemonsets: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether one of the existing DaemonSets controls a pod."""
+    """Return whether one of the existing DaemonSets controls the pod."""
     metadata = pod["metadata"]
     owner = controller_of(metadata)
     reference = (metadata["namespace"], owner.get("name"), owner.get("uid"))
@@ -115,9 +118,9 @@ def is_of_daemonset(pod: Mapping[str, Any], daemonsets: Sequence[Mapping[str, An
 
 
 def _selects(selector: Any, labels: Mapping[str, Any]) -> bool:
-    """Return whether a selector matches labels (apimachinery, LabelSelector).
+    """Return whether a selector matches the labels (apimachinery, LabelSelector).
 
-    An empty selector matches nothing here.
+    In this function, an empty selector matches nothing.
     """
     if not isinstance(selector, Mapping):
         return False
@@ -141,7 +144,7 @@ def _meets(rule: Any, labels: Mapping[str, Any]) -> bool:
 
 
 def _problem(pod: Mapping[str, Any], is_daemonsets: bool, options: Options) -> str | None:
-    """Return why the options do not permit to evict a pod, or None."""
+    """Return why the options do not permit to evict the pod, or None."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
         return "cannot be evicted: a static pod ends only when its file on the host is removed"

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Escape control characters in names that other users choose."""
+"""Escape control characters in names that users choose."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 def printable(text: str) -> str:
     r"""Return the text with control characters escaped, such as \x1b and \u2028.
 
-    Terminals and parsers interpret them: a carriage return rewrites a line of root's terminal. U+0085 and U+2028 end a line of
-    YAML.
+    Terminals and parsers interpret these characters. For example, a carriage return overwrites a line on root's
+    terminal. U+0085 and U+2028 end a line in YAML.
     """
     if text.isprintable():
         return text

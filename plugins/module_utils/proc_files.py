@@ -3,14 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH123
-"""Read files and links of /proc."""
+"""Read files and links in /proc."""
 
 from __future__ import annotations
 
 import os
 
-#: Argument `newline` of open(). Users choose names of processes and cgroups, in which the kernel escapes only line feeds. So a
-#: carriage return must not end a line, and splitlines() must not be used, since it splits at nine more characters.
+#: Value for the argument `newline` of open(). Users choose the names of processes and cgroups, and the kernel escapes
+#: only line feeds in them. A carriage return must therefore not end a line. Do not use splitlines(), because it splits
+#: at nine more characters.
 LINE_END = "\n"
 
 
@@ -23,12 +24,12 @@ def link(path: str) -> str | None:
 
 
 def read(path: str, most: int = -1) -> str:
-    """Return the first `most` bytes of a file as text, or all.
+    """Return the first `most` bytes of a file as text.
 
-    Returns "" if it cannot be read.
+    By default, the whole file is returned. Returns "" if the file cannot be read.
     """
     try:
-        # Unbuffered, since a scan reads hundreds of small files.
+        # Unbuffered, because a scan reads hundreds of small files.
         with open(path, "rb", buffering=0 if most < 0 else -1) as file:
             return file.read(most).decode(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module's body and turn errors into fail_json."""
+"""Run the body of a module and turn its errors into fail_json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import ApplyError, BusyError, FleetError, FollowError, LayoutError,
 
 
 def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
-    """Run `body` and exit the module with its result, or with its error."""
+    """Run `body` and exit the module with the result or the error."""
     try:
         module.exit_json(**body())
     except FleetError as error:
@@ -19,7 +19,10 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
 
 
 def outline(error: FleetError) -> dict[str, Any]:
-    """Return the parts of an error, with the completed steps and the blocking holders."""
+    """Return the parts of an error.
+
+    They include the completed steps and the blocking holders.
+    """
     data: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
     if isinstance(error, ApplyError):
         data.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
@@ -29,7 +32,7 @@ def outline(error: FleetError) -> dict[str, Any]:
 
 
 def details(error: FleetError) -> dict[str, Any]:
-    """Return the result of a failed module, for playbooks that react to it."""
+    """Return the result of a failed module, so that playbooks can react to it."""
     data = outline(error)
     if error.host_fault:
         data["host_fault"] = True

@@ -17,20 +17,22 @@ from .plan_parts import HostPart
 if TYPE_CHECKING:
     from .metric_family import Family
 
-#: Process ids by UUID of the GPU.
+#: Mapping from GPU UUID to PIDs.
 Pids = Mapping[str, "frozenset[int]"]
-#: Reads the host with its holders. With the UUID of a GPU, it reads only that GPU and returns the others as last read.
+#: A function that reads the host with its holders. If it gets the UUID of a GPU, it reads only this GPU and returns all
+#: others as last read.
 Look = Callable[..., Host]
-#: Ends blocking holders. Returns whether it ended any.
+#: A function that ends blocking holders. Returns whether it ended any.
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 
 @frozen
 class PartRequest:
-    """The input of a service's plan.
+    """The input for planning a service.
 
-    `plan` has the GPUs, and the parts of the previous services. `keys` are the techniques of this run. With `removes` the service
-    is removed from the host. Without `gpus_change` the GPUs must be ready for it. With `installs` missing software is no error.
+    `plan` has the plans of the GPUs and of the services before this one. `keys` are the techniques of this run.
+    If `removes` is true, the service is removed from the host. If `gpus_change` is false, the GPUs must already be
+    ready for the service. If `installs` is true, it is no error if software is missing.
     """
 
     layout: Layout
@@ -43,7 +45,7 @@ class PartRequest:
 
 
 class Asked(NamedTuple):
-    """A desired object of a service: name, verb of its plan step, and limits.
+    """A desired daemon or tenant: its name, the verb of its plan step, and its limits.
 
     `gpus` are the UUIDs of its GPUs.
     """
@@ -55,9 +57,9 @@ class Asked(NamedTuple):
 
 
 class Change(Protocol):
-    """One change of a service.
+    """A change to a service.
 
-    Methods raise ApplyError if the service does not follow.
+    The methods raise ApplyError if the service cannot be changed.
     """
 
     #: Key of the technique.
@@ -65,85 +67,104 @@ class Change(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the journal's record of this change."""
+        """Return the journal data of this change."""
 
     def stop(self, done: list[str]) -> None:
-        """Run the steps before the GPUs change.
+        """Run the steps that must complete before the GPUs change.
 
-        Raises BusyError for blocking holders, or ends them.
+        Blocking holders are ended if that is permitted. Otherwise BusyError is raised.
         """
 
     def start(self, host: Host, done: list[str]) -> None:
-        """Run the steps after the GPUs changed."""
+        """Run the steps that follow the change of the GPUs."""
 
     def clear_away(self) -> None:
-        """Roll back before the GPUs: remove what was created."""
+        """Remove what the change created, before the GPUs are rolled back."""
 
     def bring_back(self, host: Host) -> None:
-        """Roll back after the GPUs: restore what was removed."""
+        """Restore what the change removed, after the GPUs were rolled back."""
 
     def forget(self) -> None:
-        """Remove leftovers of the previous layout, after the new one is complete."""
+        """Remove leftovers of the previous layout after the new layout is complete."""
 
 
 class Service(Protocol):
     """The service of a technique in one run.
 
-    `private`: the GPUs are simulated for this process alone.
+    `private` is true if the GPUs are simulated for this process only.
     """
 
     #: Key of the technique.
     key: str
-    #: Name of the current objects in `gpu-layout show --json`.
+    #: Key of the current daemons or tenants in `gpu-layout show --json`.
     name: str
-    #: The current objects as frozen values, filled by `observe` and `observe_on`.
+    #: The current daemons or tenants as frozen values. `observe` and `observe_on` set them.
     seen: Sequence[Any]
 
     def __init__(self, private: bool) -> None: ...
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> Sequence[Asked]:
-        """Return the desired objects on a host of which only the GPUs and their plan are known. Raises PlanError."""
+        """Return the desired daemons or tenants. Raises PlanError.
+
+        The GPUs and their plan are all that is known about the host.
+        """
 
     def observe(self) -> None:
-        """Read the current objects, before the GPUs are read."""
+        """Read the current daemons or tenants, before the GPUs are read."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Read the objects that depend on the GPUs."""
+        """Read the daemons or tenants if they depend on the GPUs."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
-        """Return the service's own processes, with or without its `clients`.
+        """Return the service's own processes. They do not block a change.
 
-        They do not block a change. With a `part` of a plan: the processes that survive it.
+        If `clients` is true, its clients are included. If `part` is given, only the processes that survive this part of
+        the plan are returned.
         """
 
     def plan(self, request: PartRequest) -> HostPart:
-        """Return its part of a plan. Raises PlanError if the layout is impossible."""
+        """Return the service's part of a plan.
+
+        Raises PlanError if the layout is impossible.
+        """
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
-        """Return what differs from the layout, each with the UUIDs of the GPUs, given the plan of the GPUs. Raises PlanError."""
+        """Return each difference from the layout with the UUIDs of its GPUs.
+
+        `plan` is the plan of the GPUs. Raises PlanError.
+        """
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
-        """Return the metrics of the current objects, on GPUs by UUID."""
+        """Return the metrics of the current daemons or tenants.
+
+        `gpus` maps UUIDs to GPUs.
+        """
 
     def describe(self, host: Host) -> list[str]:
-        """Return the current objects in words, one line each."""
+        """Return the current daemons or tenants as text, one line for each."""
 
     def missing(self, part: HostPart) -> str | None:
-        """Return the software that must be installed before the part can be applied."""
+        """Return the software that must be installed to apply the part, or None."""
 
     def change(self, part: HostPart, look: Look, clear: Clear | None) -> Change | None:
-        """Return the part as a change; None if it changes nothing."""
+        """Return the change for the part, or None if the part changes nothing."""
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether to roll back an interrupted change even if all GPUs match."""
+        """Return whether an interrupted change must be rolled back.
+
+        This may be necessary even if all GPUs have the new layout.
+        """
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
-        """Restore the state before an interrupted change, from its `record`."""
+        """Restore the state before an interrupted change.
+
+        `data` is the `record` of the change.
+        """
 
 
 def merged(all_pids: Iterable[Pids]) -> Pids:
-    """Return the process ids of several services as one."""
+    """Return the PIDs of several services in one mapping."""
     result: dict[str, frozenset[int]] = {}
     for pids in all_pids:
         for uuid, some in pids.items():

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse and format memory sizes: whole numbers with a unit, like ``18GiB``."""
+"""Parse and format memory sizes: whole numbers with a unit, such as ``18GiB``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 from .errors import FleetError
 
-#: NVML and MPS account memory in MiB, so smaller units are meaningless.
+#: NVML and MPS account for memory in MiB, so smaller units are useless.
 BYTES_PER_UNIT = {"MiB": 2**20, "GiB": 2**30}
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})(MiB|GiB)")
@@ -17,13 +17,13 @@ _BARE_NUMBER = re.compile(r"[0-9]+")
 
 
 class SizeError(FleetError):
-    """A text is not a size."""
+    """A text is not a memory size."""
 
 
 def parse_size_bytes(text: str) -> int:
     """Return a size such as ``512MiB`` in bytes.
 
-    Raises SizeError with an empty `where`, which the caller knows.
+    Raises SizeError with an empty `where`. The caller knows the place.
     """
     match = _SIZE.fullmatch(text)
     if match:
@@ -38,9 +38,9 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the shortest text of a size.
+    """Return the shortest text for a size.
 
-    Raises ValueError unless it is a positive number of whole MiB.
+    Raises ValueError unless the size is a positive number of whole MiB.
     """
     if size_bytes <= 0 or size_bytes % BYTES_PER_UNIT["MiB"]:
         raise ValueError("%d bytes are not a positive whole number of MiB" % size_bytes)

@@ -1,11 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reload systemd's units unless running containers would lose their GPUs.
+"""Reload systemd's units, unless running containers would lose their GPUs.
 
-With the systemd cgroup driver, runc names the devices of a container as /dev/char/MAJOR:MINOR in DeviceAllow= of its scope, and
-skips devices without such a link. systemd applies DeviceAllow= again at each daemon-reload, and the container loses all other
-devices: https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+With the systemd cgroup driver, runc adds the devices of a container to DeviceAllow= of the container's scope as
+/dev/char/MAJOR:MINOR. It skips devices that have no such link. systemd applies DeviceAllow= again at each
+daemon-reload. The container then loses the skipped devices:
+https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from .command import Run, ask
 from .errors import ApplyError, FleetError
 
 RELOAD = ["systemctl", "daemon-reload"]
-# Values of gpu_layout_on_busy. Only the layout's plan drains clients.
+# Values of gpu_layout_on_busy. Only a plan for the layout can drain clients.
 FAIL, WAIT, DRAIN, FORCE = POLICIES = ("fail", "wait", "drain", "force")
 
-# Folders below /dev with the nodes of NVIDIA's driver, and the names of these nodes.
+# Folders in /dev with the NVIDIA driver's nodes, and the names of the nodes.
 _FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 _NODE = re.compile(r"nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-nvswitch.*|-cap\d+)$|channel\d+$")
 _OPEN_NODE = re.compile(r"/dev/(?:nvidia(?:\d+|ctl)|nvidia-caps/nvidia-cap\d+)$")
-# The scope of a container under the systemd cgroup driver. Under cgroupfs the cgroup is a plain directory.
+# The scope of a container with the systemd cgroup driver. With cgroupfs, the cgroup is a plain directory.
 _SCOPE = re.compile(r"/((?:docker|libpod|crio|cri-containerd|nerdctl)-[0-9a-f]{64}\.scope)(?:/|$)", re.MULTILINE)
-# DeviceAllow= of NVIDIA's devices: by number (195 is the driver's, Documentation/admin-guide/devices.txt), path or group.
+# DeviceAllow= entries for NVIDIA's devices: by number (195 is the driver's major number,
+# Documentation/admin-guide/devices.txt), by path or by group.
 _NVIDIA_ALLOWED = re.compile(r"/dev/char/195:|/dev/nvidia|char-nvidia|char-\*")
-# Links and containers that a message names, letters of a container's name in it, and seconds between two looks.
+# Maximum number of links and containers in a message, maximum length of a container's name in it, and seconds between
+# two checks.
 _NAMED, _NAME_LETTERS, _LOOK_SECONDS = 3, 32, 5.0
-# Open files of a process that are read. A process with more counts as one with a GPU.
+# Maximum number of open files of a process that are read. A process with more files counts as a process with a GPU.
 _OPEN_FILES = 65536
 
 CURE = (
@@ -44,7 +47,10 @@ CURE = (
 
 
 def device_number(path: str) -> tuple[int, int] | None:
-    """Return the major and minor number of a character device; None for any other file."""
+    """Return the major and minor number of a character device.
+
+    Returns None for any other file.
+    """
     try:
         status = Path(path).stat()
     except OSError:
@@ -53,7 +59,10 @@ def device_number(path: str) -> tuple[int, int] | None:
 
 
 def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = device_number) -> tuple[str, ...]:
-    """Return the links in /dev/char that NVIDIA's device nodes lack, as MAJOR:MINOR. `root` is the root of the host."""
+    """Return the links for NVIDIA's device nodes that are missing in /dev/char.
+
+    The links are named MAJOR:MINOR. `root` is the root of the host.
+    """
     dev = root / "dev"
     missing: set[tuple[int, int]] = set()
     for folder in _FOLDERS:
@@ -67,13 +76,13 @@ def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = 
 
 
 def scope_of(cgroup: str) -> str:
-    """Return the scope of a container in a text of /proc/PID/cgroup, or ""."""
+    """Return the container's scope in a text of /proc/PID/cgroup, or ""."""
     match = _SCOPE.search(cgroup)
     return match.group(1) if match else ""
 
 
 def cgroup_of(root: Path, pid: int) -> str:
-    """Return the cgroup text of a process; empty if it has ended."""
+    """Return the cgroup text of a process, or "" if the process has ended."""
     try:
         return (root / "proc" / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
@@ -81,9 +90,9 @@ def cgroup_of(root: Path, pid: int) -> str:
 
 
 def detached(scopes: Collection[str], missing: Collection[str], run: Run | None) -> set[str]:
-    """Return the scopes whose containers would lose their GPUs by a reload.
+    """Return the scopes whose containers would lose their GPUs in a reload.
 
-    `missing` are the missing links. Without `run`, or if systemd does not answer, only these count.
+    `missing` are the missing links. If `run` is None or systemd does not answer, only the missing links decide.
     """
     limits = _limits(run, scopes) if run and scopes else {}
     at_risk = set()
@@ -91,7 +100,8 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
         if scope not in limits:
             lost = bool(missing)
         else:
-            # Without limits the container keeps all devices. The list of a container that got its GPU from a hook lacks the GPU.
+            # Without limits, the container keeps all devices. If a hook gave the GPU to the container, the list in its
+            # scope does not have the GPU.
             entries = limits[scope]
             lost = entries is not None and (bool(missing) or not any(map(_NVIDIA_ALLOWED.match, entries)))
         if lost:
@@ -100,7 +110,7 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
 
 
 def _limits(run: Run, scopes: Iterable[str]) -> Mapping[str, list[str] | None]:
-    """Return DeviceAllow= of each known scope, None if it allows all devices.
+    """Return DeviceAllow= for each known scope, or None if all devices are allowed.
 
     Source: systemd.resource-control(5).
     """
@@ -121,7 +131,7 @@ def _limits(run: Run, scopes: Iterable[str]) -> Mapping[str, list[str] | None]:
 
 
 def containers_at_risk(root: Path, run: Run | None = None) -> list[str]:
-    """Return the containers that would lose an open GPU. Needs root."""
+    """Return the containers that would lose a GPU that they have open. Needs root."""
     if not (root / "dev" / "nvidiactl").exists():
         return []
     pids: dict[str, int] = {}
@@ -138,9 +148,10 @@ def _processes(root: Path) -> Iterator[int]:
 
 
 def _has_gpu(root: Path, pid: int) -> bool:
-    """Return whether the process has a GPU's node open, or more files than are read.
+    """Return whether the process has a GPU node open.
 
-    Reads names only, because other calls can block on a user's file system.
+    Returns True if the process has too many files to read. Only names are read, because other calls can block on a
+    user's file system.
     """
     try:
         with os.scandir(str(root / "proc" / str(pid) / "fd")) as entries:
@@ -160,9 +171,9 @@ def _link(path: str) -> str:
 
 
 def guard(root: Path, policy: str, timeout_seconds: float, check: bool, run: Run | None = None) -> None:
-    """Return if systemd may reload its units. Call it before the first change.
+    """Return if systemd may reload its units. Call this before the first change.
 
-    Under WAIT it waits until no container is at risk, except in check mode. FORCE always permits the reload.
+    If the policy is WAIT, wait until no container is at risk, except in check mode. FORCE always permits the reload.
     Raises ApplyError with the containers.
     """
     if policy == FORCE or (policy == WAIT and check):

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""End the processes that block a plan, and no others."""
+"""End the processes that block a plan, and no other processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .holders.processes import started_ticks_of
 from .model import Holder, Process
 
 _POLL_SECONDS = 0.05
-#: Time for the kernel to close the devices of a killed process.
+#: Seconds until the kernel has closed the devices of a killed process.
 _KILL_SECONDS = 10.0
 
 
 def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[str, ...]:
     """End the processes among the holders, and return their descriptions.
 
-    Raises ApplyError if a process must not be ended, or does not end.
+    Raises ApplyError if a process must not be ended or does not end.
     """
     named = {h.pid: h for d in disturbs for h in d.who if can_be_ended(h)}
     targets = {pid: _Target(pid) for pid in named}
     try:
-        # Check again with the descriptors open, since the pid may have been reused.
+        # Check the processes again after opening the descriptors, because a PID may have been reused.
         with one_look():
             texts = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
             handed = [who for pid, who in texts.items() if may_be_handed(named[pid])]
@@ -72,9 +72,10 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
 
 
 class _Target:
-    """A process to signal by its pidfd, so that no other process gets signals.
+    """A process to signal by its pidfd, so that no other process gets the signal.
 
-    Python before 3.9 and Linux before 5.3 have none. There the start time is compared right before each signal.
+    Python before 3.9 and Linux before 5.3 have no pidfd. The start time of the process is then compared right before
+    each signal.
     """
 
     def __init__(self, pid: int) -> None:
@@ -85,7 +86,7 @@ class _Target:
 
     @property
     def alive(self) -> bool:
-        # It holds the GPU until its last thread has ended.
+        # A process holds the GPU until its last thread has ended.
         return self._begun is not None and started_ticks_of(self.pid) == self._begun
 
     def send(self, number: int) -> None:
@@ -101,7 +102,10 @@ class _Target:
 
 
 def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Target]:
-    """Send a signal to all live targets, wait for their end, and return those still alive."""
+    """Send a signal to all live targets and wait until they end.
+
+    Returns the targets that are still alive after `seconds`.
+    """
     for target in targets:
         if target.alive:
             target.send(number)
@@ -120,9 +124,9 @@ def _is_essential(holder: Holder | Process) -> bool:
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Return whether the pid is still the scanned process and has the GPU open.
+    """Return whether the PID is still the scanned process and has the GPU open.
 
-    Its name is not compared, since a process can change it at any time without closing a file.
+    The name of the process is not compared. A process can change its name at any time without closing a file.
     """
     if not isinstance(holder, Holder):
         return True
@@ -135,7 +139,7 @@ def _is_still(holder: Holder | Process) -> bool:
 
 
 def _never() -> Sequence[int]:
-    """Return PID 1, this process and its ancestors."""
+    """Return the PIDs that are never ended: PID 1, this process and its ancestors."""
     above, pid = [1], os.getpid()
     while pid > 1:
         above.append(pid)

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a change of a host's layout atomic by a lock and a journal.
+"""Make a change of a host's layout atomic with a lock and a journal.
 
-This holds also for kill -9 and power loss. Both files are in one directory. The lock is a flock, which the kernel releases when
-its process ends. The journal is written before the first step and removed after the last one. If a run finds a journal, the
-previous run was interrupted.
+The change is atomic even after kill -9 or a power loss. Both files are in one directory. The lock is a flock. The
+kernel releases it when the process that holds it ends. The journal is written before the first step and removed after
+the last one. If a run finds a journal, an earlier run was interrupted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
-    """Hold the host's lock.
+    """Hold the lock of the host.
 
-    Raises ApplyError naming the other run if it is not free in time.
+    If the lock is not free in time, ApplyError is raised. It names the run that holds the lock.
     """
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Only root may open it, since anyone who can open it can hold the lock and block every change.
+        # Only root may open the lock. Any user who can open it could hold it and block all changes.
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
@@ -62,17 +62,17 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing is not enough: a child may still have the inherited file open, shortly after its fork.
+            # Closing the file is not enough. A child that was just forked may still have the inherited file open.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
 def looking(directory: str) -> Iterator[ApplyError | None]:
-    """Share the lock with other readers.
+    """Share the lock with other readers. Does not wait.
 
-    Yield the error that names a changing run, or None. Does not wait. Runs that change the host wait for the end of the block,
-    because a reset is refused while a process has the GPU open, so keep it short. Raises ApplyError if this user may not open the
-    lock.
+    If a run is changing the host, an error that names the run is yielded, otherwise None. Keep the block short: runs
+    that change the host wait until the block ends, because a GPU refuses a reset while a process has it open. Raises
+    ApplyError if this user may not open the lock.
     """
     try:
         file = (Path(directory) / "lock").open()
@@ -97,12 +97,12 @@ def _taken(file: Any, path: Path) -> ApplyError:
     file.seek(0)
     try:
         run = json.loads(file.read())
-        # The name of an earlier run would mislead more than none.
+        # The name of an earlier run would be more misleading than no name.
         if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
             raise ValueError("this run has ended")
         who = _name(run)
     except (ValueError, KeyError, TypeError, AttributeError):
-        # It has the lock but has not written its name yet, or another release wrote it in another form.
+        # The run holds the lock but has not written its name yet, or another release wrote the name in another format.
         who = "an unknown process (see: fuser %s)" % path
     return ApplyError(
         "this host", "another run is changing the layout: %s" % who, "Wait for it and run again.", outcome="old"
@@ -115,9 +115,9 @@ def _this_run() -> dict[str, Any]:
 
 
 def _of_ansible() -> bool:
-    """Return whether this is a module.
+    """Return whether this process runs an Ansible module.
 
-    It runs from a temporary copy, so its file name is meaningless.
+    A module runs from a temporary copy, so its file name says nothing.
     """
     return "ansible.module_utils.basic" in sys.modules
 
@@ -129,23 +129,23 @@ def _name(run: dict[str, Any]) -> str:
 
 @frozen
 class Entry:
-    """The content of a journal: targets of the old and new layout, and the run."""
+    """The content of a journal: the run, and the targets for the old and new layout."""
 
     before: tuple[Target, ...]
     after: tuple[Target, ...]
     run: str | None = None
-    #: Records of the changes of services (`services.Change`), by key of the technique.
+    #: Journal data of the changes of services (`services.Change`), by key of the technique.
     beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    #: Contents of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change it.
+    #: Contents of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change the record.
     applied: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def interrupted(self) -> str:
-        """Return the beginning of each message about this journal."""
+        """Return the text at the beginning of each message about this journal."""
         return "a run was interrupted%s" % (" (%s)" % self.run if self.run else "")
 
 
 class Journal:
-    """The journal of one host."""
+    """The journal of a host."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "journal.json"
@@ -157,26 +157,26 @@ class Journal:
         beside: Mapping[str, Mapping[str, Any]] | None = None,
         applied: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Write the journal to disk, before anything changes."""
+        """Write the journal to disk. Call this before anything changes."""
         content = {
             "schema": SCHEMA,
             "run": _this_run(),
             "before": [target.to_data() for target in before],
             "after": [target.to_data() for target in after],
             "beside": dict(beside or {}),
-            # Releases before this key neither write nor read it.
+            # Earlier releases neither write nor read this key.
             **({"applied": dict(applied)} if applied else {}),
         }
         durable.write(self.path, content)
 
     def end(self) -> None:
-        """Remove the journal, once the old or the new layout is complete."""
+        """Remove the journal after the old or the new layout is complete."""
         durable.remove(self.path)
 
     def read(self) -> Entry | None:
         """Return the journal of an interrupted run, or None.
 
-        Raises ApplyError if this release cannot read it.
+        Raises ApplyError if this release cannot read the journal.
         """
         data = durable.read(self.path, SCHEMA)
         if data is None:

@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply a plan and verify it: a host ends with the new or the old layout, and the caller learns which.
+"""Apply a plan, verify the result, and roll back on failure.
 
-The journal is written before the first step and removed after the layout was verified. A run that finds a journal completes
-the interrupted run: see recovery.
+After `apply`, the host has either the new or the old layout, and the caller learns which one.
+
+The journal is written before the first step and removed after the layout was verified. If a run finds a journal, it
+first completes the interrupted run (see `recovery`).
 """
 
 from __future__ import annotations
@@ -38,14 +40,16 @@ if TYPE_CHECKING:
 
 @frozen
 class Context:
-    """The tools of a change.
+    """The dependencies of a change: the NVML session, the records and the callbacks.
 
-    `look` reads the host with its holders. It is called again right before the first step of each GPU that could end a holder,
-    because a job may have started since the plan. With `clear` (which needs `look`), blocking holders are ended GPU by GPU
-    instead of ending the run.
+    `look` reads the host and the holders of its GPUs. It is called again for each GPU right before a step that could
+    end a holder, because a job may have started after the plan was made.
 
-    `record`, if given, gets the final instances as soon as the journal is removed. `applied` records the state that each GPU was
-    given in the same way.
+    `clear` requires `look`. If `clear` is given, blocking holders are ended, one GPU at a time. Otherwise a blocking
+    holder fails the run.
+
+    `record`, if given, is updated with the final instances as soon as the journal is removed. `applied`, if given, is
+    updated at the same moment with the state that was applied to each GPU.
     """
 
     session: BoundedSession
@@ -57,7 +61,7 @@ class Context:
     applied: AppliedRecord | None = None
 
     def observe(self) -> Host:
-        """Return the host, with its holders if there is a `look`."""
+        """Return the host. If `look` is set, the host includes the holders."""
         return (self.look or self.session.observe)()
 
 
@@ -68,19 +72,23 @@ def apply(
     changes: Sequence[Change] = (),
     applied: Mapping[str, Any] | None = None,
 ) -> Host:
-    """Apply `plan`, made under `ownership`, and return the host as read afterwards.
+    """Apply `plan` and return the host as read afterwards.
 
-    `applied` is the content of `Context.applied` after the plan. None leaves it.
+    `ownership` is the ownership that the plan was made with.
 
-    The `changes` of services stop before the first step and start after the last one. A failure there rolls back everything, too.
+    `applied` is the new content of `Context.applied`. If `applied` is None, the content does not change.
 
-    Raises BusyError if the plan would end a holder: before the first step, or after a rollback if the holder started later.
-    Raises ApplyError after a failed step, with outcome "old" after a rollback, or "unknown" if the rollback failed (the journal
-    then stays, and the next run tries again).
+    `changes` are the changes of services. They stop services before the first step and start services after the last
+    step. If one of them fails, everything is rolled back.
+
+    Raises BusyError if the plan would end a holder. The error is raised before the first step, or after a rollback if
+    the holder started later.
+    Raises ApplyError if a step fails. The outcome is "old" after a rollback, or "unknown" if the rollback failed. If it
+    failed, the journal is kept and the next run tries again.
     """
     if context.clear is None:
         plan.refuse_disturbance()
-    # GPUs with a mode change first, so that a refused reset is known before anything else is done.
+    # Change the modes of GPUs first. A refused reset then fails the run before any other change.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     services = HostChange(changes)
@@ -116,7 +124,10 @@ def apply(
 
 @contextlib.contextmanager
 def settled(outcome: str) -> Iterator[None]:
-    """Record the result of a change. If that fails, the error names the current layout."""
+    """Raise ApplyError, which names the current layout, if the result is not recorded.
+
+    Wrap the code that records the result of a change in this context manager.
+    """
     try:
         yield
     except (FleetError, OSError) as error:
@@ -132,13 +143,16 @@ def settled(outcome: str) -> Iterator[None]:
 
 
 def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
-    """Read again which holders the steps on this GPU would disturb, and refuse, or end them if permitted."""
+    """Read the holders again, and refuse or end those that the steps would disturb.
+
+    Holders are ended if `clear` is given. Otherwise BusyError is raised.
+    """
     if not any(step.ends for step in gpu_plan.steps):
         return
 
     def in_the_way() -> Sequence[Disturbance]:
         host = look(gpu_plan.gpu.uuid)
-        # The processes on a GPU that cannot be read are unknown.
+        # If a GPU cannot be read, its processes are unknown.
         _require(host, gpu_plan.gpu)
         now = next(gpu for gpu in host.gpus if gpu.uuid == gpu_plan.gpu.uuid)
         return DIVIDER.disturbed(now, gpu_plan.steps)
@@ -147,7 +161,7 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
 
 
 def _require(host: Host, gpu: Gpu) -> None:
-    """Raise NvmlError if the GPU does not work any more."""
+    """Raise NvmlError if the GPU no longer works."""
     sick = lost_of(host, gpu.uuid)
     if sick is not None:
         raise lost_error(gpu.short_label, [sick])
@@ -156,13 +170,13 @@ def _require(host: Host, gpu: Gpu) -> None:
 
 
 def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
-    """Apply the steps of a GPU, and add each to `done`."""
+    """Apply the steps of a GPU, and append each completed step to `done`."""
     gpu = gpu_plan.gpu
     for step in gpu_plan.steps:
         try:
             _step(context.session, gpu.uuid, step, context.reset)
         except NvmlError as error:
-            # Steps know only the GPU's UUID. People know its index.
+            # Steps know only the UUID of a GPU. Messages also need its index.
             if error.where == "gpu %s" % gpu.uuid:
                 error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
             raise
@@ -170,7 +184,7 @@ def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
 
 
 def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
-    """Raise NvmlError if the host differs from the targets."""
+    """Raise NvmlError if the current layout differs from the targets."""
     left = planner.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
@@ -197,7 +211,11 @@ def _undo(
     done: list[str],
     services: HostChange,
 ) -> None:
-    """Roll back after a failed step. Raises ApplyError for a FleetError, returns for other exceptions."""
+    """Roll back after the failure `cause`.
+
+    Raises ApplyError or BusyError if `cause` is a FleetError or if the rollback fails. Returns after the rollback if
+    `cause` is another exception.
+    """
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     if isinstance(known, UnansweredCallError):
         raise ApplyError(
@@ -208,8 +226,8 @@ def _undo(
             steps_done=done,
         ) from cause
     try:
-        # The rollback removes only what this run made. An unknown holder does not stop it half way. Neither does a holder
-        # without a process, if ending holders is permitted.
+        # The rollback removes only what this run created. An unknown holder does not stop the rollback half way. If
+        # ending holders is permitted, a holder without a process does not stop it either.
         counts = can_be_ended if context.clear is not None else is_known
         services.clear_away()
         host = go_back(context, before, counts)
@@ -242,17 +260,18 @@ def _undo(
 
 
 def is_known(holder: Holder | Process) -> bool:
-    """Return whether an actual holder was identified."""
+    """Return whether the holder was identified."""
     return holder.kind != UNKNOWN
 
 
 def go_back(
     context: Context, before: Sequence[Target], counts: Callable[[Holder | Process], bool] = lambda holder: True
 ) -> Host:
-    """Restore the layout before the run by a plan from the current one, and return the host.
+    """Restore the layout before the run: plan from the current layout and apply.
 
-    A GPU that cannot be restored counts as lost and does not block the others. Raises BusyError if a holder that `counts` would
-    end, NvmlError and PlanError if a GPU is in use or none is left.
+    Returns the host. A GPU that cannot be restored counts as lost and does not block the other GPUs. Raises BusyError
+    if the plan would end a holder for which `counts` is true. Raises NvmlError or PlanError if a GPU that cannot be
+    restored is in use, or if no working GPU remains.
     """
     host = context.observe()
     plans: list[GpuPlan] = []
@@ -285,7 +304,10 @@ def go_back(
 
 
 def _give_up(session: BoundedSession, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
-    """Count these GPUs as lost. Raises the failure of one that is in use or missing, or if no GPU is left."""
+    """Mark these GPUs as lost.
+
+    Raises the failure instead if the GPU is in use or missing, or if no working GPU would remain.
+    """
     seen = {gpu.uuid for gpu in host.gpus}
     for uuid, error in failed.items():
         if lost_of(host, uuid) is not None:
@@ -303,9 +325,9 @@ def working(targets: Sequence[Target], host: Host) -> list[Target]:
 
 
 def end_journal(journal: Journal, host: Host, before: Sequence[Target], after: Sequence[Target]) -> tuple[LostGpu, ...]:
-    """Remove the journal, except for targets of lost GPUs, which a later run completes when they work again.
+    """Remove the journal, but keep the targets of lost GPUs in it.
 
-    Returns the lost GPUs.
+    A later run completes these targets when the GPUs work again. Returns the lost GPUs.
     """
     lost = {target.gpu_uuid: lost_of(host, target.gpu_uuid) for target in (*before, *after)}
     left = [[target for target in targets if lost[target.gpu_uuid]] for targets in (before, after)]

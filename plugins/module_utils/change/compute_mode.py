@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan and set the compute mode of a GPU: the part `gpu`, which precedes the techniques' parts in every plan."""
+"""Plan and set the compute mode of a GPU.
+
+The compute mode is the plan part `gpu`. It precedes the parts of the techniques in every plan.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,19 @@ class SetComputeMode(GpuStep):
 
 
 def plan(gpu: Gpu, target: Target) -> GpuPart:
-    """Return the step to the target's compute mode. With MIG the mode belongs to the instances.
+    """Return the step that sets the target's compute mode.
 
-    Raises PlanError if it is known that the mode cannot be set (`Gpu.compute_mode_fixed`).
+    If MIG is enabled, the compute mode is set on the instances and not on the GPU. Raises PlanError if the driver is
+    known to refuse the mode (`Gpu.compute_mode_fixed`).
     """
-    # A GPU enters MIG mode in the default mode. When it leaves MIG mode, the mode is set, because it could not be read.
+    # A GPU that enters MIG mode starts with the default compute mode. When a GPU leaves MIG mode, its compute mode is
+    # always set, because it could not be read before.
     now = None if gpu.mig.enabled else gpu.compute_mode
     wanted = target.compute_mode
     if target.mig_enabled:
         wanted = None if now is None else DEFAULT
     if wanted == DEFAULT and gpu.compute_mode_fixed and now is None and not gpu.mig.enabled:
-        # A GPU without compute modes has the default one.
+        # A GPU without compute modes counts as a GPU in the default mode.
         wanted = None
     if wanted not in (None, now) and gpu.compute_mode_fixed:
         raise PlanError(
@@ -62,7 +67,7 @@ def apply(session: BoundedSession, gpu_uuid: str, step: SetComputeMode) -> None:
         session.set_compute_mode(gpu_uuid, step.mode)
     except NvmlError as error:
         if error.code in (NOT_SUPPORTED, NO_PERMISSION):
-            # No driver reports this beforehand, except in the cases that `plan` refuses.
+            # The driver reports this only when the mode is set, except in the cases that `plan` refuses.
             error.cure = _CURE
         raise
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run on a host: complete an interrupted run, observe, plan, apply, record.
+"""Run on a host: recover, read the host, plan, apply and record.
 
-`busy.OnBusy` decides about blocking processes.
+`busy.OnBusy` decides how to handle blocking processes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 @frozen
 class Request:
-    """The request of a run: these `parts` of the layout, by a `saved` plan if given.
+    """The options of a run.
 
-    `directory` is the host's state directory, `unlisted` one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES,
-    `unnamed` one of ownership.UNNAMED_POLICIES, which only a run about all parts uses.
+    `parts` are the parts of the layout to apply. If `saved` is given, that saved plan is applied. `directory` is the
+    state directory of the host. `unlisted` is one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES, and
+    `unnamed` one of ownership.UNNAMED_POLICIES. Only a run with all parts uses `unnamed`.
     If devices change, `services` are restarted (docs/after-a-change.md).
     """
 
@@ -53,19 +54,22 @@ class Request:
 
     @property
     def whole(self) -> bool:
-        """Return whether the run is about all parts of the layout."""
+        """Return whether the run applies all parts of the layout."""
         return set(ALL_PARTS).issubset(self.parts)
 
 
 @frozen
 class Run:
-    """The plan of a run, the host as last read, and the layout after completing an interrupted run (old, new, or None).
+    """The result of a run: its plan, the host as last read, and the actions taken.
 
-    `ended` names the ended processes, `followed` the follow-up steps of changed devices. With `reboot_required` the plan is not
-    applied: its MIG modes wait for a reboot of the host. `missing` is software that must be installed before a foreseen plan can
-    be applied. `warnings` has a sentence for each lost GPU,
-    `reboots` one for each GPU whose MIG mode may need a reboot. `unmanaged` has the GPUs that had an entry and that no entry
-    names any more, `not_restored` a sentence for each of them that cannot be restored.
+    `recovered` is the layout ("old" or "new") after completing an interrupted run, or None if there was no interrupted
+    run.
+    `ended` names the ended processes. `followed` names the follow-up steps for changed devices.
+    If `reboot_required` is true, the plan was not applied, and its MIG modes are pending until the host reboots.
+    `missing` names software that must be installed before a predicted plan can be applied.
+    `warnings` has a sentence for each lost GPU, and `reboots` one for each GPU whose MIG mode may need a reboot.
+    `unmanaged` lists the GPUs that lost their entry in the layout. `not_restored` has a sentence for each of them that
+    cannot be restored.
     """
 
     plan: Plan
@@ -81,7 +85,7 @@ class Run:
     not_restored: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the plan for people, with a line for each unmanaged GPU and each reboot."""
+        """Return the plan as text, with a line for each unmanaged GPU and each reboot."""
         return [*self.plan.lines(), *(each.line() for each in self.unmanaged), *self.reboots]
 
     @property
@@ -91,7 +95,7 @@ class Run:
 
 @frozen
 class _Observed:
-    """The input of a plan apart from the request."""
+    """The input of a plan that does not come from the request."""
 
     host: Host
     ownership: Ownership
@@ -100,9 +104,10 @@ class _Observed:
 
 
 def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
-    """Return a run's plan. Changes nothing and needs no lock. Raises the foreseeable errors of `converge`.
+    """Return the plan of a run without changing anything.
 
-    With `installs` the software of services may be missing.
+    Needs no lock. Raises the errors of `converge` that can be predicted. If `installs` is true, the software that
+    services need may be missing.
     """
     with BoundedSession() as session:
         applied = _applied(request)
@@ -138,13 +143,15 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
 def converge(
     request: Request, lock_timeout_seconds: float, on_busy: OnBusy = REFUSE, leave_pending: bool = False
 ) -> Run:
-    """Change the host's GPUs as requested.
+    """Apply the requested layout to the GPUs of the host.
 
-    If devices change, CDI specifications are written again and services restarted. With `leave_pending` a plan that changes MIG
-    modes is not applied: the modes are left pending, and the caller reboots the host at once (`Run.reboot_required`).
+    If devices change, CDI specifications are regenerated and services are restarted. If `leave_pending` is true and the
+    plan changes MIG modes, the plan is not applied. The modes are left pending, and the caller must reboot the host at
+    once (`Run.reboot_required`).
 
-    Raises DriverAbsentError, SelectorError, PlanError before anything changes, BusyError and ApplyError with an outcome
-    afterwards, and FollowError if the layout was applied and a follow-up step failed.
+    Raises DriverAbsentError, SelectorError or PlanError before anything changes. Raises BusyError or ApplyError, both
+    with an outcome, after a change has started. Raises FollowError if the layout was applied but a follow-up step
+    failed.
     """
     work = _Attempts(request, on_busy, leave_pending)
 
@@ -157,19 +164,20 @@ def converge(
 
 
 class _Attempts:
-    """The state of a run, which may take several attempts if it waits."""
+    """The state of a run. A run that waits makes several attempts."""
 
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
         self.journal, self.record = Journal(request.directory), Record(request.directory)
         self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
-        #: Whether an earlier run left follow-up steps undone. Read under the lock, the first time.
+        #: Whether an earlier run left follow-up steps pending. Read once, in the first attempt, because it needs the
+        #: lock.
         self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
-        #: How many GPUs were lost when the plan was made.
+        #: Number of GPUs that were lost when the plan was made.
         self.lost = 0
-        #: Whether the plan restores GPUs without an entry, and why it no longer may.
+        #: Whether the plan restores GPUs without an entry, and the error of an attempt to restore them that failed.
         self.restores = False
         self.not_restored = ""
 
@@ -180,28 +188,28 @@ class _Attempts:
             run = self._without_new_sick(session)
         except ApplyError as error:
             if error.outcome == "old" and error.steps_done:
-                # Recreated devices are new devices. If their clients cannot be restarted, the mark stays for the next run,
-                # and the first failure is raised.
+                # A recreated device is a new device to its clients. If the clients cannot be restarted, the mark is
+                # kept for the next run, and the failure of the change is raised.
                 with contextlib.suppress(FollowError):
                     self._follow(session)
             raise
         if run.reboot_required:
-            # The boot recreates the devices, and their clients start after it.
+            # The reboot recreates the devices, and the clients start after them.
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
     def _without_new_sick(self, session: BoundedSession) -> Run:
-        """Attempt the change. If GPUs that may be skipped fail meanwhile, repeat it without them."""
+        """Attempt the change. If GPUs that may be skipped fail, retry without them."""
         while True:
             try:
                 return self._attempt(session)
             except ApplyError as error:
                 if error.outcome == "old" and self.restores and self.request.saved is None:
-                    # A GPU without an entry must not block the others. This happens once.
+                    # A GPU without an entry must not block the others. This retry happens at most once.
                     self.restores, self.not_restored = False, str(error)
                     continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
-                # The number of lost GPUs grows each time, so this ends.
+                # The number of lost GPUs grows with each attempt, so the loop ends.
                 if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
                     raise
 
@@ -209,7 +217,7 @@ class _Attempts:
         own: Pids = {}
 
         def look_again(gpu: str | None = None) -> Host:
-            # A service that is kept does not block the change. One that should have stopped does.
+            # A service that keeps running does not block the change. A service that should have stopped blocks it.
             return observe(session, own, gpu)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
@@ -233,13 +241,13 @@ class _Attempts:
         decision = _decide(self.request, working.layout, observed, restore=restore)
         plan, self.restores = decision.plan, decision.restores
         if GPUS in self.request.parts:
-            # From here on, pending modes of an earlier run are set or reverted.
+            # The rest of this run sets or reverts the modes that an earlier run left pending.
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
             plan.refuse_disturbance()
         if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
-            # Clients of kept services count here, because the reboot would end them too.
+            # Clients of services that keep running count here, because the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
             run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=working.warnings)
@@ -255,10 +263,10 @@ class _Attempts:
             host = apply(context, plan, ownership, _changes(services, plan, look_again, clear), after)
         for technique in SETTINGS:
             if technique.observer in session.observers:
-                # The setting of a lost GPU is unknown: the next run reads it again.
+                # The setting of a lost GPU is unknown, so the next run must read it again.
                 technique.record(self.request.directory, host.gpus, [gpu.uuid for gpu in host.lost if gpu.uuid])
         if GPUS in self.request.parts:
-            # Existing instances that the layout names are adopted, too.
+            # Existing instances that match the layout become the collection's own.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
         if decision.applied.entries is not None:
@@ -273,7 +281,11 @@ class _Attempts:
         return AppliedRecord(self.request.directory)
 
     def _leave_pending(self, session: BoundedSession, plan: Plan) -> None:
-        """Record it before the first mode is set, so that a boot after a kill has the layout with these modes."""
+        """Leave the changed MIG modes pending, and mark this in the state directory.
+
+        The mark is set before the first mode. If this process is killed in between, the next boot keeps the layout that
+        matches the pending modes.
+        """
         self.pending_reboot.begin()
         try:
             DIVIDER.leave_pending(session, plan)
@@ -282,7 +294,10 @@ class _Attempts:
             raise
 
     def _record_coming(self, host: Host, plan: Plan) -> None:
-        """Record settings before the change, so that the run after an interrupted one reads them, too."""
+        """Record GPU settings before they change.
+
+        If this run is interrupted, the next run then reads the settings too.
+        """
         for technique in SETTINGS:
             default = (None, technique.default)
             changing = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
@@ -299,9 +314,12 @@ class _Attempts:
         return bool(ended)
 
     def _follow(self, session: BoundedSession) -> tuple[str, ...]:
-        """Run the follow-up steps of changed devices, of this run or an earlier one that did not complete them."""
+        """Run the pending follow-up steps for changed devices.
+
+        The devices were changed by this run, or by an earlier run that did not complete its follow-up steps.
+        """
         if GPUS not in self.request.parts or not self.follow_up.due():
-            # Only a run that changes GPUs restarts services that list them.
+            # Only a run that changes GPUs restarts services that depend on the list of devices.
             return ()
         followed: tuple[str, ...] = ()
         if not session.private:
@@ -312,7 +330,10 @@ class _Attempts:
         return followed
 
     def _refuse_loss(self, host: Host, decision: Decision) -> None:
-        """Refuse a reboot that would end holders of any GPU, or lose an instance that the boot does not restore."""
+        """Refuse a reboot that would end holders or lose instances.
+
+        All holders of all GPUs count. An instance is lost if the boot service does not recreate it.
+        """
         held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
         disturbs = [
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
@@ -336,7 +357,10 @@ class _Attempts:
 
 
 def _applied(request: Request) -> Applied:
-    """Return the record of applied entries, or an empty one if the run is about a part of the layout."""
+    """Return the record of applied entries.
+
+    The record is empty if the run applies only a part of the layout.
+    """
     from .unnamed import Applied, AppliedRecord
 
     return AppliedRecord(request.directory).read() if request.whole else Applied(())
@@ -345,7 +369,10 @@ def _applied(request: Request) -> Applied:
 def _decide(
     request: Request, layout: Layout, observed: _Observed, installs: bool = False, restore: bool = True
 ) -> Decision:
-    """Plan the request's layout without skipped lost GPUs, and the GPUs that lost their entry."""
+    """Plan the requested layout and the GPUs that lost their entry.
+
+    `layout` has no entries for lost GPUs that are skipped.
+    """
     from .unnamed import Applied, AppliedRecord, Decision, Situation, decide, without_service
 
     host, ownership, services = observed.host, observed.ownership, observed.services
@@ -367,14 +394,17 @@ def _decide(
 
 
 def _saved_gpus(saved: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the UUIDs in lower case of the GPUs in a saved plan; none if it is not a plan, which is reported later."""
+    """Return the UUIDs, in lower case, of the GPUs in a saved plan.
+
+    Returns an empty set if `saved` is not a valid plan. This error is reported later.
+    """
     gpus = saved.get("gpus") if isinstance(saved, Mapping) else None
     rows = gpus if isinstance(gpus, (list, tuple)) else ()
     return frozenset(str(row.get("uuid")).lower() for row in rows if isinstance(row, Mapping))
 
 
 def _owned(directory: str, host: Host) -> frozenset[Owned]:
-    """Return the collection's instances as recorded after an interrupted run is completed."""
+    """Return the collection's instances as they will be recorded after recovery."""
     owned = Record(directory).read()
     entry = Journal(directory).read()
     if entry is None:

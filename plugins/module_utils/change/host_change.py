@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change all services of a host as one: they stop in reverse order, the GPUs change, then they start in order."""
+"""Change all services of a host together.
+
+The services stop in reverse order, then the GPUs change, and then the services start in order.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,45 @@ from ..services import Change
 
 
 class HostChange:
-    """The changes of several services, in the order of the registry of techniques. Its methods are those of `Change`."""
+    """The changes of several services, in the registry's order of the techniques.
+
+    The methods are the same as in `Change`.
+    """
 
     def __init__(self, changes: Sequence[Change] = ()) -> None:
         self._changes = tuple(changes)
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """Return the journal's record of the changes, by key of the technique."""
+        """Return the journal data of each change. The keys are those of the techniques."""
         return {change.key: change.record for change in self._changes}
 
     def stop(self, done: list[str]) -> None:
-        """Run the steps before the GPUs change. Raises BusyError for blocking holders, or ends them."""
+        """Run the steps that must complete before the GPUs change.
+
+        Blocking holders are ended if that is permitted. Otherwise BusyError is raised.
+        """
         for change in reversed(self._changes):
             change.stop(done)
 
     def start(self, host: Host, done: list[str]) -> None:
-        """Run the steps after the GPUs changed to the state in `host`."""
+        """Run the steps that follow the change of the GPUs to the state in `host`."""
         for change in self._changes:
             change.start(host, done)
 
     def clear_away(self) -> None:
-        """Roll back before the GPUs: remove what was created."""
+        """Remove what the services created, before the GPUs are rolled back."""
         for change in self._changes:
             change.clear_away()
 
     def bring_back(self, host: Host) -> None:
-        """Roll back after the GPUs: restore what was removed. Raises ApplyError with all failures."""
+        """Restore what the services removed, after the GPUs were rolled back.
+
+        Raises one ApplyError with all failures.
+        """
         attempt_all(*(functools.partial(change.bring_back, host) for change in self._changes))
 
     def forget(self) -> None:
-        """Remove leftovers of the previous layout, after the new one is complete."""
+        """Remove leftovers of the previous layout after the new layout is complete."""
         for change in self._changes:
             change.forget()

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share arguments, run and return values between modules that apply a layout or a part of one."""
+"""Share the arguments, the run and the return values of the layout modules.
+
+These modules apply a layout or a part of a layout.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,12 @@ from .targets import asked
 
 
 def argspec() -> dict[str, Any]:
-    """Return the options of every module that applies a layout (documentation fragment `layout`)."""
+    """Return the options of every module that applies a layout.
+
+    The documentation fragment is `layout`.
+    """
     return {
-        # raw: the layout's parser reports errors, entry by entry.
+        # The type is `raw` because the parser of the layout reports errors for each entry.
         "layout": {"type": "raw", "required": True},
         "on_busy": {"type": "str", "choices": list(busy.POLICIES), "default": busy.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
@@ -39,7 +45,10 @@ def argspec() -> dict[str, Any]:
 
 
 def argspec_of_gpus() -> dict[str, Any]:
-    """Return the options of modules that change GPUs and instances (fragment `openfleet.gpu.layout.gpus`)."""
+    """Return the options of the modules that change GPUs and instances.
+
+    The documentation fragment is `openfleet.gpu.layout.gpus`.
+    """
     return dict(
         argspec(),
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
@@ -47,13 +56,16 @@ def argspec_of_gpus() -> dict[str, Any]:
         leave_pending={"type": "bool", "default": False},
         mig_manager={"type": "str", "choices": ["refuse", "disable"], "default": "refuse"},
         restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
-        # The text of a Python file, which does not belong in logs.
+        # The text of a Python file. It must not be logged.
         pynvml={"type": "str", "no_log": True},
     )
 
 
 def argspec_of_layout() -> dict[str, Any]:
-    """Return the options of the module `layout`. Its action uses the two extra options on the controller."""
+    """Return the options of the module `layout`.
+
+    The module's action plugin uses the two additional options on the controller.
+    """
     return dict(
         argspec_of_gpus(),
         unnamed={"type": "str", "choices": list(UNNAMED_POLICIES), "default": UNNAMED_POLICIES[0]},
@@ -63,7 +75,7 @@ def argspec_of_layout() -> dict[str, Any]:
 
 
 def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] = ALL_PARTS) -> dict[str, Any]:
-    """Apply these parts of the layout, and return the module's return values."""
+    """Apply these parts of the layout and return the module's return values."""
     request = Request(
         layout=parse_layout(params["layout"]),
         directory=params["state_directory"],
@@ -79,7 +91,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         lend(params["pynvml"])
     try:
         if check_mode:
-            # An earlier task of the same dry run may be going to install it.
+            # In a check-mode run, an earlier task may plan to install it.
             done = predict(request, params["on_busy"], installs=True)
         else:
             done = converge(
@@ -142,7 +154,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
 
 
 def _reload_risk(host: Host) -> bool:
-    """Return whether a reload of systemd would detach GPUs from containers."""
+    """Return whether a systemd reload would detach GPUs from containers."""
     from pathlib import Path
 
     from ..command import run_to_end
@@ -152,7 +164,10 @@ def _reload_risk(host: Host) -> bool:
 
 
 def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
-    """Return the step for NVIDIA's MIG manager. A layout without entries changes nothing and needs none."""
+    """Return the step for NVIDIA's MIG manager, or none if it is not needed.
+
+    A layout without entries changes nothing, so the MIG manager can stay enabled.
+    """
     if "mig_manager" not in params or not request.layout.entries:
         return ()
     from . import mig_manager
@@ -161,7 +176,10 @@ def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
 
 
 def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> Run:
-    """Apply the step of `_mig_manager`, and return the run with it. Raises FollowError."""
+    """Apply the step from `_mig_manager` and return the run including the step.
+
+    Raises FollowError.
+    """
     if not also:
         return done
     if not check_mode and not done.reboot_required:

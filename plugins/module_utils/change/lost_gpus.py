@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan around GPUs that do not work: an NVML call for them fails, or the driver does not count them (`Host.lost`).
+"""Plan around lost GPUs (`Host.lost`).
 
-A selector is compared with the known attributes of such a GPU. If an attribute is unknown, a selector by it that matches no
-other GPU, and every selector by model, may mean the GPU.
+A GPU is lost if an NVML call for it fails or if the driver does not count it. Selectors are compared with the known
+attributes of the lost GPU. If the attribute is unknown, a selector by model may match the lost GPU. A selector by
+index, UUID or PCI address may match it if the selector matches no other GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from ..model import Host, LostGpu
 from ..nvml.calls import lost_error
 from ..techniques.forms import FORMS
 
-#: Policies for an entry with a lost GPU: fail before anything changes, or skip the GPU.
+#: Policies for an entry that names a lost GPU: fail before anything changes, or skip the GPU.
 POLICIES = FAIL, SKIP = ("fail", "skip")
 
 
 @frozen
 class Answering:
-    """The part of a layout that can be planned without the lost GPUs, and a sentence for each lost GPU."""
+    """The part of a layout that can be planned, and a warning for each lost GPU."""
 
     layout: Layout
     warnings: tuple[str, ...] = ()
 
 
 def answering(layout: Layout, host: Host, policy: str) -> Answering:
-    """Return the layout for the GPUs that work.
+    """Return the layout for the working GPUs.
 
-    An entry that divides something between its GPUs (tenants, an MPS daemon for all of them) is skipped as a whole, and its GPUs
-    do not change. Raises NvmlError if the policy is FAIL and an entry names a lost GPU.
+    If an entry divides tenants or one MPS daemon between its GPUs, the whole entry is skipped and its GPUs do not
+    change. Raises NvmlError if the policy is FAIL and an entry names a lost GPU.
     """
     if not host.lost:
         return Answering(layout)
@@ -60,16 +61,16 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
 
 
 def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
-    """Return a sentence for each GPU that worked `before` and does not any more."""
+    """Return a sentence for each GPU that has been lost since `before`."""
     known = {(gpu.index, gpu.pci_address if gpu.index is None else None) for gpu in before}
     found = [gpu for gpu in host.lost if (gpu.index, gpu.pci_address if gpu.index is None else None) not in known]
     return tuple("%s %s: it worked when the run began (%s)" % (gpu.label, gpu.state, gpu.problem) for gpu in found)
 
 
 def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
-    """Return the lost GPUs that the selector names, or may name."""
+    """Return the lost GPUs that the selector matches or may match."""
     known = {"index": "index", "uuid": "uuid", "pci": "pci_address", "model": "name"}
-    # Each of these names one GPU.
+    # A selector of these kinds names exactly one GPU.
     single = selector.kind in ("index", "uuid", "pci")
     if single and any(matches(selector, gpu) for gpu in host.gpus):
         return ()
@@ -84,7 +85,10 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
-    """Return the entry for the working GPUs, or None if it cannot be split or has no other GPU."""
+    """Return the entry for the working GPUs.
+
+    Returns None if the entry cannot be split or has no working GPU.
+    """
     divided = any(form.key == entry.sharing and form.divides(entry.part) for form in FORMS)
     if divided:
         return None

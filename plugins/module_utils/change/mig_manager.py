@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Handle NVIDIA's MIG manager for systemd, which would repartition the GPUs at the next boot.
+"""Handle NVIDIA's MIG manager for systemd.
 
+It would repartition the GPUs at the next boot. Source:
 https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd
 """
 
@@ -19,7 +20,10 @@ REFUSE, DISABLE = POLICIES = ("refuse", "disable")
 
 
 def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the step for the MIG manager, or none if it is not enabled. Raises PlanError if the policy is REFUSE."""
+    """Return the step that disables the MIG manager, or none if it is not enabled.
+
+    Raises PlanError if it is enabled and the policy is REFUSE.
+    """
     if not systemd.booted(root):
         return ()
     unit = systemd.loaded(run, [UNIT], ("UnitFileState",)).get(UNIT)
@@ -35,7 +39,10 @@ def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str,
 
 
 def disable(run: Run = run_tool) -> None:
-    """Disable the MIG manager from the next boot on. Raises FollowError: the layout itself was applied."""
+    """Disable the MIG manager from the next boot on.
+
+    Raises FollowError, because the layout itself was applied.
+    """
     try:
         systemd.tell(run, ["systemctl", "disable", "--no-reload", "--quiet", UNIT])
     except (systemd.NoAnswerError, FileNotFoundError) as error:

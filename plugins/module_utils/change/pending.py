@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mark unfinished work of a run in the state directory, for the next run after an interruption.
+"""Mark unfinished work in the state directory, for the next run.
 
-The content of a mark does not matter, so a damaged mark is still a mark.
+The run after an interruption reads the marks. The content of a mark does not matter, so a damaged mark still counts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from .. import durable
 
 _SCHEMA = 1
 
-#: Default list of services that read devices only when they start. The exporters may be clients of the first. The MIG manager
-#: itself stops more services, to free the GPUs or for Kubernetes (NVIDIA/mig-parted, deployments/systemd/hooks.sh).
+#: Default list of services that read the devices only when they start. The exporters may be clients of nvidia-dcgm. The
+#: MIG manager itself stops more services, to free the GPUs or for Kubernetes (NVIDIA/mig-parted,
+#: deployments/systemd/hooks.sh).
 RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service", "nvidia-dcgm-exporter.service")
 
 
 class Mark:
-    """A mark: the name of its file, in the state directory."""
+    """A mark: a file in the state directory, and its name."""
 
     name: str
 
@@ -41,12 +42,15 @@ class Mark:
 
 
 class PendingFollowUp(Mark):
-    """Devices have changed, or may have, and the follow-up steps (`follow`) are not done. Set before the change."""
+    """The mark for pending follow-up steps (`follow`).
+
+    It is set before devices change and removed after the follow-up steps.
+    """
 
     name = "follow.json"
 
 
 class PendingReboot(Mark):
-    """MIG modes were left pending on the GPUs, or may have been, for a reboot of the host."""
+    """The mark for MIG modes that may be pending until the host reboots."""
 
     name = "reboot.json"

@@ -1,11 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Save plans as data, and apply them later exactly as they were, or not at all.
+"""Save plans as data, and apply a saved plan later exactly or not at all.
 
-A saved plan has the observed state, the desired state, and the steps between them. It is never applied from the file: the
-planner plans again with the saved placements, and the result must equal the saved steps. So everything that the planner
-refuses (a blocking process, an instance of another owner) is refused here, too.
+A saved plan has the observed state, the desired state and the steps between the two. The steps in the file are never
+run directly. The planner plans again with the saved placements, and the result must equal the saved steps. The
+planner's checks therefore also apply to a saved plan, for example for blocking processes and for instances of other
+owners.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SAVE_AGAIN = "Check the difference and save a new plan (-e gpu_layout_plan_out=
 
 
 def save(plan: Plan, host: Host) -> dict[str, Any]:
-    """Return a host's plan as data, with the observed state."""
+    """Return a host's plan as data, including the observed state."""
     return {
         "schema": SCHEMA,
         "driver_version": host.driver_version,
@@ -58,9 +59,10 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
 
 
 def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], ownership: Ownership) -> Plan:
-    """Return the saved plan as a plan for the current host, without steps if it was already applied.
+    """Return the saved plan as a plan for the current host.
 
-    Raises PlanError with the differences if the host or the layout has changed.
+    If the plan was already applied, the returned plan has no steps. Raises PlanError with the differences if the host
+    or the layout has changed.
     """
     try:
         return _restore(_checked(saved), host, tuple(targets), ownership)
@@ -69,7 +71,10 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raise PlanError for steps of services that were not saved. Some saved ones may already be done."""
+    """Raise PlanError if the plan has steps of services that are not in `saved`.
+
+    Saved steps may be missing from the plan because they are already done.
+    """
     for part in plan.parts:
         then = _checked(saved)[part.key]
         if not all(step in then["steps"] for step in part.to_data()):
@@ -80,12 +85,15 @@ def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of a file with the plans of these hosts, by name."""
+    """Return the content of a plan file. `plans` has a plan for each host name."""
     return {"schema": SCHEMA, "hosts": dict(plans)}
 
 
 def host_part(text: str, host: str) -> dict[str, Any]:
-    """Return one host's plan from the text of such a file. Raises PlanError if there is none."""
+    """Return one host's plan from the text of a plan file.
+
+    Raises PlanError if the text is invalid or has no plan for the host.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -102,7 +110,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
 
 
 def _checked(data: Any) -> Mapping[str, Any]:
-    """Return the data. Raises PlanError if it is not of this release's schema."""
+    """Return the data. Raises PlanError if it has another schema version."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:
         raise PlanError(
@@ -141,7 +149,7 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
 
 
 def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
-    """Return whether every GPU is already in the saved plan's desired state."""
+    """Return whether every GPU is already in the desired state of the saved plan."""
     try:
         return not planner.plan(host.gpus, pinned, ownership).changes
     except PlanError:
@@ -153,7 +161,10 @@ def _moved(moved: Sequence[str]) -> PlanError:
 
 
 def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
-    """Return the differences on the planned GPUs since then, one text each."""
+    """Return the differences between the saved and the current state of the GPUs.
+
+    Only the GPUs in the plan are compared. Each difference is one text.
+    """
     found = []
     if saved["driver_version"] != host.driver_version:
         found.append("the driver was %s and is %s" % (saved["driver_version"], host.driver_version))
@@ -195,7 +206,7 @@ def _compute(instance: Mapping[str, Any]) -> str:
 
 
 def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets: Sequence[Target]) -> list[str]:
-    """Return the differences between the current layout and the plan's."""
+    """Return the differences between the current layout and the saved one."""
     then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
     found = []
     for target in targets:
@@ -204,25 +215,31 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets:
             found.append("%s is in %s, but not in the plan" % (gpus[target.gpu_uuid].label, target.where))
         elif gpu["asked"] != _asked(target):
             found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, asked(target)))
-    # A missing GPU is reported as such, whether or not the layout selects it.
+    # `differences` reports missing GPUs, whether or not the layout selects them.
     found += ["gpu %d (%s) is no longer in gpu_layout" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
     return found
 
 
 def _asked(target: Target) -> dict[str, Any]:
-    """Return a GPU's desired state without the place of the entry, because moving an entry changes nothing."""
+    """Return the desired state of a GPU without the entry's position.
+
+    Moving an entry within the layout does not change the desired state.
+    """
     data = target.to_data()
     del data["gpu_uuid"], data["where"]
     for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
-            # A setting that the run does not read counts as the default.
+            # If a run does not read a setting, the setting counts as the default.
             data.pop(technique.setting, None)
     data["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
     return data
 
 
 def _observed(gpu: Gpu) -> dict[str, Any]:
-    """Return the state of a GPU that a plan depends on, without its holders, which are read when a plan is made."""
+    """Return the part of a GPU's state that a plan depends on.
+
+    Holders are left out because they are read again when a plan is made.
+    """
     return {
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan from the current to the desired state of GPUs: a pure function (observed, wanted) -> Plan.
+"""Plan the change from the observed to the desired state of GPUs.
 
-Without I/O, clock, randomness, NVML and Ansible, so equal arguments give equal plans. Each technique plans its own part.
+Planning is a pure function: it uses no I/O, clock, randomness, NVML or Ansible. Equal arguments give equal plans. Each
+technique plans its own part.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from ..ownership import Ownership
 from ..techniques.registry import DIVIDER, SETTINGS
 from . import compute_mode
 
-#: Every instance counts as the collection's own, for rollbacks and for plans of GPUs that do not exist yet.
+#: An ownership under which every instance belongs to the collection. Used for rollbacks and for plans of GPUs that do
+#: not exist yet.
 ALL_OURS = Ownership("remove")
 
 
 def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
     """Plan every target on the observed GPUs.
 
-    Raises PlanError with the GPU and the entry if a target is impossible, or if it would remove instances of others and
-    `ownership` does not allow that. A plan that would end holders is returned: `Plan.disturbs` names them, and the code that
-    applies plans decides.
+    Raises PlanError with the GPU and the entry if a target is impossible. Also raises PlanError if a target would
+    remove instances of other owners and `ownership` does not allow that. A plan that would end holders is returned and
+    not refused. `Plan.disturbs` lists these holders, and the code that applies the plan decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     plans = []
@@ -48,7 +50,7 @@ def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPl
 
 
 def target_of(gpu: Gpu) -> Target:
-    """Return the target of a GPU's current state, with every placement pinned, for a rollback."""
+    """Return a rollback target: the current state of a GPU, with pinned placements."""
     return Target(
         gpu_uuid=gpu.uuid,
         where="the state before this run",

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a host and plan a layout for it: the GPUs with their holders and settings, and the services."""
+"""Read a host and plan a layout for it.
+
+The host is read with its GPUs, their holders and settings, and the services.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ from ..techniques.registry import SERVING, SETTINGS
 from . import planner
 from .targets import targets
 
-#: Possible parts of a run: MIG and compute modes, and each technique by its key.
+#: The part for MIG and compute modes. ALL_PARTS also has a part for each technique, named by its key.
 GPUS = "gpus"
 ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
 
 @frozen
 class PlanRequest:
-    """The `parts` of a layout to plan, by a `saved` plan if given.
+    """The `parts` of a layout to plan, and the `saved` plan if one is applied.
 
-    With `installs` missing software of a service is no error.
+    If `installs` is true, it is no error if the software of a service is missing.
     """
 
     parts: Sequence[str] = ALL_PARTS
@@ -40,18 +43,24 @@ class PlanRequest:
 
 
 def removal_of(key: str) -> str:
-    """Return the part for a run that removes the technique's service from the host, independent of the layout."""
+    """Return the name of the part that removes the technique's service from a host.
+
+    A run with this part removes the service whatever the layout contains.
+    """
     return "no_%s" % key
 
 
 def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[Service, ...]:
-    """Return the services of a run, without those that neither the host has nor the layout needs."""
+    """Return the services of a run that the host has or the layout needs."""
     about = [each for each in SERVING if {each.key, removal_of(each.key)}.intersection(parts)]
     return tuple(each.service(private) for each in about if each.used(layout, private))
 
 
 def look(session: BoundedSession, services: Sequence[Service]) -> Host:
-    """Read the services and the GPUs, and return the GPUs with their holders. A service's own processes are no holders."""
+    """Read the services and the GPUs. Return the host with the GPUs' holders.
+
+    The processes that belong to a service are not holders.
+    """
     for service in services:
         service.observe()
     host = observe(session, merged(service.own() for service in services))
@@ -61,9 +70,10 @@ def look(session: BoundedSession, services: Sequence[Service]) -> Host:
 
 
 def observe(session: BoundedSession, own: Pids | None = None, only: str | None = None) -> Host:
-    """Return the host with all holders of its GPUs and instances, except the processes of services that are their `own`.
+    """Return the host with all holders of its GPUs and instances.
 
-    `only` is the UUID of the GPU to read, as for `BoundedSession.observe`. All holders are read.
+    `own` are the processes of services by GPU UUID. They are not holders. `only` is the UUID of the GPU to read, as in
+    `BoundedSession.observe`. Holders of all GPUs are read in any case.
     """
     host, own = session.observe(only=only), own or {}
     holders = [h for h in find_holders(host) if h.pid not in own.get(h.gpu_uuid, ())]
@@ -85,9 +95,9 @@ def make_plan(
     request: PlanRequest,
     services: Sequence[Service],
 ) -> Plan:
-    """Return the plan of these parts of the layout, or the saved plan.
+    """Return the plan for these parts of the layout, or the saved plan.
 
-    Raises SelectorError and PlanError before anything changes.
+    Raises SelectorError or PlanError before anything changes.
     """
     parts, saved = request.parts, request.saved
     wanted = tuple(_of_parts(target, host, parts) for target in targets(layout, host.gpus))
@@ -98,7 +108,7 @@ def make_plan(
 
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
-        # This run does not change a pending MIG mode there either.
+        # A run without the part GPUS also leaves a pending MIG mode unchanged.
         plan = dataclasses.replace(plan, gpus=tuple(_of_settings_only(gpu) for gpu in plan.gpus))
     by_key = {service.key: service for service in services}
     for each in SERVING:
@@ -117,7 +127,7 @@ def make_plan(
 
 
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
-    """Return the target with all parts outside of the run in their current state."""
+    """Return the target, but keep the current state for all parts outside of the run."""
     if GPUS not in parts:
         now = planner.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
         target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)

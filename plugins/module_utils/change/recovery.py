@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Complete an interrupted run: restore the old layout, or apply the new one if restoring would end holders."""
+"""Complete an interrupted run.
+
+Restore the old layout. If this would end holders, apply the new layout instead.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,16 @@ from .apply_plan import Context, end_journal, expect, go_back, run_steps, settle
 
 
 def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
-    """Complete an interrupted run. Return the current layout, old or new, or None if there was no such run.
+    """Complete an interrupted run, and return the resulting layout.
 
-    The new layout stays if the run had completed it. Otherwise the old one is restored. If that would end a holder (a job that
-    started since), the new one is completed instead, if that ends none. If both would, `clear` ends it, or BusyError is raised.
-    With the old layout, stopped or changed `services` are restored. Raises ApplyError if it fails. The journal then stays.
+    Returns "old", "new", or None if there was no interrupted run.
+
+    If the interrupted run had already reached the new layout, the new layout is kept. Otherwise the old layout is
+    restored. If that would end a holder, such as a job that has started since, the new layout is completed instead,
+    unless that would also end a holder. If both would end holders, `context.clear` ends them. If `context.clear` is
+    None, BusyError is raised.
+    If the old layout is restored, the `services` that were stopped or changed are restored, too. Raises ApplyError if
+    the recovery fails. The journal is then kept.
     """
     journal, record = context.journal, context.record
     entry = journal.read()
@@ -38,7 +46,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     uuids = {gpu.uuid for gpu in gpus}
     named = {target.gpu_uuid for target in (*entry.before, *entry.after)}
     if named and not named & uuids and not entry.beside and any(lost_of(host, uuid) for uuid in named):
-        # The journal has only lost GPUs, and waits for them.
+        # The journal has targets for lost GPUs only. Keep it until the GPUs work again.
         return None
     before, after = ([t for t in targets if t.gpu_uuid in uuids] for targets in (entry.before, entry.after))
     outcome = "new"
@@ -77,7 +85,10 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
 
 
 def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -> None:
-    """Read every setting in the journal, independent of this run's parts, to compare it with the old and the new value."""
+    """Make the session read every setting that the journal contains.
+
+    The current values are compared with the old and the new values, even if this run does not manage the setting.
+    """
     settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
     if not {name for name, _value in settings}.issubset(observer.setting for observer in OBSERVERS):
         raise durable.damaged(journal.path)
@@ -86,7 +97,10 @@ def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -
 
 
 def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Target]) -> tuple[Host, Plan | None]:
-    """Restore the old layout or complete the new one. Return the host, and for the new one the plan without steps."""
+    """Restore the old layout, or else complete the new one.
+
+    Returns the host, and a plan without steps if the new layout was completed, otherwise None.
+    """
     try:
         return go_back(context, before), None
     except BusyError as busy:
@@ -108,10 +122,10 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
 
 
 def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
-    """Return the plan to these targets if it has no steps."""
+    """Return the plan for these targets if it has no steps, otherwise None."""
     try:
         plan = planner.plan(gpus, targets)
     except FleetError:
-        # The target is no longer possible, for example after a change of the driver or the card.
+        # The target has become impossible, for example because the driver or the card was replaced.
         return None
     return None if plan.changes else plan

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share arguments, run and return values between modules that apply the service of one technique."""
+"""Share the arguments, the run and the return values of the service modules.
+
+Each of these modules applies the service of one technique.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from ..transaction import locked
 from . import layout_module
 from .prepare import removal_of
 
-#: A host without a working driver.
+#: A host description for a host without a working driver.
 _NO_GPUS = Host("", "", None, False, ())
 
 
 def argspec() -> dict[str, Any]:
-    """Return the options: those of all modules that apply a layout, and the desired state of the service."""
+    """Return the options of all layout modules, and the desired state of the service."""
     state = {"type": "str", "choices": ["present", "absent"], "default": "present"}
     return dict(layout_module.argspec(), state=state)
 
@@ -35,9 +38,10 @@ def argspec() -> dict[str, Any]:
 def serve(
     service: type[Service], name: str, report: Callable[[bool], Any], params: dict[str, Any], check_mode: bool
 ) -> dict[str, Any]:
-    """Apply the service's part of the layout, or remove the service. Return the module's return values.
+    """Apply the service's part of the layout, or remove the service.
 
-    `report` returns the current objects, as the return value `name`. A service can be removed without a driver.
+    Returns the module's return values. The value called `name` is the result of `report`: the current daemons or
+    tenants. A service can be removed from a host without a driver.
     """
     absent = params["state"] == "absent"
     try:
@@ -47,7 +51,7 @@ def serve(
             raise
         told = {"driver_present": False}
     if told["driver_present"]:
-        # Hosts with working GPUs are not read again.
+        # On a host with real GPUs, the environment variable is not set. The GPUs are then not read again.
         private = "GPUSIM_STATE" in os.environ
         if private:
             with BoundedSession() as session:
@@ -57,9 +61,10 @@ def serve(
 
 
 def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Remove the service from a host without readable GPUs. Return the module's return values.
+    """Remove the service from a host whose GPUs cannot be read.
 
-    Its clients block as usual. Raises BusyError and ApplyError.
+    Returns the module's return values. Clients of the service block the removal, as on other hosts. Raises BusyError or
+    ApplyError.
     """
     on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
     ended: list[str] = []
@@ -75,7 +80,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
         with contextlib.ExitStack() as held:
             if not check_mode:
                 held.enter_context(locked(params["state_directory"], params["lock_timeout"]))
-            # If GPUs are simulated for this process alone, the host has no services of theirs.
+            # If the GPUs are simulated for this process only, the services of the host do not belong to them.
             service = kind("GPUSIM_STATE" in os.environ)
             service.observe()
             service.observe_on(())

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Resolve a layout to the desired state of each GPU of a host.
 
-Selectors are resolved to UUIDs each time a layout is applied, because indexes may change at a reboot.
+Selectors are resolved to UUIDs each time a layout is applied, because GPU indexes may change at a reboot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..techniques.forms import FORMS
 from ..techniques.registry import DIVIDER, SETTINGS
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 
-#: Compute mode of a GPU by its sharing, or None if it belongs to the instances.
+#: Compute mode of a GPU for each value of `sharing`. None if the mode is set on the instances.
 COMPUTE_MODES = {
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
@@ -28,9 +28,9 @@ COMPUTE_MODES = {
 
 
 def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
-    """Return the entry of each GPU that the layout selects, by UUID.
+    """Return the layout entry for each selected GPU, by GPU UUID.
 
-    Raises SelectorError with all problems if a selector matches nothing or a GPU is selected twice.
+    Raises SelectorError with all problems if a selector matches nothing or if two selectors match the same GPU.
     """
     named: dict[str, tuple[str, Entry]] = {}
     problems: list[Problem] = []
@@ -55,13 +55,16 @@ def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
 
 
 def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
-    """Return a target for each GPU that the layout selects, in the order of the GPUs. Raises SelectorError as `resolved`."""
+    """Return a target for each GPU that the layout selects, in the order of the GPUs.
+
+    Raises SelectorError like `resolved`.
+    """
     entries = resolved(layout, gpus)
     return tuple(_target(gpu, entries[gpu.uuid]) for gpu in gpus if gpu.uuid in entries)
 
 
 def asked(target: Target) -> str:
-    """Return the desired state of a GPU in words."""
+    """Return the desired state of a GPU as text."""
     for technique in SETTINGS:
         if technique.key == target.sharing:
             return "%s: %s" % (target, target.settings.get(technique.setting))

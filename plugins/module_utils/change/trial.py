@@ -1,11 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Handle a layout on trial: the boot service has it before a needed reboot, and the previous layout is kept.
+"""Handle a layout that is on trial until the host reboots.
 
-The reboot takes two steps of a run: the boot service gets the new layout, then the new MIG modes are left pending. After a run
-that ends between the two, the layout does not fit the GPUs' modes. So the second step is recorded, and the next
-`gpu-layout apply` decides which layout the host keeps.
+The boot service already has the layout on trial. The previous layout is kept as a backup.
+
+A run prepares the reboot in two steps. First the boot service gets the new layout. Then the new MIG modes are left
+pending. If the run ends between the two steps, the layout does not fit the modes of the GPUs. The second step is
+therefore recorded, and the next `gpu-layout apply` decides which layout the host keeps.
 """
 
 from __future__ import annotations
@@ -16,17 +18,24 @@ from .. import durable
 from ..durable import FORMER
 from .pending import PendingReboot
 
-#: The only layout that can be on trial, below the root of the host. Other `.former` files belong to others.
+#: The path of the layout that can be on trial, relative to the root of the host. Files named `.former` elsewhere belong
+#: to other programs.
 _INSTALLED = ("etc", "openfleet-gpu", "layout.json")
 
 
 def replaced_files(layout: Path) -> tuple[Path, Path]:
-    """Return the files that a layout on trial replaces: the layout itself, and the unit that restores it at boot."""
+    """Return the files that a layout on trial replaces.
+
+    These are the layout itself and the systemd unit that applies it at boot.
+    """
     return layout, layout.parent.parent / "systemd" / "system" / "gpu-layout.service"
 
 
 def settle(layout: Path, directory: str) -> bool:
-    """Keep the layout on trial if its MIG modes were left pending, else restore the previous one and return True."""
+    """Keep the layout on trial if its MIG modes were left pending.
+
+    Otherwise restore the previous layout. Returns True if a previous layout was restored.
+    """
     if layout.absolute().parts[-len(_INSTALLED) :] != _INSTALLED:
         return False
     on_trial = [path for path in replaced_files(layout) if _former(path).exists()]

@@ -1,10 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan GPUs that lost their entry in the layout. Pure, except for `AppliedRecord`.
+"""Plan GPUs that lost their entry in the layout.
 
-The state directory records for each GPU an entry that describes what the collection last applied to it. The policy `keep` leaves
-such a GPU alone and restores the recorded state once the GPU has lost it, as in a reboot. `release` plans the state `shared`.
+All functions are pure. Only `AppliedRecord` reads and writes files.
+
+For each GPU, the state directory records an entry with the state that the collection last applied. The policy `keep`
+does not change such a GPU. If the GPU lost its state, for example in a reboot, `keep` restores the recorded state. The
+policy `release` plans the state `shared`.
 """
 
 from __future__ import annotations
@@ -27,37 +30,38 @@ from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 from .targets import resolved, targets
 
 SCHEMA = 1
-#: Sharing of a GPU that has lost its daemon or tenants, by compute mode.
+#: Value of `sharing` for a GPU that has lost its daemon or tenants, by compute mode.
 _WITHOUT_PART = {DEFAULT: "shared", EXCLUSIVE_PROCESS: "exclusive"}
 
 
 @frozen
 class Applied:
-    """The last applied state: entries with the GPUs' UUIDs, and with all placements and names.
+    """The last applied state of the host's GPUs, as layout entries.
 
-    `entries` is None if an earlier release without this record used the state directory.
+    The entries select GPUs by UUID and contain all placements and names. `entries` is None if the state directory was
+    written by an earlier release that did not record entries.
     """
 
     entries: tuple[Entry, ...] | None = None
 
     @property
     def known(self) -> tuple[Entry, ...]:
-        """Return the entries, none if there is no record."""
+        """Return the entries, or an empty tuple if there is no record."""
         return self.entries or ()
 
     def to_data(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of the record file."""
         return {"schema": SCHEMA, "gpu_layout": layout_to_data(Layout(self.known))}
 
 
 class AppliedRecord:
-    """The record of one host, as a file."""
+    """The file that records the last applied state of a host."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "applied.json"
 
     def read(self) -> Applied:
-        """Return the record. Raises ApplyError for a file that this release cannot read."""
+        """Return the record. Raises ApplyError if this release cannot read the file."""
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return Applied()
@@ -67,7 +71,7 @@ class AppliedRecord:
             raise durable.damaged(self.path) from None
 
     def write(self, data: Mapping[str, Any]) -> None:
-        """Write `Applied.to_data`, unless the file has it."""
+        """Write data from `Applied.to_data`, unless the file already contains it."""
         current = durable.read(self.path, SCHEMA)
         if current != data and (current is not None or data["gpu_layout"]):
             durable.write(self.path, data)
@@ -75,9 +79,10 @@ class AppliedRecord:
 
 @frozen
 class Unmanaged:
-    """A GPU that lost its entry: its recorded and current state, and the action, in words.
+    """A GPU that lost its entry: its recorded state, its current state and the action.
 
-    `action` is keep, restore, release, or leave if the GPU is neither as recorded nor as after a boot, or cannot be restored.
+    `action` is "keep", "restore", "release" or "leave". It is "leave" if the GPU cannot be restored, or if its state is
+    neither the recorded state nor the state after a boot.
     """
 
     index: int
@@ -87,17 +92,20 @@ class Unmanaged:
     recorded: str
     current: str
     text: str
-    #: Keys of the techniques whose daemons or tenants it was given.
+    #: Keys of the techniques whose daemons or tenants were on the GPU.
     services: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the line of a plan."""
+        """Return the line for the GPU in a plan."""
         return "gpu %d: %s" % (self.index, self.text)
 
 
 @frozen
 class Decision:
-    """The plan for the layout and for unnamed GPUs, the record after the plan, and the report."""
+    """The result of planning: the plan, the next record and the report.
+
+    The plan covers the layout and the GPUs that lost their entry.
+    """
 
     plan: Plan
     applied: Applied
@@ -110,7 +118,10 @@ class Decision:
         return any(each.action == "restore" for each in self.unmanaged)
 
     def kept_places(self, uuid: str) -> frozenset[tuple[str, int | None]]:
-        """Return (profile, start) of each instance that a boot restores on an unnamed GPU."""
+        """Return (profile, start) of each instance that a boot restores on the GPU.
+
+        Returns an empty set if the GPU has an entry or is not kept.
+        """
         if uuid not in {each.uuid for each in self.unmanaged if each.action in ("keep", "restore")}:
             return frozenset()
         instances = [i for entry in self.applied.known if _names(entry, uuid) for i in entry.instances]
@@ -119,9 +130,10 @@ class Decision:
 
 @frozen
 class Situation:
-    """The input of a decision. `services_seen` has the observed objects of each service, by key of the technique.
+    """The input of a decision.
 
-    `saved_gpus` are the UUIDs in lower case of the GPUs in a saved plan, which stay in it after it was applied.
+    `services_seen` has the observed daemons or tenants of each service, by key of the technique. `saved_gpus` has the
+    UUIDs, in lower case, of the GPUs in a saved plan. These GPUs stay in the plan after it was applied.
     """
 
     layout: Layout
@@ -132,15 +144,15 @@ class Situation:
     saved_gpus: frozenset[str] = frozenset()
 
 
-#: Plans a layout on the observed host. Raises PlanError.
+#: A function that plans a layout on the observed host. Raises PlanError.
 Make = Callable[[Layout], Plan]
 
 
 def decide(situation: Situation, policy: str, make: Make, make_last: Make, restore: bool = True) -> Decision:
     """Plan the layout and the GPUs that lost their entry.
 
-    `make_last` makes the applied plan, which may be a saved one, and `make` the intermediate ones. Without `restore` a GPU that
-    lost its state is not changed. Raises PlanError as `make` and `make_last`.
+    `make` makes the intermediate plans. `make_last` makes the plan to apply, which may be a saved plan. If `restore` is
+    false, GPUs that lost their state are not changed. Raises PlanError if `make` or `make_last` raises it.
     """
     layout, host = situation.layout, situation.host
     named = {uuid.lower() for uuid in resolved(layout, host.gpus)}
@@ -158,7 +170,10 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
 
 
 def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Seen) -> tuple[Unmanaged, ...]:
-    """Return the working GPUs with a recorded entry that no selector of the layout matches, for reports."""
+    """Return the working GPUs that have a recorded entry but no entry in the layout.
+
+    Used for reports.
+    """
     from ..layout.matching import matches
 
     selectors = [selector for entry in layout.entries for selector in entry.selectors]
@@ -172,15 +187,19 @@ def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Se
 
 
 def without_service(applied: Applied, key: str) -> Applied:
-    """Return the record of a host from which all daemons or tenants of a technique are removed."""
+    """Return the record without the daemons or tenants of a technique.
+
+    Used after the technique's service was removed from the host.
+    """
     names = {key: {name for entry in applied.known for form, part in _parts(entry) for name in form.names(part)}}
     return applied if applied.entries is None else Applied(tuple(restricted(applied.entries, (), names)))
 
 
 def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[str, Collection[str]]) -> list[Entry]:
-    """Return the entries for the GPUs that are not `named` (UUIDs in lower case), without names in use.
+    """Return the entries without the GPUs in `named` and without names in `taken`.
 
-    A daemon or tenant that would lose a GPU, or whose name is in use, is dropped if the technique cannot reduce it.
+    `named` has UUIDs in lower case. If a daemon or tenant would lose one of its GPUs, or if its name is taken, the
+    technique reduces the part of the entry or drops it.
     """
     found = []
     for entry in entries:
@@ -193,7 +212,10 @@ def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[
 
 
 def describe(entry: Entry) -> str:
-    """Return a GPU's state by an entry, in words: the sharing, instances, and names of daemons and tenants."""
+    """Return the state of a GPU with this entry as text.
+
+    The text has the sharing, the instances and the names of daemons and tenants.
+    """
     words = []
     for instance in entry.instances:
         place = "" if instance.placement is None else "@%d" % instance.placement
@@ -212,7 +234,7 @@ def describe(entry: Entry) -> str:
 
 
 def state(gpu: Gpu, services_seen: Seen) -> str:
-    """Return a GPU's current state, in the words of `describe`."""
+    """Return the current state of a GPU in the format of `describe`."""
     entries = _exported([gpu], services_seen)
     return describe(entries[0]) if entries else "a state that no layout describes"
 
@@ -268,7 +290,8 @@ def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry]
     plan = make_last(Layout((*situation.layout.entries, *entries)))
     labels = {entry.label for entry in entries}
     new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
-    # A lost GPU is released when it works again. A GPU that left the host has nothing to release.
+    # Keep the record for a lost GPU, so that the GPU is released when it works again. A GPU that was removed from the
+    # host needs no record.
     lost = [
         dataclasses.replace(entry, selectors=selectors)
         for entry in kept
@@ -283,13 +306,16 @@ def _released(gpu: Gpu, ownership: Ownership) -> Entry:
     label = "the released gpu %d" % gpu.index
     selectors = (Selector("uuid", gpu.uuid),)
     if ownership.policy == "keep" and any(ownership.foreign(gpu, instance) for instance in gpu.mig.instances):
-        # Instances of others cannot stay on a GPU without MIG mode.
+        # Keep MIG mode on, because instances of other owners need it.
         return Entry(0, selectors, DIVIDER.key, (), label)
     return Entry(0, selectors, "shared", None, label)
 
 
 def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
-    """Return an entry for each GPU of the host, or one for all if they share a daemon or tenants."""
+    """Return an entry for each GPU of the host that the recorded entry selects.
+
+    Returns one entry for all these GPUs if they share a daemon or tenants.
+    """
     present = {gpu.uuid.lower(): gpu for gpu in host.gpus}
     gpus = [(each, present.get(str(each.value).lower())) for each in entry.selectors]
     here = [(selector, gpu) for selector, gpu in gpus if gpu is not None]
@@ -321,7 +347,10 @@ def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) ->
 
 
 def _untouched(gpu: Gpu, target: Target) -> bool:
-    """Return whether each part of the GPU's state is as recorded or as after a boot. If not, another tool changed it."""
+    """Return False if another tool changed the GPU.
+
+    Each part of the GPU's state must be as in the target or as after a boot.
+    """
     has = sorted((i.profile, i.placement.start) for i in gpu.mig.instances)
     if has and has != sorted((i.profile, i.start or 0) for i in target.instances):
         return False
@@ -333,7 +362,10 @@ def _untouched(gpu: Gpu, target: Target) -> bool:
 
 
 def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
-    """Return entries for GPUs that an earlier release changed, by its records of instances, daemons, tenants and time slices."""
+    """Return entries for GPUs that an earlier release changed without a record.
+
+    The entries are derived from the earlier release's own records of instances, daemons, tenants and time slices.
+    """
     gpus = []
     for gpu in situation.host.gpus:
         if gpu.uuid.lower() not in named:
@@ -344,12 +376,15 @@ def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
 
 
 def _applied(plan: Plan) -> tuple[Entry, ...]:
-    """Return entries for the GPUs of a plan as they will be afterwards."""
+    """Return entries with the state of the plan's GPUs after the plan is applied."""
     return _exported([_planned_gpu(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts})
 
 
 def _record(entries: Iterable[Entry]) -> Applied:
-    """Return the record of the entries that can be parsed again, because an export may contain invalid ones."""
+    """Return a record of the entries that the parser accepts.
+
+    Exported entries can be invalid.
+    """
     readable: list[Entry] = []
     for entry in entries:
         try:
@@ -367,7 +402,10 @@ def _exported(gpus: Sequence[Gpu], seen: Seen) -> tuple[Entry, ...]:
 
 
 def _planned_gpu(plan: GpuPlan) -> Gpu:
-    """Return the GPU as it will be after its plan, with only the collection's instances."""
+    """Return the state of the GPU after its plan is applied.
+
+    Instances of other owners are left out.
+    """
     gpu, target = plan.gpu, plan.target
     instances = tuple(
         GpuInstance(
@@ -385,7 +423,7 @@ def _planned_gpu(plan: GpuPlan) -> Gpu:
 
 
 def _taken(entries: Iterable[Entry]) -> dict[str, set[str]]:
-    """Return the names of daemons and tenants in the entries, by key of the technique."""
+    """Return the names of daemons and tenants in the entries, by technique key."""
     found: dict[str, set[str]] = {}
     for entry in entries:
         for form, part in _parts(entry):

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the files that are given to gpu-layout."""
+"""Read the files that gpu-layout gets as arguments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from ..errors import FleetError
 
 
 def read_data(path: str) -> Any:
-    """Return the data of a JSON or YAML file. `-` is standard input. Raises FleetError with the file's name."""
+    """Return the data in a JSON or YAML file. `-` is standard input.
+
+    Raises FleetError with the name of the file.
+    """
     return _parse(path, _text(path), _one_document)
 
 
 def read_configuration(path: str, key: str) -> Any:
-    """Return the mapping with this key in a file: a document of it, or a text in a ConfigMap of Kubernetes.
+    """Return the mapping that has this key in a file.
 
-    Returns the first document if none has it. Raises FleetError as `read_data`, and if several have it.
+    It is a document in the file, or a text in a Kubernetes ConfigMap. If no mapping has the key, the first document is
+    returned. Raises FleetError like `read_data`, and also if several mappings have the key.
     """
     documents = _parse(path, _text(path), _all_documents)
     found: dict[str, Any] = {}
@@ -35,7 +39,10 @@ def read_configuration(path: str, key: str) -> Any:
 
 
 def _mappings(path: str, place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the mappings in a document with their places: the document itself, and those in ConfigMaps."""
+    """Yield (place, mapping) for each mapping in a document.
+
+    These are the document itself and the texts in ConfigMaps.
+    """
     if not isinstance(document, dict):
         return
     if document.get("kind") in ("List", "ConfigMapList") and isinstance(document.get("items"), list):
@@ -61,12 +68,15 @@ def _text(path: str) -> str:
 
 
 def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
-    """Return the data of a text: JSON, or the result of `documents` for YAML."""
+    """Return the data in a text.
+
+    If the text is YAML and not JSON, `documents` parses it.
+    """
     try:
         data = json.loads(text)
         return [data] if documents is _all_documents else data
     except ValueError as error:
-        # JSON is also YAML, so the first character decides how an invalid file is reported.
+        # JSON is also YAML. The first character therefore decides how an invalid file is reported.
         if text.lstrip()[:1] in ("{", "["):
             raise FleetError(path, "it is not valid JSON: %s" % error, "Fix the file.") from None
     try:
@@ -92,7 +102,10 @@ def _all_documents(yaml: Any, text: str) -> Any:
 
 
 def read_layout(path: str) -> Any:
-    """Return the value of gpu_layout. The file contains the value itself, or that key."""
+    """Return the value of gpu_layout.
+
+    The file contains the value itself, or a mapping with this key.
+    """
     data = read_data(path)
     if isinstance(data, dict) and "gpu_layout" in data:
         return data["gpu_layout"]

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand holders, for accounts that may list GPU holders and do nothing else as root.
+"""Run the subcommand holders.
 
-It takes no path, name or number, and ignores its caller's environment, folder, standard input and signals. It prints the part of
-gpu_info's result that the audit reads (plugins/plugin_utils/audit/answers.py).
+It is for accounts that may list GPU holders as root and do nothing else. It takes no path, name or number. It ignores
+the caller's environment, folder, standard input and signals. It prints the part of gpu_info's result that the audit
+reads (plugins/plugin_utils/audit/answers.py).
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from ..nvml.bounded_session import BoundedSession
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
 
-#: The role writes it if an account may run this. Only root can open it, so no other user can take this lock.
+#: The role writes this file if an account may run this command. Only root can open the file, so that no other user can
+#: take the lock on it.
 READERS = "/etc/openfleet-gpu/readers.json"
-#: Reading takes some milliseconds, or half a minute if schedulers' tools and MPS daemons do not answer.
+#: Time limit in seconds. A read takes some milliseconds, or half a minute if the tools of schedulers and the MPS
+#: daemons do not answer.
 SECONDS = 60.0
 MOST_BYTES = 4 * 1024 * 1024
-#: Limits: holders of a GPU or an instance, and characters of a name.
+#: Maximum number of holders and processes of a GPU or instance, and maximum length of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
-#: Fields of a holder.
+#: Fields of a holder that are printed.
 _FIELDS = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -42,7 +45,7 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 _THIS_HOST = "this host"
-#: The reported service of techniques. MPS daemons are not read, because their clients are among the holders.
+#: The only service whose state is printed. MPS daemons are not read, because their clients are among the holders.
 _TENANTS = "vgpu_tenants"
 _POLL_SECONDS = 0.1
 
@@ -50,7 +53,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child holds no lock, because it keeps running if it hangs in the driver and cannot be killed.
+    # The child holds no lock. If it hangs in the driver and cannot be killed, it keeps running.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -61,25 +64,26 @@ def holders(options: Namespace) -> int:
 
 
 def _leave_the_caller() -> None:
-    """Drop the caller's settings, so that they influence no tool and no library."""
+    """Drop the caller's settings, so that they do not affect any tool or library."""
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
     os.umask(0o077)
     os.chdir("/")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # With SIGCHLD ignored, a failed tool would seem to have succeeded.
+    # If SIGCHLD were ignored, a tool that failed would seem to have succeeded.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
-    """Return the answer, with the processes that serve clients if requested.
+    """Return the answer.
 
-    Raises FleetError if the host cannot be read or is being changed.
+    If `sockets` is true, it includes which processes serve clients. Raises FleetError if the host cannot be read or is
+    being changed.
     """
     try:
-        # Keep this short: a run that resets GPUs waits until no process has them open.
+        # Keep this block short. A run that resets GPUs waits until no process has them open.
         with _unchanged(directory), BoundedSession() as session:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
@@ -99,12 +103,15 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[str]:
-    """Wait for an earlier run, and return the state directory. Many at once could block a change of the layout without end."""
+    """Wait for earlier runs of this command, and yield the state directory.
+
+    Many concurrent runs could block a change of the layout without end.
+    """
     with contextlib.ExitStack() as held:
         try:
             file = held.enter_context(Path(READERS).open(encoding="utf-8"))
         except FileNotFoundError:
-            # Without the file, no account may run this, and root needs no limit.
+            # Without the file, no account may run this command, and root needs no limit.
             yield DIRECTORY
             return
         _lock(file)

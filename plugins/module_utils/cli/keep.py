@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand keep, with which owners keep idle GPU holders, and the service behind its socket.
+"""Run the subcommand keep, and the service behind its socket.
 
-The command runs as the calling user and decides nothing: the service gets the caller's identity from the kernel.
+With this subcommand, owners keep idle GPU holders. The command runs as the calling user and decides nothing. The
+service gets the identity of the caller from the kernel.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from ..keep.keeps import KeepError, duration
 from ..keep.notices import utc
 from ..printable import printable
 
-#: Seconds until the command gives up. An answer takes less, and another user may have two requests before it.
+#: Seconds until the command gives up. One answer takes less, but two requests of another user may be served first.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
-#: Seconds before a rejected request is sent again: the first time, and at most.
+#: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
-#: struct timeval of SO_SNDTIMEO (socket(7)).
+#: struct timeval for SO_SNDTIMEO (socket(7)).
 _TIMEVAL = struct.Struct("ll")
 #: The first descriptor that systemd passes (sd_listen_fds(3)).
 _FIRST_DESCRIPTOR = 3
 
 
 def keep(options: Namespace) -> int:
-    """Send a request to the service of this host, and print its answer."""
+    """Send a request to the service on this host, and print the answer."""
     reply = _ask(options.socket, _request(options))
     error = reply.get("error")
     if isinstance(error, dict):
@@ -48,7 +49,7 @@ def keep(options: Namespace) -> int:
 
 
 def serve(options: Namespace) -> int:
-    """Serve systemd's socket until there are no requests."""
+    """Serve the socket from systemd until no more requests arrive."""
     from ..keep.request import Settings, answer, parse, to_log
 
     settings = Settings.read(options.settings)
@@ -66,7 +67,10 @@ def serve(options: Namespace) -> int:
 
 
 def _holders(state_directory: str) -> Any:
-    """Return the current holders of the GPUs. Raises FleetError, also while a run changes the host."""
+    """Return the current holders of the GPUs.
+
+    Raises FleetError if the host cannot be read or a run is changing it.
+    """
     from ..command import run_tool
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
@@ -74,7 +78,8 @@ def _holders(state_directory: str) -> Any:
     from ..transaction import looking
 
     def run(command: list[str], **how: Any) -> Any:
-        # Get names of Docker's containers. Schedulers are not asked, because their allocations cannot be kept.
+        # Only the names of Docker containers are queried. Schedulers are not queried, because their allocations cannot
+        # be kept.
         if command != LIST_DOCKER:
             raise FileNotFoundError(2, "not asked", command[0])
         return run_tool(command, **how)
@@ -88,7 +93,10 @@ def _holders(state_directory: str) -> Any:
 
 
 def _request(options: Namespace) -> Mapping[str, Any]:
-    """Return the request. Raises KeepError for invalid combinations of arguments."""
+    """Return the request.
+
+    Raises KeepError if the arguments cannot be combined.
+    """
     given = [options.list, options.end is not None, options.name is not None]
     if sum(given) != 1 or (options.name is None) != (options.duration is None):
         cure = "Write: gpu-layout keep NAME 3d, gpu-layout keep --list or gpu-layout keep --end NAME."
@@ -101,7 +109,10 @@ def _request(options: Namespace) -> Mapping[str, Any]:
 
 
 def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send a request, with retries. Raises KeepError without an answer."""
+    """Send a request, with retries, and return the answer.
+
+    Raises KeepError if there is no answer.
+    """
     line = json.dumps(request).encode() + b"\n"
     if len(line) > keep_server.MOST_LINE_BYTES:
         raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")
@@ -111,17 +122,20 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         error = reply.get("error")
         if not isinstance(error, dict) or not error.get("again") or time.monotonic() + delay > deadline:
             return reply
-        # Spread the retries of users who were rejected together.
+        # Spread the retries of users whose requests were rejected at the same time.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _MOST_DELAY)
 
 
 def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
-    """Send a request and return the answer. Raises KeepError without an answer."""
+    """Send a request once and return the answer.
+
+    Raises KeepError if there is no answer.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, path, deadline)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
-        # A rejected connection has a reason to read, although the request was not accepted.
+        # If the connection was rejected, the request is not accepted, but the reason can still be read.
         with contextlib.suppress(OSError):
             connection.sendall(line)
         data = _read(connection)
@@ -137,8 +151,12 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
 
 
 def _connect(connection: socket.socket, path: str, deadline: float) -> None:
-    """Connect, and wait in the kernel while the socket's queue is full. Raises KeepError."""
-    # A socket with a Python timeout does not wait: the kernel refuses it at once if the queue is full (unix(7), EAGAIN).
+    """Connect. If the queue of the socket is full, wait in the kernel.
+
+    Raises KeepError.
+    """
+    # With a Python timeout, the kernel would not wait: if the queue is full, it refuses the connection at once
+    # (unix(7), EAGAIN).
     seconds, microseconds = divmod(int(max(0.1, deadline - time.monotonic()) * 1e6), 1000000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, microseconds))
     try:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define arguments, errors and exit status of gpu-layout. Each subcommand is in a module that only it imports."""
+"""Define the arguments, errors and exit status of gpu-layout.
+
+Each subcommand is in its own module, which is imported only when it runs.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,27 @@ LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
 KEEP_SOCKET, KEEP_SETTINGS = "/run/openfleet-gpu-keep.sock", "/etc/openfleet-gpu/keep.json"
 EXIT_ERROR, EXIT_CHANGES = 1, 2
-# argparse formats every argument when it is added. A fixed width saves the import of shutil, which finds the terminal's width.
+# argparse formats every argument when it is added. With a fixed width, it does not import shutil to find the width of
+# the terminal.
 _FIXED_WIDTH = functools.partial(argparse.HelpFormatter, width=80)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 error, 2 usage (`plan --exit-code`: something would change)."""
+    """Run the command and return its exit status.
+
+    The status is 0 for success, 1 for an error and 2 for wrong usage. For `plan --exit-code`, 2 means that the plan has
+    changes.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments).parse_args(arguments)
-    # If a boot takes too long, systemd sends SIGTERM. As an exception, it restores the old layout first.
+    # If a boot takes too long, systemd sends SIGTERM. The signal is turned into an exception, so that the old layout is
+    # restored first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
     try:
         status: int = getattr(importlib.import_module(module, __package__), function)(options)
         if sys.stdout is not None:
-            # Here, so that a closed pipe is known.
+            # Flush here, so that a closed pipe is noticed.
             sys.stdout.flush()
         return status
     except FleetError as error:
@@ -58,7 +67,10 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for these arguments. It has only their subcommand if possible, since each takes time."""
+    """Return the parser for these arguments.
+
+    Each subcommand takes time, so only the requested one is added if possible.
+    """
     parser = argparse.ArgumentParser(
         prog="gpu-layout",
         description="Show, plan, apply and export how the NVIDIA GPUs of this host are shared.",
@@ -195,7 +207,7 @@ def _nothing(_command: argparse.ArgumentParser) -> None:
 
 
 def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
-    # A sudo rule allows exact words, so abbreviations are not accepted.
+    # Abbreviations are not accepted, because a sudo rule permits exact words only.
     command = commands.add_parser(
         name,
         help=text,
@@ -262,7 +274,7 @@ def seconds(text: str) -> float:
     return seconds
 
 
-#: Subcommands in help order: the function, its help text, and the function that adds its arguments.
+#: Subcommands in the order of the help: function, help text, and the function that adds arguments.
 _COMMANDS = {
     "show": (".on_gpus:show", "show the GPUs and their processes", _show),
     "plan": (".on_gpus:plan", "show the changes of apply, and change nothing", _plan),

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand metrics, which exports the host's drift and GPU holders to Prometheus."""
+"""Run the subcommand metrics.
+
+It exports the drift of the host and the GPU holders to Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ from ..model import to_data
 from ..techniques.forms import parse_layout
 from .files import read_layout
 
-#: The name of the file in the given directory.
+#: Name of the file in the given directory.
 FILE = "openfleet_gpu_layout.prom"
 
 
 class LookError(FleetError):
-    """Raised if something could not be read, with all problems. Place, problem and fix are those of the first."""
+    """Some data could not be read.
+
+    The error has all problems. Its place, problem and fix are those of the first one.
+    """
 
     def __init__(self, problems: Iterable[FleetError]) -> None:
         self.problems = tuple(problems)
@@ -38,11 +44,14 @@ class LookError(FleetError):
 
 
 def metrics(options: Namespace) -> int:
-    """Print the samples, or write them to the directory's file. Then raise an error for values that could not be read."""
+    """Print the samples, or write them to the file in the directory.
+
+    If values could not be read, an error is raised afterwards.
+    """
     try:
         seen = look(lambda: parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
     except BaseException:
-        # The file must not keep old values as if they were current.
+        # The file must not present old values as current ones.
         if options.textfile:
             failed = Snapshot(time.time(), problems=(FleetError("this host", "reading the host did not end"),))
             write(Path(options.textfile), render(families(failed)))
@@ -56,7 +65,7 @@ def metrics(options: Namespace) -> int:
     if seen.problems:
         raise LookError(seen.problems)
     if seen.changing is not None:
-        # This is no failure, and ends soon.
+        # This is not a failure, and ends soon.
         print("gpu-layout: %s" % seen.changing, file=sys.stderr)
     return 0
 
@@ -76,7 +85,7 @@ def write(directory: Path, text: str) -> None:
 
 
 def _data(seen: Snapshot) -> dict[str, Any]:
-    """Return the samples, and the differences in words."""
+    """Return the samples, and the differences as text."""
     gpus = {gpu.uuid: gpu.index for gpu in seen.gpus}
     return {
         "changing": None if seen.changing is None else str(seen.changing),

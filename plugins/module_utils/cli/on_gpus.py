@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommands that use the driver: show, plan, apply, export."""
+"""Run the subcommands that use the driver: show, plan, apply and export."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(options: Namespace) -> int:
         data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
         data["unmanaged"] = [to_data(each) for each in unmanaged]
         for gpu in data["gpus"]:
-            # Possible profiles are long, and only the planner needs them.
+            # The list of profiles is long, and only the planner needs it.
             gpu["mig"].pop("profiles", None)
             for instance in gpu["mig"]["instances"]:
                 instance.pop("compute_placements", None)
@@ -54,7 +54,10 @@ def show(options: Namespace) -> int:
 
 
 def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any, ...]:
-    """Return the GPUs that the collection changed and that have no entry. Empty on a host without a layout."""
+    """Return the GPUs that the collection changed and that have no entry now.
+
+    Returns an empty tuple if the host has no layout.
+    """
     from ..change.unnamed import AppliedRecord, unnamed_gpus
 
     applied = AppliedRecord(options.state_directory).read()
@@ -67,7 +70,7 @@ def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any,
 
 
 def plan(options: Namespace) -> int:
-    """Print the plan of apply."""
+    """Print the plan that apply would run."""
     start_ahead()
     from ..change.converge import Request, predict
     from ..techniques.forms import parse_layout
@@ -90,13 +93,16 @@ def plan(options: Namespace) -> int:
 
 
 def _is_interrupted(entry: Any, host: Host) -> bool:
-    """Return whether apply would complete an interrupted run. A remainder for lost GPUs waits for them."""
+    """Return whether apply would complete an interrupted run.
+
+    If the journal has only targets for lost GPUs, it is kept until these GPUs work again, and the result is False.
+    """
     targets = () if entry is None else (*entry.before, *entry.after)
     return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
 
 
 def apply(options: Namespace) -> int:
-    """Apply the layout, and print the applied plan."""
+    """Apply the layout, and print the plan that was applied."""
     start_ahead()
     from ..busy import OnBusy
     from ..change.converge import Request, converge
@@ -151,13 +157,16 @@ def export(options: Namespace) -> int:
 
 
 def _patient(attempt: Callable[[], T], seconds: float) -> T:
-    """Return the attempt's result. Without a driver, retry for this many seconds."""
+    """Return the result of `attempt`.
+
+    If there is no driver, retry for this many seconds.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return attempt()
         except DriverAbsentError as error:
-            # Waiting does not help if a Python module is missing.
+            # If a Python module is missing, waiting does not help.
             if error.call == "import" or time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)

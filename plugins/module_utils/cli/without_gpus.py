@@ -23,7 +23,10 @@ _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 
 
 def fits(options: Namespace) -> int:
-    """Check whether these profiles fit on an empty GPU of the model: status 0 with placements, 1 with the largest part."""
+    """Check whether these profiles fit on an empty GPU of this model.
+
+    If they fit, print placements and return 0. Otherwise print the largest part that fits and return 1.
+    """
     models = catalogue.load_models()
     model = _model(options.model, models)
     gpu = assumed_gpus([model.key], models)[0]
@@ -33,7 +36,7 @@ def fits(options: Namespace) -> int:
     try:
         placed = planner.plan_gpu(gpu, target).planned()
     except PlanError as error:
-        # Remove the planner's GPU of a host, because there is none.
+        # Replace the planner's place, which names a GPU of a host. No host is involved here.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
             part = DIVIDER.largest_part(gpu, [instance.profile for instance in wanted])
@@ -54,7 +57,10 @@ def fits(options: Namespace) -> int:
 
 
 def import_(options: Namespace) -> int:
-    """Print the configurations of a mig-parted file as layouts, and the parts that no layout can express."""
+    """Print the configurations in a mig-parted file as layouts.
+
+    Also print the parts that no layout can express.
+    """
     from ..layout.yaml_text import layout_yaml
     from ..techniques.importers import MIG_PARTED
     from .files import read_configuration
@@ -74,7 +80,7 @@ def import_(options: Namespace) -> int:
         print(json.dumps(data, indent=2))
     for name, one in found.items():
         if not options.json:
-            # The output has several documents, one for each layout.
+            # The output has one document for each layout.
             print("---\n# %s" % name)
             print("".join("# NOT AS THERE: %s\n" % problem for problem in one.problems), end="")
             print(layout_yaml(one.layout), end="")
@@ -84,7 +90,10 @@ def import_(options: Namespace) -> int:
 
 
 def _model(name: str, models: dict[str, catalogue.Model]) -> catalogue.Model:
-    """Find a model by key or board name, case-insensitive, with or without NVIDIA."""
+    """Return the model with this key or board name.
+
+    Upper and lower case are equal, and NVIDIA may be left out.
+    """
     plain = name.lower().replace("nvidia ", "", 1)
     for model in models.values():
         names = [model.key, *(board.name.replace("NVIDIA ", "", 1) for board in model.boards)]
@@ -107,7 +116,7 @@ def _wanted(text: str) -> list[WantedInstance]:
 
 
 def _unconfirmed(model: catalogue.Model, profiles: set[str]) -> dict[str, str]:
-    """Return the unconfirmed values that the answer depends on, each with its source."""
+    """Return the unconfirmed values that affect the answer, each with its source."""
     found = dict(model.unconfirmed)
     for profile in model.profiles:
         if profile.name in profiles:

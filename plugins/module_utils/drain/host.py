@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Drain a host's GPUs and restore its clients: custom commands, a Slurm node, systemd units.
+"""Drain the GPUs of a host and restore its clients.
 
-Every step is recorded before it is taken (record.py). A failed execution restores everything at once. After an
-interrupted one, the next execution continues. Nothing waits here: an execution lists the workloads to wait for, and the
-next one checks again.
+Clients are custom commands, a Slurm node and systemd units. Every step is recorded before it is taken (record.py). If
+an execution fails, everything is restored at once. If an execution is interrupted, the next one continues. No execution
+waits for workloads: it lists them, and the next execution checks again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from . import units
 from .record import DrainError, Record
 from .slurm import Node, Slurm, check_reason
 
-# Other executions take seconds, or as long as their commands.
+# Time limit for the lock. Another execution takes seconds, or as long as its commands.
 LOCK_SECONDS = 60
-# Limit for one custom command: the default wait of a drain.
+# Time limit for one custom command. It equals the default wait of a drain.
 HOOK_SECONDS = 3600
 
 
@@ -36,10 +36,10 @@ class Wanted:
 
     services: Sequence[str] = ()
     slurm: bool = False
-    #: Empty: the node of this host's slurmd.
+    #: Name of the Slurm node. If it is empty, the node of this host's slurmd is drained.
     slurm_node: str = ""
     slurm_reason: str = "openfleet.gpu: clients taken off the GPUs"
-    #: {"node": name, "cordoned_before": bool}: only recorded, the controller cordons it.
+    #: {"node": name, "cordoned_before": bool}. The node is only recorded here. The controller cordons it.
     kubernetes: dict[str, Any] | None = None
     commands_before: Sequence[Any] = ()
     commands_after: Sequence[Any] = ()
@@ -47,24 +47,27 @@ class Wanted:
 
 @dataclass
 class Done:
-    """Results of an execution, or with `dry` its predicted results."""
+    """The results of an execution. If `dry` is true, they are predictions."""
 
     #: Steps taken, in order.
     steps: list[str] = field(default_factory=list)
     #: Workloads that still use the GPUs: {"kind", "id", "name", "user", "state", "who"}.
     waiting: list[dict[str, Any]] = field(default_factory=list)
-    #: Messages about state of others that is kept.
+    #: Messages about state that belongs to others and is kept.
     kept: list[str] = field(default_factory=list)
     #: Units that this host does not have.
     absent: list[str] = field(default_factory=list)
-    #: (object, state before, state after)
+    #: (object, state before, state after).
     states: list[tuple[str, str, str]] = field(default_factory=list)
     #: The Kubernetes node that the controller still has to restore.
     kubernetes: dict[str, Any] | None = None
 
 
 def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done:
-    """Drain the requested clients. After a failure, roll back and raise a DrainError that reports both."""
+    """Drain the requested clients.
+
+    If a step fails, everything is rolled back and DrainError is raised. It reports both the failure and the rollback.
+    """
     names = [units.unit_name(name) for name in wanted.services]
     reason = check_reason(wanted.slurm_reason) if wanted.slurm else ""
     with _held(directory, dry):
@@ -85,12 +88,12 @@ def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done
 
 
 def resume(directory: str = DIRECTORY, dry: bool = False, kubernetes_done: bool = False) -> Done:
-    """Restore each recorded client. Raises DrainError with everything that is still drained.
+    """Restore each recorded client.
 
-    The controller restores the Kubernetes node and calls again with `kubernetes_done`. Until then the commands after the
-    drain do not run.
+    Raises DrainError with everything that is still drained. The controller restores the Kubernetes node and then calls
+    this function again with `kubernetes_done`. Until then, the commands after the drain do not run.
     """
-    # Without a record no lock is needed.
+    # If there is no record, no lock is needed.
     if not Record.load(directory).path.exists():
         return Done()
     with _held(directory, dry):
@@ -104,7 +107,7 @@ def resume(directory: str = DIRECTORY, dry: bool = False, kubernetes_done: bool 
 
 
 class _Execution:
-    """Common parts of a drain and a resume: the record, the result and the dry run."""
+    """The common parts of a drain and a resume: the record and the result."""
 
     def __init__(self, record: Record, slurm: Slurm, dry: bool) -> None:
         self.record, self.slurm, self.dry = record, slurm, dry
@@ -115,7 +118,10 @@ class _Execution:
             self.record.save()
 
     def report_kubernetes(self, node: dict[str, Any], action: str) -> None:
-        """Report in a dry run the action of the controller, whose tasks do not run then."""
+        """In a dry run, report the action that the controller would take.
+
+        The tasks of the controller do not run in a dry run.
+        """
         if self.dry and not node["cordoned_before"]:
             states = ("schedulable", "cordoned") if action == "cordon" else ("cordoned", "schedulable")
             self.result.steps.append("%s Kubernetes node %s" % (action, node["node"]))
@@ -129,7 +135,10 @@ class _Execution:
 
 class _Drainer(_Execution):
     def prepare(self, wanted: Wanted) -> None:
-        """Run the commands before the drain. After an interruption all of them run again."""
+        """Run the commands before the drain.
+
+        If a drain was interrupted, all of them run again.
+        """
         if self.record.prepared:
             return
         if wanted.commands_before or wanted.commands_after:
@@ -141,14 +150,17 @@ class _Drainer(_Execution):
             self.save()
 
     def note_kubernetes(self, node: dict[str, Any]) -> None:
-        # The record of an earlier execution has precedence: that drain may have cordoned the node.
+        # The record of an earlier execution has precedence, because that execution may have cordoned the node.
         if not self.record.kubernetes:
             self.record.kubernetes = dict(node)
             self.save()
             self.report_kubernetes(node, "cordon")
 
     def own_node(self) -> str:
-        """Return Slurm's name of this host: from slurmd, or from the record if the drain stopped slurmd."""
+        """Return this host's name in Slurm.
+
+        It comes from slurmd, or from the record if the drain stopped slurmd.
+        """
         recorded = next(iter(self.record.slurm), None)
         name = self.slurm.name_from_slurmd()
         if name and name != recorded:
@@ -156,7 +168,10 @@ class _Drainer(_Execution):
         return name or recorded or os.uname().nodename.partition(".")[0]
 
     def _check_host(self, node: Node) -> None:
-        """Raise DrainError for a node of another host, which a process in place of slurmd could name."""
+        """Raise DrainError if the node belongs to another host.
+
+        A process that runs in place of slurmd could name such a node.
+        """
         own = os.uname().nodename
         if node.host and node.host not in (own, own.partition(".")[0]):
             problem = "it is a node of the host %s, and this host is %s" % (printable(node.host[:255]), own)
@@ -186,7 +201,7 @@ class _Drainer(_Execution):
                 self.record.slurm[name] = None
                 self.save()
         self.result.states.append(("Slurm node %s" % name, node.state, after))
-        # After the node accepts no more jobs, so that none is missed.
+        # List the jobs after the node was drained, so that no job is missed.
         self.result.waiting += self.slurm.jobs(name)
 
     def stop(self, names: Sequence[str]) -> None:
@@ -227,11 +242,11 @@ class _Drainer(_Execution):
 class _Restorer(_Execution):
     def __init__(self, record: Record, slurm: Slurm, dry: bool) -> None:
         super().__init__(record, slurm, dry)
-        #: Failed restores, each with the command to do it by hand.
+        #: Failed restores, each with the command that restores the client by hand.
         self.problems: list[tuple[DrainError, str]] = []
 
     def all(self) -> None:
-        """Restore everything in reverse order, also after failures."""
+        """Restore everything in reverse order. Continue after failures."""
         for name in units.starting_order(self.record.units):
             self._one(lambda name=name: self._start(name), "systemctl start %s" % name)
         for name, reason in list(self.record.slurm.items()):
@@ -262,7 +277,8 @@ class _Restorer(_Execution):
         self.record.units.remove(name)
 
     def _start_unit(self, unit: units.Unit) -> None:
-        # systemd refuses to start a socket whose service runs, as after a drain that was interrupted between the two.
+        # systemd refuses to start a socket while its service runs. This can happen if a drain was interrupted between
+        # the two.
         of_socket = unit.triggers if unit.name.endswith(".socket") else ()
         running = [service.name for service in (units.show(of_socket) if of_socket else ()) if service.runs]
         new = [name for name in running if name not in self.record.units]
@@ -292,7 +308,10 @@ class _Restorer(_Execution):
         del self.record.slurm[name]
 
     def _after(self) -> None:
-        """Run the commands after the drain, and remove each from the record, so that a retry starts with the failed one."""
+        """Run the commands after the drain. Remove each of them from the record.
+
+        If one fails, a retry starts with this command.
+        """
         while self.record.commands_after:
             command = self.record.commands_after[0]
             try:
@@ -312,8 +331,11 @@ def _stopping(unit: units.Unit) -> dict[str, Any]:
 
 
 def _with_aftermath(error: FleetError, directory: str) -> DrainError:
-    """Roll back after a failure, and return the error with the result of the rollback."""
-    # Use the record on disk: a step that could not be recorded was not taken.
+    """Roll back after a failure.
+
+    Returns the error with the result of the rollback.
+    """
+    # Read the record from disk. If a step could not be recorded, it was not taken.
     restorer = _Restorer(Record.load(directory), Slurm(), dry=False)
     try:
         restorer.all()
@@ -343,7 +365,7 @@ def _held(directory: str, dry: bool) -> Iterator[None]:
     if dry:
         yield
         return
-    # Not the layout's lock: a started unit may apply the layout, as gpu-layout.service does.
+    # This is not the layout's lock, because a unit that is started may apply the layout, as gpu-layout.service does.
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(str(Path(directory) / "drain"), LOCK_SECONDS))
@@ -359,7 +381,10 @@ def _shown(command: Any) -> str:
 
 
 def _run(command: Any) -> None:
-    """Run a line for /bin/sh, or a list of a program and its arguments. Raises DrainError unless it exits with 0."""
+    """Run a command. Raises DrainError unless its exit status is 0.
+
+    The command is a line for /bin/sh, or a list with a program and its arguments.
+    """
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
     where = "the command %r" % _shown(command)
     try:

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record of drained clients, written to disk before each step, so that a resume can restore them.
+"""The record of drained clients. A resume restores the clients from it.
 
-Each entry means "was running when the drain reached it". Restoring a client that was never stopped changes nothing, so
-an entry may be early but never late.
+The record is written to disk before each step. An entry means that the client was running when the drain reached it. If
+the client was never stopped, restoring it changes nothing. An entry may therefore be written too early, but never too
+late.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ class DrainError(FleetError):
 
 @dataclass
 class Record:
-    """The record of one host. An empty record has no file."""
+    """The record of one host. If it is empty, there is no file."""
 
     path: Path
     #: Whether all commands before the drain have run.
     prepared: bool = False
-    #: Custom commands to run after the resume, each a line for a shell or a list of words.
+    #: Custom commands to run after the resume. Each is a line for a shell or a list of words.
     commands_after: list[Any] = field(default_factory=list)
-    #: systemd units that were active, in stop order.
+    #: systemd units that were active, in the order of stopping.
     units: list[str] = field(default_factory=list)
-    #: Slurm nodes with the reason of the drain, or None if the node was already drained.
+    #: Reason of the drain for each Slurm node. None if the node was already drained.
     slurm: dict[str, str | None] = field(default_factory=dict)
-    #: {"node": name, "cordoned_before": bool}
+    #: {"node": name, "cordoned_before": bool}.
     kubernetes: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, directory: str) -> Record:
-        """Return the host's record. Raises DrainError if the file is damaged or from another release."""
+        """Return the record of the host.
+
+        Raises DrainError if the file is damaged or from another release.
+        """
         path = Path(directory) / NAME
         record = cls(path)
         try:
@@ -60,14 +64,14 @@ class Record:
         return record
 
     def save(self) -> None:
-        """Write the record to disk, or remove the file of an empty record."""
+        """Write the record to disk. If the record is empty, remove the file."""
         content = asdict(self)
         del content["path"]
         if not any(content.values()):
             durable.remove(self.path)
             return
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Commands may contain secrets.
+        # Only root may read the file, because commands may contain secrets.
         former = os.umask(0o077)
         try:
             durable.write(self.path, dict(content, schema=SCHEMA))

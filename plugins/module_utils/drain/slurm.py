@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Drain and resume a Slurm node, and list its jobs.
 
-States, the forms of State= and of Reason=: https://slurm.schedmd.com/scontrol.html, https://slurm.schedmd.com/sinfo.html
-(NODE STATE CODES). Slurm's tools contact the controller from this host, so its root must be a Slurm administrator. It is
-unless munge's keys are restricted.
+For states and the values of State= and Reason=, see https://slurm.schedmd.com/scontrol.html and
+https://slurm.schedmd.com/sinfo.html (NODE STATE CODES). Slurm's tools contact the controller from this host, so root on
+this host must be a Slurm administrator. This is the case unless munge's keys are restricted.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ..frozen import frozen
 from ..holders.slurm import NoAnswerError, fields, first_line, name_of
 from .record import DrainError
 
-# States in which Slurm does not know the node's jobs.
+# States in which Slurm does not know the jobs on the node.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}
-# States in which Slurm starts no job on the node.
+# States in which Slurm starts no jobs on the node.
 _OUT = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}
-# Marks after a state, as in IDLE* (not responding) and DOWN~ (powered down).
+# Marks that may follow a state, as in IDLE* (not responding) and DOWN~ (powered down).
 _MARKS = "*~#!%$@^-"
 _REASON = re.compile(r"\sReason=(.*?)\s*\[([^@\]\s]+)@[^\]\s]+\]", re.DOTALL)
-# Time for slurmd to respond after a resume before it is reported. It takes about a second.
+# Seconds for slurmd to respond after a resume. It normally takes about a second. If it takes longer, this is reported.
 _ANSWER_SECONDS = 5
-# Time for querying job names one by one. Later jobs are reported without a name.
+# Seconds for querying the names of jobs one by one. Further jobs are reported without a name.
 _NAMES_SECONDS = 20
-# Maximum characters of a name, a state or a reason in a message.
+# Maximum length of a name, a state or a reason in a message.
 _MOST_SHOWN = 200
-# A node name of slurm.conf(5) that no tool takes for an option.
+# A node name (slurm.conf(5)) that cannot be mistaken for an option.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # States of jobs that occupy the node.
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
@@ -42,14 +42,17 @@ _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_
 
 @frozen
 class Node:
-    """A node as reported by the controller. `reason` and `set_by` are of its last change, or empty."""
+    """A node as reported by the controller.
+
+    `reason` and `set_by` belong to the last change of the node's state. They may be empty.
+    """
 
     name: str
     state: str
     flags: frozenset[str]
     reason: str = ""
     set_by: str = ""
-    #: Host of its slurmd.
+    #: The host on which the node's slurmd runs.
     host: str = ""
 
     @property
@@ -68,7 +71,7 @@ class Node:
 
 
 def parse_node(record: str) -> Node:
-    """Return the node in one line of `scontrol --oneliner show node`."""
+    """Return the node from one line of `scontrol --oneliner show node`."""
     values = fields(record)
     words = values.get("State", "UNKNOWN").split("+")
     flags = {word.rstrip(_MARKS) for word in words}
@@ -82,12 +85,15 @@ def parse_node(record: str) -> Node:
 
 
 def _shown(text: str) -> str:
-    """Return a text of Slurm's, printable and shortened for messages."""
+    """Return a text from Slurm in printable form, shortened for messages."""
     return printable(text[:_MOST_SHOWN]) + ("..." if len(text) > _MOST_SHOWN else "")
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason without outer spaces. Raises DrainError if Slurm would not return it unchanged."""
+    """Return the reason without leading and trailing spaces.
+
+    Raises DrainError if Slurm would not return the reason unchanged.
+    """
     text = reason.strip()
     if not text or not text.isprintable() or '"' in text or "[" in text:
         problem = "Slurm would not return %r unchanged, so the drain would not recognize it" % reason
@@ -96,7 +102,7 @@ def check_reason(reason: str) -> str:
 
 
 def check_name(name: str, where: str) -> str:
-    """Return the name of a node. Raises DrainError if it is not a valid node name."""
+    """Return the name of a node. Raises DrainError if it is invalid."""
     if not _NODE_NAME.fullmatch(name):
         cure = "Set gpu_drain_slurm_node to Slurm's name of this host (scontrol show nodes)."
         raise DrainError(where, "%r is not a valid name of a Slurm node" % printable(name[:100]), cure)
@@ -104,19 +110,25 @@ def check_name(name: str, where: str) -> str:
 
 
 class Slurm:
-    """Slurm's tools on this host."""
+    """The Slurm tools on this host."""
 
     def __init__(self, run: Run = run_tool) -> None:
         self.run = run
 
     def name_from_slurmd(self) -> str | None:
-        """Return this host's node name from slurmd, None if it does not run. Raises DrainError for an invalid name."""
+        """Return this host's node name from slurmd, or None if slurmd does not run.
+
+        Raises DrainError if the name is invalid.
+        """
         text, _problem = self._ask("scontrol", "show", "slurmd")
         match = re.search(r"^Hostname\s*=\s*(\S+)", text or "", re.MULTILINE)
         return check_name(match.group(1), "slurmd on this host") if match else None
 
     def node(self, name: str) -> Node:
-        """Return a node. Raises DrainError if it is unknown or the controller does not respond."""
+        """Return a node.
+
+        Raises DrainError if the node is unknown or the controller does not respond.
+        """
         where = "Slurm node %s" % name
         text, problem = self._ask("scontrol", "--oneliner", "show", "node", name)
         if text is None and "not found" in problem:
@@ -129,7 +141,10 @@ class Slurm:
         return parse_node(text)
 
     def jobs(self, name: str) -> list[dict[str, Any]]:
-        """Return the jobs of the node with their remaining time, also jobs without GPUs, which can open them too."""
+        """Return the jobs on the node with their remaining time.
+
+        Jobs without GPUs are included, because they can open GPUs too.
+        """
         command = ("squeue", "--all", "--noheader", "--nodelist", name, "--states", _JOB_STATES)
         text, problem = self._ask(*command, "--format", "%A %T %L %u")
         if text is None:
@@ -141,7 +156,7 @@ class Slurm:
 
     def _job(self, number: str, state: str, left: str, user: str, deadline: float) -> dict[str, Any]:
         name = ""
-        # A name may contain lines that look like jobs, so the query for all jobs omits names.
+        # A name may contain lines that look like jobs. The query for all jobs therefore omits the names.
         with contextlib.suppress(NoAnswerError):
             name = _shown(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
         limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
@@ -149,7 +164,10 @@ class Slurm:
         return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": who}
 
     def drain(self, name: str, reason: str) -> Node:
-        """Drain the node and return its new state. Raises DrainError if it is not drained."""
+        """Drain the node and return its new state.
+
+        Raises DrainError if the node is not drained afterwards.
+        """
         self._update(name, "State=DRAIN", "Reason=%s" % reason)
         node = self.node(name)
         if not node.is_out:
@@ -159,12 +177,16 @@ class Slurm:
         return node
 
     def resume(self, name: str) -> Node:
-        """Resume the node and return its new state. Raises DrainError if it is not in service."""
-        # Not UNDRAIN: a node that was rebooted meanwhile is also DOWN, and stays DOWN while it has a reason.
+        """Resume the node and return its new state.
+
+        Raises DrainError if the node is not in service afterwards.
+        """
+        # UNDRAIN is not sufficient. If the node was rebooted during the drain, it is DOWN, and stays DOWN while it has
+        # a reason.
         try:
             self._update(name, "State=RESUME")
         except DrainError:
-            # Slurm 22.05 reports an error for a node that has not registered since slurmctld started, but resumes it.
+            # If a node has not registered since slurmctld started, Slurm 22.05 reports an error but resumes the node.
             if self.node(name).is_out:
                 raise
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -174,7 +196,7 @@ class Slurm:
                 raise DrainError(
                     "Slurm node %s" % name, "it is %s after State=RESUME" % node.state, "Check slurmctld's log."
                 )
-            # A resumed node gets jobs when slurmd responds again.
+            # A resumed node gets jobs as soon as slurmd responds.
             if not node.is_lost or time.monotonic() > deadline:
                 return node
             time.sleep(0.1)

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stop and start systemd units with their dependents and triggers (systemd.unit(5), systemctl(1)).
+"""Stop and start systemd units with their dependents and triggers.
 
-Stopping a unit also stops units that require it or are part of it, and nothing starts these again. A socket, timer or
-path restarts its unit unless it is stopped first.
+Stopping a unit also stops the units that require it or are part of it, and systemd does not start these again. If a
+socket, timer or path is not stopped first, it restarts its unit. See systemd.unit(5) and systemctl(1).
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from ..command import Done, TimeoutExpired, run_tool
 from ..frozen import frozen
 from .record import DrainError
 
-# Types that a start restores exactly. Starting a target or a slice also starts members that did not run before.
+# Types of units that a start restores exactly. Starting a target or a slice would also start members that did not run
+# before.
 TYPES = ("service", "socket", "timer", "path")
 _OTHER_TYPES = ("target", "slice", "scope", "mount", "automount", "swap", "device")
-# An instance name must follow an @: a template itself cannot be stopped.
+# An @ must be followed by the name of an instance, because a template cannot be stopped.
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
-# Units that stop with this one: the inverse of Requires=, Requisite=, BindsTo=, PartOf=, StopPropagatedFrom=.
+# Properties with the units that stop together with a unit: the inverse of Requires=, Requisite=, BindsTo=, PartOf= and
+# StopPropagatedFrom=.
 _DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", "BusName", *_DEPENDENTS)
-# States of a unit that was not running.
+# States of a unit that does not run.
 _OFF = ("inactive", "failed", "maintenance")
 
-# systemd continues a longer stop, and the drain waits for it as for jobs.
+# Seconds to wait for a stop. If a stop takes longer, systemd continues it, and the drain waits as it does for jobs.
 STOP_SECONDS = 60
-# Longer than the default of TimeoutStartSec= (90 s), because systemd's own error is better. A longer start continues.
+# Seconds to wait for a start. They exceed the default of TimeoutStartSec= (90 s), because systemd's own error is
+# better. If a start takes longer, it continues.
 START_SECONDS = 120
 
 
@@ -44,12 +47,15 @@ class Unit:
     triggered_by: tuple[str, ...] = ()
     dependents: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
-    #: D-Bus name, or empty.
+    #: Name on D-Bus, or "".
     bus_name: str = ""
 
     @property
     def runs(self) -> bool:
-        """Return whether a stop has to be undone. A unit that is already stopping was stopped by someone else."""
+        """Return whether a stop of the unit must be undone later.
+
+        If the unit is already stopping, another user or program stops it.
+        """
         return self.active not in (*_OFF, "deactivating")
 
     @property
@@ -57,12 +63,15 @@ class Unit:
         return self.active in _OFF
 
 
-# Returns the units of these names, in order.
+# A function that returns the units with these names, in order.
 Look = Callable[[Sequence[str]], "list[Unit]"]
 
 
 def unit_name(name: object) -> str:
-    """Return the full name of a unit. Raises DrainError for an invalid or unsupported name."""
+    """Return the full name of a unit.
+
+    Raises DrainError if the name is invalid or its type is not supported.
+    """
     text = str(name)
     stem, _dot, suffix = text.rpartition(".")
     if suffix in _OTHER_TYPES and stem:
@@ -76,9 +85,9 @@ def unit_name(name: object) -> str:
 
 
 def closure(name: str, look: Look | None = None) -> tuple[Unit, list[Unit]]:
-    """Return the unit, and all units to stop with it, in stop order.
+    """Return the unit, and all units to stop together with it, in order.
 
-    Triggers that would restart one of them come first, then dependents, then the unit itself.
+    Triggers that would restart one of the units come first, then its dependents, and then the unit itself.
     """
     look = look or show
     (target,) = look([name])
@@ -102,14 +111,20 @@ def triggers_of(units: Iterable[Unit]) -> set[str]:
 
 
 def starting_order(stopped: Sequence[str]) -> list[str]:
-    """Return the reverse of the stop order, sockets first, because systemd refuses a socket whose service runs."""
+    """Return the order of starting: the reverse of stopping, but sockets first.
+
+    systemd refuses to start a socket while its service runs.
+    """
     backwards = list(reversed(stopped))
     sockets = [name for name in backwards if name.endswith(".socket")]
     return sockets + [name for name in backwards if name not in sockets]
 
 
 def show(names: Sequence[str]) -> list[Unit]:
-    """Return the current units. Raises DrainError if systemd does not respond."""
+    """Return the current state of the units.
+
+    Raises DrainError if systemd does not respond.
+    """
     try:
         rows = systemd.show(run_tool, names, _PROPERTIES, timeout_seconds=STOP_SECONDS)
     except systemd.NoAnswerError as error:
@@ -133,7 +148,10 @@ def _unit(fields: Mapping[str, str]) -> Unit:
 
 
 def stop(name: str) -> None:
-    """Stop a unit and wait up to STOP_SECONDS. Raises DrainError if systemd refuses."""
+    """Stop a unit and wait up to STOP_SECONDS.
+
+    Raises DrainError if systemd refuses.
+    """
     try:
         done = _systemctl("stop", "--", name, seconds=STOP_SECONDS)
     except TimeoutExpired:
@@ -145,7 +163,10 @@ def stop(name: str) -> None:
 
 
 def start(name: str) -> None:
-    """Start a unit and wait up to START_SECONDS. Raises DrainError if it does not start."""
+    """Start a unit and wait up to START_SECONDS.
+
+    Raises DrainError if the unit does not start.
+    """
     cure = "Find out why (systemctl status %s, journalctl -u %s)." % (name, name)
     systemd.reset_failed(run_tool, [name])
     try:

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply a plan: download first, then change, and restore the old driver if a step fails.
+"""Apply a driver plan, and restore the old driver if a step fails.
 
-A journal is written before the first change, so that the next run completes an interrupted one.
+All packages are downloaded before the first change. A journal is written before the first change, too, so that the next
+run completes an interrupted change.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from .repack import repack
 
 SCHEMA = 1
 JOURNAL = "driver.json"
-#: Folder of the old packages during a change.
+#: Folder for the old packages during a change.
 KEPT = "driver-old"
-#: Modules that DKMS replaced (dkms(8), "original_module").
+#: Folder for modules that DKMS replaced (dkms(8), "original_module").
 ARCHIVE = "/var/lib/dkms/nvidia/original_module"
-#: Source of the kernel modules that DKMS builds.
+#: Folder with the source of the kernel modules that DKMS builds.
 SOURCE = "/usr/src/nvidia-%s"
-#: Mode of the key and of the driver's files.
+#: Mode of the key and of the files for the driver.
 _MODE = 0o644
 
 
 @frozen
 class Tools:
-    """The tools of a change. `manager` is an Apt or a Dnf, `look` reads the host again, `state` is the state directory.
+    """The dependencies of a change.
 
-    `keyring` is the path and the content of the repository's key, `runfile` the .run file with its checksum and options.
+    `manager` is an Apt or a Dnf. `look` reads the host again. `state` is the state directory. `keyring` is the path and
+    the content of the repository's key. `runfile` is the .run file with its checksum and options.
     """
 
     manager: Any
@@ -51,7 +53,7 @@ class Tools:
 
 
 class DriverChange:
-    """One change of one host."""
+    """A change of the driver on one host."""
 
     def __init__(self, plan: Plan, host: Host, request: Request, tools: Tools) -> None:
         self.plan, self.host, self.request = plan, host, request
@@ -59,11 +61,14 @@ class DriverChange:
         self.journal, self.kept = tools.state / JOURNAL, tools.state / KEPT
         self.keyring, self.runfile = tools.keyring, tools.runfile
         self.done: list[str] = []
-        #: Where the package manager's history ended before this change.
+        #: The last transaction in the package manager's history before this change.
         self.mark = ""
 
     def run(self) -> Host:
-        """Run all steps and return the host's new state. Raises ApplyError after restoring the old driver if possible."""
+        """Run all steps and return the new state of the host.
+
+        Raises ApplyError if a step fails, after restoring the old driver if possible.
+        """
         transaction = self.plan.transaction
         packages = self._steps("packages")
         if packages and transaction and transaction.installs:
@@ -105,7 +110,7 @@ class DriverChange:
     # -- steps that can be rolled back ----------------------------------------------------------------------------------------
 
     def _begin(self, packages: Sequence[Step]) -> None:
-        """Save the old packages and the text of the old files for a rollback."""
+        """Save the old packages and files for a rollback."""
         shutil.rmtree(str(self.kept), ignore_errors=True)
         old = [(step.items[0], step.items[1]) for step in packages if step.items[1]]
         if old:
@@ -152,11 +157,12 @@ class DriverChange:
         for step in self._steps("modules"):
             version, kernel, *packages = step.items
             if packages:
-                # Its scriptlet, which did not run to its end, puts the modules into their place.
+                # The package's scriptlet did not complete. Reinstalling the package lets the scriptlet put the modules
+                # into place.
                 self._must(self.manager.reinstall(packages), "the modules could not be installed", [step])
                 continue
             if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
-                # A run was killed before the scriptlet that adds it.
+                # An earlier run was killed before the scriptlet that adds the modules to DKMS.
                 self.call(["dkms", "add", "-m", "nvidia", "-v", version])
             done = self.call(["dkms", "autoinstall", "-k", kernel])
             self._must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
@@ -170,13 +176,16 @@ class DriverChange:
     def _forget_archive(self, packages: Sequence[Step]) -> None:
         """Delete the precompiled modules that DKMS archived when it replaced them.
 
-        After their package is removed, DKMS would install them again with its own removal.
+        Otherwise DKMS would install them again when DKMS is removed, although their package is gone.
         """
         if any(rules.is_precompiled(step.items[0]) for step in packages):
             shutil.rmtree(ARCHIVE, ignore_errors=True)
 
     def _look_at_modules(self) -> None:
-        """Check that a module was built: a package may install without one, as without headers of the running kernel."""
+        """Verify that a kernel module was built.
+
+        The package may be installed without one, for example if the headers of the running kernel are missing.
+        """
         now = self.look()
         if now.on_disk != self.plan.version:
             raise ApplyError(
@@ -188,7 +197,7 @@ class DriverChange:
             )
 
     def _go_back(self, error: ApplyError) -> None:
-        """Restore the old packages and files. Always raises."""
+        """Restore the old packages and files. Always raises ApplyError."""
         changed = [step.items for step in self._steps("packages")]
         before = {package.name for package in self.host.packages}
         current = {package.name for package in self.look().packages}
@@ -199,7 +208,7 @@ class DriverChange:
         held = [package.name for package in self.host.packages if package.held]
         if held and not problem:
             problem = self.manager.hold(held)
-        # Removed packages stop their services, and reinstalled ones do not start them.
+        # Removing a package stops its services, and reinstalling it does not start them.
         active = [name for name, unit in self.host.units.items() if unit.active]
         if active and not problem:
             systemd.reset_failed(self.call, active)
@@ -268,7 +277,8 @@ class DriverChange:
     def _systemctl(self, step: Step) -> None:
         if step.kind != "enable":
             systemd.reset_failed(self.call, step.items)
-        # `enable` reloads systemd by itself, which can detach GPUs from running containers (NVIDIA/nvidia-container-toolkit#48).
+        # By default, `enable` reloads systemd, which can detach GPUs from running containers
+        # (NVIDIA/nvidia-container-toolkit#48).
         done = self.call(["systemctl", step.kind, *(["--no-reload"] if step.kind == "enable" else []), *step.items])
         if done.returncode != 0:
             units = [word for name in step.items for word in ("--unit", name)]
@@ -278,7 +288,7 @@ class DriverChange:
 
 
 def interrupted(state: Path) -> str:
-    """Describe the interrupted change by its journal, empty without one."""
+    """Return a text about the interrupted change in the journal, or ""."""
     if not (state / JOURNAL).exists():
         return ""
     data = durable.read(state / JOURNAL, SCHEMA) or {}
@@ -289,7 +299,10 @@ def interrupted(state: Path) -> str:
 
 
 def finish(manager: Any, state: Path) -> None:
-    """Complete an interrupted change, or restore the saved packages. Raises ApplyError if both fail."""
+    """Complete an interrupted change, or restore the saved packages.
+
+    Raises ApplyError if both fail.
+    """
     journal, kept = state / JOURNAL, state / KEPT
     problem = manager.repair()
     if problem:

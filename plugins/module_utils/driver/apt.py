@@ -31,9 +31,11 @@ class Apt(apt.AptBase):
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def open(self, url: str, key: bytes) -> None:
-        """Use separate package lists from now on, including this repository if given. Raises PlanError.
+        """Use private package lists from now on.
 
-        `key` is the content of the repository's key ring, already verified."""
+        If a repository is given, its list is included. `key` is the content of the repository's key ring, which is
+        already verified. Raises PlanError.
+        """
         private = self.open_private()
         if url:
             (private / "key.gpg").write_bytes(key)
@@ -42,13 +44,16 @@ class Apt(apt.AptBase):
             self.ask_also(ours, url)
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions in the sources, the newest first."""
+        """Return the versions in the sources, newest first."""
         return sorted(self.offered([name])[name], key=rules.order, reverse=True)
 
     def resolve(
         self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
-        """Return the changes of an installation, in the preferred version or else the newest requested one. Raises PlanError."""
+        """Return the changes of an installation.
+
+        The version is the preferred one, or else the newest that matches the request. Raises PlanError.
+        """
         anchor = names.locked[0]
         if not self.versions(anchor):
             self.update()
@@ -59,7 +64,8 @@ class Apt(apt.AptBase):
         following = [name for name, _asked in names.next_kernel if not host.package(name)]
         offered = self.offered(following) if following else {}
         arguments += [name for name in following if offered[name]]
-        # Installed parts beyond the request are changed too, or they would stay in another version.
+        # Installed parts of the driver that were not requested change too. Otherwise they would stay in another
+        # version.
         for package in host.packages:
             if package.name not in names.locked and rules.of_the_driver(package, pinned):
                 there = [found for found in self.versions(package.name) if rules.upstream(found) == chosen]
@@ -69,7 +75,10 @@ class Apt(apt.AptBase):
         return replace(found, missing=tuple(name for name in following if not offered[name]))
 
     def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
-        """Return the changes of a removal, and the names of other packages that it removes. Raises PlanError."""
+        """Return the changes of a removal, including other packages that it removes.
+
+        Raises PlanError.
+        """
         own = (package.name for package in host.packages if rules.of_the_driver(package, patterns))
         names = list(dict.fromkeys([*own, *foreign]))
         return parse("", self.simulate(["purge", *names], retry=False), tuple(names)) if names else Transaction("")
@@ -88,7 +97,7 @@ class Apt(apt.AptBase):
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Copy the queried package lists to the host's own, so that both have the same state."""
+        """Copy the private package lists to the host, so that both have the same state."""
         assert self._private
         for path in sorted((self._private / "lists").glob("*")):
             if path.is_file() and not path.is_symlink() and path.name != "lock":
@@ -96,7 +105,10 @@ class Apt(apt.AptBase):
                     shutil.copyfileobj(asked, ours)
 
     def download(self, transaction: Transaction) -> None:
-        """Download and verify all packages before anything changes. Raises ApplyError."""
+        """Download and verify all packages before anything changes.
+
+        Raises ApplyError.
+        """
         problem = self.change("install", "--download-only", *transaction.arguments)
         if problem:
             raise ApplyError(
@@ -107,7 +119,10 @@ class Apt(apt.AptBase):
             )
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Download these (name, version) into `folder`. Returns the names of packages that no source has any more."""
+        """Download these packages, given as (name, version), into `folder`.
+
+        Returns the names of the packages that no source offers any more.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         missing = []
         for name, version in packages:
@@ -118,8 +133,8 @@ class Apt(apt.AptBase):
         return missing
 
     def install(self, transaction: Transaction) -> str:
-        """Apply the changes. Returns an empty text or the error."""
-        # Use the downloaded files with the queried lists, sources and pins, so that nothing changes in between.
+        """Apply the changes. Return "" or the error."""
+        # Use the downloaded files with the private lists, sources and pins, so that the result is the planned one.
         problem = self.change("install", "--no-download", *transaction.arguments)
         if not problem:
             self.forget_fetched((name, new) for name, _old, new in transaction.installs)
@@ -129,11 +144,14 @@ class Apt(apt.AptBase):
         return self.change("purge", *(name for name, _old in transaction.removals))
 
     def mark(self) -> str:
-        """Return nothing: a rollback uses the packages that `keep` downloaded."""
+        """Return "", because a rollback uses the packages that `keep` downloaded."""
         return ""
 
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
-        """Install the saved packages and remove the new ones, without apt, which would resolve dependencies again."""
+        """Install the saved packages and remove the new ones.
+
+        apt is not used, because it would resolve dependencies again.
+        """
         said = []
         if added:
             said.append(self.call(["dpkg", "--force-depends", "--force-remove-reinstreq", "--purge", *added]))
@@ -145,7 +163,10 @@ class Apt(apt.AptBase):
 
 
 def parse(version: str, simulated: str, arguments: tuple[str, ...]) -> Transaction:
-    """Parse the output of `apt-get --simulate`: lines Inst NAME [OLD] (NEW ...) or Remv NAME [OLD]."""
+    """Return the changes in the output of `apt-get --simulate`.
+
+    The lines are Inst NAME [OLD] (NEW ...) or Remv NAME [OLD].
+    """
     installs, removals = [], []
     for line in simulated.splitlines():
         found = _INST.match(line)

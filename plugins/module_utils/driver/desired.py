@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turn the module's parameters into a plan for the driver of one host, and apply it."""
+"""Plan the driver of one host from the module's parameters, and apply the plan."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .model import Host, Plan, Request, Transaction, Wanted
 from .observe import distribution, look
 
 _UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
-#: Written while clients are stopped for a change of the driver.
+#: This file exists while clients are stopped for a change of the driver.
 DRAINED = "driver-drained.json"
 
 
 class Driver:
-    """Manage the driver of this host. The caller closes it."""
+    """Manage the driver of this host. The caller must close this object."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
@@ -74,7 +74,7 @@ class Driver:
         elif self.request.source == "runfile":
             version = version or self.request.version
             if foreign or any(rules.of_the_driver(package, patterns) for package in self.host.packages):
-                # Packages go before the installer runs: refuse_mixing has their permission.
+                # Remove packages before the installer runs. `refuse_mixing` has checked that this is permitted.
                 self.manager.open("", b"")
                 transaction = self.manager.resolve_removal(self.host, patterns, foreign)
         self.vulnerable = minimum_versions.judged(
@@ -106,7 +106,10 @@ class Driver:
         return rules.wanted(self.host, self.request, self.catalogue, branch)
 
     def _must_ask(self, version: str) -> bool:
-        """Plan. A host in the desired state needs no access to a repository."""
+        """Return whether the plan needs a query of the repository.
+
+        A host in the desired state needs no access to a repository.
+        """
         if self.request.source == "runfile":
             return False
         exact = version == self.request.version
@@ -148,9 +151,12 @@ class Driver:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def fetch(self, made: Plan) -> None:
-        """Download all packages before clients are stopped. Raises ApplyError. Nothing else changes."""
+        """Download all packages before clients are stopped. Changes nothing else.
+
+        Raises ApplyError.
+        """
         torn = any(step.kind == "repair" for step in made.steps)
-        # The package manager refuses downloads until an interrupted change is complete.
+        # Until an interrupted change is complete, the package manager refuses downloads.
         if made.transaction and made.transaction.installs and not torn:
             self.manager.download(made.transaction)
 
@@ -172,17 +178,26 @@ class Driver:
         )
 
     def _drain(self) -> list[int]:
-        """Return the record that the role gpu_drain wrote last, which identifies a drain of the host."""
+        """Return the identity of the record that the role gpu_drain wrote last.
+
+        It identifies a drain of the host.
+        """
         record = self.state / "drain.json"
         return [record.stat().st_ino, record.stat().st_mtime_ns] if record.exists() else []
 
     def _drained(self) -> bool:
-        """Return whether clients are stopped for a change of the driver, and not for another reason."""
+        """Return whether clients are stopped for a change of the driver.
+
+        Returns False if they are stopped for another reason.
+        """
         mark = durable.read(self.state / DRAINED, 1)
         return bool(mark and self._drain() and mark["drain"] == self._drain())
 
     def _installer(self) -> list[str]:
-        """Return the .run file, its checksum, and the installer's options (listed by its --advanced-options)."""
+        """Return the .run file, its checksum, and the options of the installer.
+
+        The installer lists its options with --advanced-options.
+        """
         options = ["--silent", "--ui=none", "--no-questions", "--accept-license", "--dkms", "--disable-nouveau"]
         if self.flavor == "none":
             options = [*options[:4], "--no-kernel-modules"]
@@ -217,7 +232,7 @@ def _request(params: dict[str, Any]) -> Request:
 
 
 def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:
-    """Return the distribution's entry with the given overrides."""
+    """Return the distribution's entry in the catalogue with the given overrides."""
     entry = dict(catalogue["repository"])
     asked = given.get("fingerprints") or entry["fingerprints"]
     entry["fingerprints"] = keys.normal(asked)
@@ -230,5 +245,5 @@ def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, A
 
 
 def _is_signed(wanted: Wanted) -> bool:
-    """Return whether the modules' vendor builds and signs them."""
+    """Return whether the vendor builds and signs the kernel modules."""
     return bool(wanted.precompiled) or any(name.startswith("linux-modules-nvidia-") for name in wanted.free)

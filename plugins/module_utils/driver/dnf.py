@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query and change the driver's packages with DNF, like apt.py."""
+"""Query and change the driver's packages with DNF. Same interface as apt.py."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ class Dnf(dnf.DnfBase):
     def resolve(
         self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
-        """Return what installing would do, in the preferred version or else the newest of the request. Raises PlanError."""
+        """Return the changes of an installation.
+
+        The version is the preferred one, or else the newest that matches the request. Raises PlanError.
+        """
         anchor = names.locked[0]
-        # Installed parts beyond the request are changed too, or they would stay in another version.
+        # Installed parts of the driver that were not requested change too. Otherwise they would stay in another
+        # version.
         more = [
             package.name
             for package in host.packages
@@ -67,14 +71,15 @@ class Dnf(dnf.DnfBase):
             (name, asked) for name, asked in names.next_kernel if not host.package(name) and asked not in names.free
         ]
         missing = (*lacking, *(asked for name, asked in following if not self._is_offered(name, asked)))
-        # An unwanted package that needs the old version would be upgraded with the rest.
+        # An unwanted package that requires the old version would otherwise be upgraded with the rest.
         excluded = ["--exclude=%s" % name for name in names.unwanted if host.package(name)] if names.precompiled else []
         arguments = (*excluded, *exact, *names.free, *(asked for _name, asked in following if asked not in missing))
         rows = self.simulate("--allowerasing", "install", *arguments)
         gone = [name for action, name, _version in rows if action == "remove"]
         others = [name for name in names.unwanted if host.package(name)] + stale
         rest = [name for name in dict.fromkeys(others) if name not in gone]
-        # A dry run of the removal alone would also remove the parts that need modules, and get new ones here.
+        # The removal is not simulated alone. Such a simulation would also remove the parts that require modules,
+        # although this transaction installs new modules for them.
         needing = [name for name in self.dependents(rest) if not _is_part(host, name, pinned)] if rest else []
         rows += [("remove", name, _installed(host, name)) for name in (*rest, *needing)]
         return self._transaction(chosen, rows, host, pinned, arguments, missing)
@@ -94,7 +99,7 @@ class Dnf(dnf.DnfBase):
     ) -> list[str]:
         """Return the versions that have modules for the running kernel.
 
-        Raises PlanError if the request has none of them.
+        Raises PlanError if none of them matches the request.
         """
         kernel, pattern = names.precompiled[0]
         found = [version for version in versions if modules[pattern.format(version=rules.upstream(version))]]
@@ -110,14 +115,20 @@ class Dnf(dnf.DnfBase):
         return found
 
     def _is_offered(self, name: str, asked: str) -> bool:
-        """Return whether a repository has a package, in the version and architecture of the request if it has them."""
+        """Return whether a repository offers a package.
+
+        If the request has a version and an architecture, these must match.
+        """
         architecture = asked.rpartition(".")[2]
         offered = self.offered(list(dict.fromkeys([asked, name])))
         exact = ["%s-%s.%s" % (name, version, architecture) for version in offered[name]]
         return bool(offered[asked]) or asked in exact
 
     def resolve_removal(self, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
-        """Return the changes of a removal, and the names of other packages that it removes. Raises PlanError."""
+        """Return the changes of a removal, including other packages that it removes.
+
+        Raises PlanError.
+        """
         names = [
             package.name
             for package in host.packages
@@ -137,7 +148,10 @@ class Dnf(dnf.DnfBase):
         arguments: tuple[str, ...],
         missing: tuple[str, ...],
     ) -> Transaction:
-        """Raises PlanError for a package that an administrator has locked."""
+        """Return the transaction for these rows.
+
+        Raises PlanError if it changes a package that an administrator has locked.
+        """
         locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
         for _action, name, _version in rows:
             package = host.package(name)
@@ -154,7 +168,10 @@ class Dnf(dnf.DnfBase):
         return Transaction(version, changes, tuple(sorted(removals)), arguments, missing)
 
     def refresh(self) -> None:
-        """Fetch the index of the written repository: its first use asks a question, which an unattended DNF does not answer."""
+        """Fetch the index of the repository in the written file.
+
+        Its first use asks a question that an unattended DNF does not answer.
+        """
         if Path(files.REPO).exists():
             self.call([*dnf.DNF, "makecache", "--repo=%s" % self.owner.name])
 
@@ -169,12 +186,12 @@ class Dnf(dnf.DnfBase):
             )
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Save nothing: a rollback uses the history of DNF."""
+        """Save nothing, because a rollback uses the history of DNF."""
         return []
 
     def install(self, transaction: Transaction) -> str:
         problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
-        # Packages without a conflict stay until they are removed.
+        # Packages that conflict with nothing stay installed until they are removed.
         rest = [name for name, _old in transaction.removals if self._has(name)]
         problem = problem or (self.change(self.comment, "remove", *rest) if rest else "")
         return problem or self._release_removed([name for name, _old in transaction.removals])
@@ -185,7 +202,7 @@ class Dnf(dnf.DnfBase):
         return problem or self._release_removed(names)
 
     def _release_removed(self, names: Sequence[str]) -> str:
-        """Delete the locks of removed packages, which stay otherwise."""
+        """Delete the locks of removed packages. They would remain otherwise."""
         return self.release(names) if dnf.locked(read_text(dnf.VERSIONLOCK) or "") & set(names) else ""
 
     def reinstall(self, names: Sequence[str]) -> str:
@@ -195,7 +212,7 @@ class Dnf(dnf.DnfBase):
         return self.call(["rpm", "--query", "--quiet", name]).returncode == 0
 
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
-        """Restore the old packages by DNF's history."""
+        """Restore the old packages with the history of DNF."""
         return self.undo(mark)
 
 

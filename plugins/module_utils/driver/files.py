@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build the text of the files that the role nvidia_driver manages. Pure."""
+"""Build the text of the files that the role nvidia_driver manages. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ MANAGED = {
 }
 KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
 
-#: NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). With module_hotfixes the streams of
-#: its module nvidia-driver hide no version. The exact version is selected and locked instead of a stream (dnf.conf(5)).
+#: NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). Without module_hotfixes, the
+#: streams of NVIDIA's module nvidia-driver would hide versions. The exact version is selected and locked, so no stream
+#: is needed (dnf.conf(5)).
 VERIFIED = ("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1")
 
 _HEAD = "# Written by Ansible (openfleet.gpu.nvidia_driver); changes made here are overwritten.\n"
 
 
 def repository_url(repository: dict[str, Any], architecture: str) -> str:
-    """Return BASE/debian12/x86_64, NVIDIA's layout (guide, "Network Repository"), or the mirror's full address."""
+    """Return the address of a repository.
+
+    It is BASE/debian12/x86_64, as at NVIDIA (guide, "Network Repository"), or the full address of a mirror.
+    """
     return repository["url"].format(
         directory=repository["directory"], architecture=repository["architectures"].get(architecture, architecture)
     )
@@ -44,12 +48,18 @@ def key_url(repository: dict[str, Any], architecture: str) -> str:
 
 
 def sources(url: str, keyring: str) -> str:
-    """Return the source of a flat repository: the suite is a path without components (sources.list(5))."""
+    """Return the source of a flat repository.
+
+    Its suite is a path, and it has no components (sources.list(5)).
+    """
     return "%sTypes: deb\nURIs: %s/\nSuites: /\nSigned-By: %s\n" % (_HEAD, url.rstrip("/"), keyring)
 
 
 def preferences(version: str, patterns: list[str]) -> str:
-    """Return the pin. A priority above 1000 allows downgrades (apt_preferences(5)) and blocks other versions."""
+    """Return the pin file.
+
+    A priority above 1000 allows downgrades (apt_preferences(5)) and blocks other versions.
+    """
     return "%sPackage: %s\nPin: version %s-*\nPin-Priority: 1001\n" % (_HEAD, " ".join(patterns), version)
 
 
@@ -64,23 +74,34 @@ def repo(url: str, keyring: str) -> str:
 
 
 def blacklist() -> str:
-    """Return the file that keeps nouveau from binding GPUs first (guide, "Disabling nouveau")."""
+    """Return the file that prevents nouveau from binding the GPUs first.
+
+    Source: guide, "Disabling nouveau".
+    """
     return _HEAD + "blacklist nouveau\noptions nouveau modeset=0\n"
 
 
 def dracut() -> str:
-    """Return dracut's configuration: only a host-only initramfs includes /etc/modprobe.d (dracut.conf(5), hostonly)."""
+    """Return the configuration file for dracut.
+
+    Only a host-only initramfs includes /etc/modprobe.d (dracut.conf(5), hostonly).
+    """
     return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (_HEAD, BLACKLIST)
 
 
 def modules_load() -> str:
-    """Return the file that loads ib_umad, which NVLSM needs to reach NVSwitches (Fabric Manager guide, "Systems Using
-    Fourth Generation NVSwitches")."""
+    """Return the file that loads ib_umad at boot.
+
+    NVLSM needs ib_umad to reach NVSwitches (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
+    """
     return _HEAD + "ib_umad\n"
 
 
 class Needs(NamedTuple):
-    """The features that need files: kernel modules (`flavor`), IMEX, an initramfs by dracut, NVLSM."""
+    """The features that need files.
+
+    They are kernel modules (`flavor`), IMEX, an initramfs built by dracut, and NVLSM.
+    """
 
     flavor: str
     imex_nodes: tuple[str, ...] = ()
@@ -96,7 +117,7 @@ def wanted(
     architecture: str,
     needs: Needs,
 ) -> dict[str, str]:
-    """Return path and text of every desired file, for the driver in this version."""
+    """Return every desired file (text by path) for this version of the driver."""
     found = {}
     repository = catalogue["repository"]
     if source == "repository":

@@ -1,19 +1,22 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rebuild the initramfs with the host's tool: initramfs-tools or dracut."""
+"""Rebuild the initramfs with the tool of the host: initramfs-tools or dracut."""
 
 from __future__ import annotations
 
 from ..command import Run, program, run_to_end
 
-#: The first installed one is used: if both are installed, dracut is a dependency of something else. For all kernels, so
-#: that nouveau is excluded whichever kernel boots next.
+#: The first tool that is installed is used. If both are installed, dracut is only a dependency of another package. The
+#: initramfs of every kernel is rebuilt, so that nouveau is excluded whichever kernel boots next.
 _TOOLS = (("update-initramfs", "-u", "-k", "all"), ("dracut", "--force", "--regenerate-all"))
 
 
 def rebuild(call: Run = run_to_end) -> str:
-    """Return an empty text or the error. A host without both tools has no initramfs, or another tool for it."""
+    """Rebuild the initramfs. Return "" or the error.
+
+    A host without both tools has no initramfs, or uses another tool for it.
+    """
     for command in _TOOLS:
         if program(command[0]):
             done = call(list(command))

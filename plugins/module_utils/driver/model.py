@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe the current host, the request and the plan of a driver as plain values."""
+"""Describe the current host, the request and the plan as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..packages.model import Package, Step
 
 @frozen
 class Gpu:
-    """A GPU on the PCI bus; `device_id` are four hex digits."""
+    """A GPU on the PCI bus. `device_id` has four hex digits."""
 
     address: str
     device_id: str
@@ -21,7 +21,7 @@ class Gpu:
 
 @frozen
 class Unit:
-    """A systemd service; one that does not exist is neither enabled nor active."""
+    """A systemd service. A missing service is neither enabled nor active."""
 
     exists: bool = False
     enabled: bool = False
@@ -30,7 +30,10 @@ class Unit:
 
 @frozen
 class SecureBoot:
-    """`certificate` signs the modules built on this host, `enrolled` is whether the firmware trusts it."""
+    """The Secure Boot state of the host.
+
+    `certificate` signs the modules that are built on this host. `enrolled` is true if the firmware trusts it.
+    """
 
     enabled: bool = False
     certificate: str = ""
@@ -39,7 +42,10 @@ class SecureBoot:
 
 @frozen
 class Host:
-    """The current state of the host. Versions are the driver's, such as 580.105.08, or empty."""
+    """The current state of the host.
+
+    Versions are those of the driver, such as 580.105.08, or "".
+    """
 
     distribution: str
     architecture: str
@@ -51,26 +57,26 @@ class Host:
     on_disk: str = ""
     library: str = ""
     nouveau_loaded: bool = False
-    #: ib_umad, which NVLSM needs to reach NVSwitches.
+    #: Whether ib_umad is loaded. NVLSM needs it to reach NVSwitches.
     umad_loaded: bool = False
-    #: dracut builds the initramfs, or may.
+    #: Whether dracut may build the initramfs.
     dracut: bool = False
     headers: bool = False
     secure_boot: SecureBoot = SecureBoot()
     packages: tuple[Package, ...] = ()
     units: dict[str, Unit] = field(default_factory=dict)
-    #: Text of the existing files that this role writes.
+    #: Text of the existing files that this role manages.
     files: dict[str, str] = field(default_factory=dict)
-    #: Fingerprints of the keys in the key ring of the driver's repository, or empty.
+    #: Fingerprints of the keys in the key ring for the driver's repository. Empty if there is none.
     key_fingerprints: tuple[str, ...] = ()
     runfile: str = ""
-    #: Driver versions in DKMS.
+    #: Driver versions that are registered in DKMS.
     dkms: tuple[str, ...] = ()
-    #: Folder left by the installer of a .run file.
+    #: Folder that the installer of a .run file left behind.
     installer_log: str = ""
-    #: Folder of a driver container, as run by the GPU operator.
+    #: Folder of a driver container, such as that of the GPU operator.
     driver_container: str = ""
-    #: The earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or empty.
+    #: An earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or "".
     interrupted: str = ""
 
     def package(self, name: str) -> Package | None:
@@ -79,13 +85,16 @@ class Host:
 
 @frozen
 class Request:
-    """The request. `version` is a branch (580), an exact version (580.105.08), or empty for removal."""
+    """The request.
+
+    `version` is a branch (580), an exact version (580.105.08), or "" for removal.
+    """
 
     version: str
     source: str = "repository"
     variant: str = "headless"
     kernel_modules: str = "auto"
-    #: Install modules that are built in advance for each kernel, not DKMS.
+    #: Whether to install modules that were built in advance for each kernel instead of using DKMS.
     precompiled: bool = False
     upgrade: bool = False
     hold: bool = True
@@ -102,40 +111,46 @@ class Request:
 
 @frozen
 class Wanted:
-    """Packages and services that fulfil the request on this host."""
+    """The packages and services that fulfil the request on this host."""
 
     flavor: str
-    #: Packages in exactly the driver's version.
+    #: Packages that must have exactly the version of the driver.
     locked: tuple[str, ...]
-    #: Those of `locked` whose kernel modules DKMS builds.
+    #: Packages in `locked` whose kernel modules DKMS builds.
     dkms: tuple[str, ...] = ()
-    #: Precompiled modules: (kernel, package name with {version}). The running kernel is the first.
+    #: Precompiled modules: (kernel, package name with {version}). The running kernel comes first.
     precompiled: tuple[tuple[str, str], ...] = ()
-    #: Packages in any version of the sources.
+    #: Packages that may have any version from the sources.
     free: tuple[str, ...] = ()
-    #: Packages to remove: the other flavour's modules.
+    #: Packages to remove: the kernel modules of the other flavour.
     unwanted: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
-    #: Packages with headers or signed modules for the next kernel too: (name, request to the package manager).
+    #: (package name, request to the package manager) for headers or signed modules that the next kernel needs.
     next_kernel: tuple[tuple[str, str], ...] = ()
 
 
 @frozen
 class Transaction:
-    """The package manager's changes: (name, old version or "", new version) and (name, old version)."""
+    """The changes of the package manager.
+
+    Installs are (name, old version or "", new version). Removals are (name, old version).
+    """
 
     version: str
     installs: tuple[tuple[str, str, str], ...] = ()
     removals: tuple[tuple[str, str], ...] = ()
-    #: The request to the package manager: name=version, name, name-.
+    #: Arguments for the package manager: name=version, name, or name-.
     arguments: tuple[str, ...] = ()
-    #: Packages for the next kernel that no source has.
+    #: Packages for the next kernel that no source offers.
     missing: tuple[str, ...] = ()
 
 
 @frozen
 class Plan:
-    """Steps in order. `disruptive`: clients must stop first. `reboot`: why one is needed afterwards, or empty."""
+    """The steps in order.
+
+    If `disruptive` is true, clients must stop first. `reboot` is the reason for a reboot afterwards, or "".
+    """
 
     version: str
     steps: tuple[Step, ...] = ()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read packages, modules, devices, firmware and files of a host."""
+"""Read the packages, modules, devices, firmware and files of a host."""
 
 from __future__ import annotations
 
@@ -18,27 +18,32 @@ from ..packages.host_files import read_text, read_texts
 from ..packages.model import Package
 from .model import Gpu, Host, SecureBoot, Unit
 
-#: NVSwitches are NVIDIA bridges: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).
+#: PCI ids of NVSwitches. They are NVIDIA bridges in the generations V100, A100 and H100
+#: (https://pci-ids.ucw.cz/read/PC/10de).
 _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
-#: On Blackwell boards they are no PCI devices, but ConnectX-7 functions with SW_MNG in their vital product data
-#: (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
+#: On Blackwell boards, NVSwitches are not PCI devices. ConnectX-7 functions that have SW_MNG in their vital product
+#: data lead to them (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
-#: Folder of the installer of a .run file, which also backs up files there.
+#: Folder of the .run file's installer. It also has backups of files.
 _INSTALLER_LOG = "/var/lib/nvidia/log"
-#: Root of the driver container, and the marker of a driver that it loaded (GPU operator, assets/state-driver).
+#: Root of the driver container, and a marker that the container has loaded a driver (GPU operator,
+#: assets/state-driver).
 _DRIVER_CONTAINER = ("/run/nvidia/driver/usr", "/run/nvidia/validations/.driver-ctr-ready")
 _DKMS = "/var/lib/dkms/nvidia"
 _UNIT_FIELDS = ("UnitFileState", "ActiveState")
 _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-#: Certificates of dkms and of Ubuntu's shim.
+#: Certificates of DKMS and of Ubuntu's shim.
 _CERTIFICATES = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
 def distribution(release: str) -> str:
-    """Return debian-12, ubuntu-24.04 or el-9 from the text of os-release. A RHEL rebuild counts as RHEL."""
+    """Return the distribution from the text of os-release.
+
+    Examples: debian-12, ubuntu-24.04, el-9. A rebuild of RHEL counts as RHEL.
+    """
     fields = dict(line.split("=", 1) for line in release.splitlines() if "=" in line and not line.startswith("#"))
     fields = {name: value.strip().strip("\"'") for name, value in fields.items()}
     name, version = fields.get("ID", ""), fields.get("VERSION_ID", "")
@@ -52,7 +57,10 @@ def distribution(release: str) -> str:
 def look(
     manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: str, call: Run = run_to_end
 ) -> Host:
-    """Return the current state of the host, with the text of the files `paths`."""
+    """Return the current state of the host.
+
+    `paths` are the files whose text is included.
+    """
     system = platform.uname()
     switches, bridges = _fabric()
     return Host(
@@ -90,7 +98,10 @@ def _bytes(path: str) -> bytes:
 
 
 def _fabric(devices: str = DEVICES) -> tuple[int, int]:
-    """Return the number of NVSwitches on the PCI bus, and of bridges to NVSwitches that are not on it."""
+    """Return the number of NVSwitches on the PCI bus, and of NVLink bridges.
+
+    The bridges lead to NVSwitches that are not on the PCI bus.
+    """
     switches = bridges = 0
     for folder in sorted(Path(devices).glob("*")):
         ids = tuple((read_text(str(folder / name)) or "").strip().lower() for name in ("vendor", "device"))
@@ -116,10 +127,10 @@ def _library_version(machine: str) -> str:
 
 
 def _secure_boot() -> SecureBoot:
-    # Four bytes of attributes, then the value.
+    # The variable has four bytes of attributes, and then the value.
     enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
     certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
-    # The firmware's lists have certificates in DER: the user's own (MOK) and the vendor's (db).
+    # The lists of the firmware have certificates in DER format: those of the user (MOK) and of the vendor (db).
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)
@@ -134,7 +145,7 @@ def _rpm(call: Run) -> tuple[Package, ...]:
     locks = read_text(dnf.VERSIONLOCK) or ""
     locked = dnf.locked(locks)
     packages = [line.split("\t") for line in done.stdout.splitlines()]
-    # A killed transaction leaves packages in both the old and the new version.
+    # A killed transaction may leave a package installed in both the old and the new version.
     several = [name for name, _version in packages if "nvidia" in name]
     twice = {name for name in several if several.count(name) > 1}
     return tuple(

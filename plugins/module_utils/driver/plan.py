@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the steps from the current host to the request, in order. Pure. Check mode prints exactly these steps."""
+"""Plan the steps from the current host to the request, in order.
+
+All functions are pure. Check mode prints exactly these steps.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ from . import rules
 from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
 from .model import Host, Plan, Request, Transaction, Unit, Wanted
 
-#: All steps in order.
+#: Kinds of steps, in the order of execution.
 KINDS = ("repair", "key", "write", "delete", "uninstall", "packages", "runfile", "initramfs", "modules", "hold", "release",
          "enable", "load", "start", "restart")  # fmt: skip
 
 
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
-    """Return the driver's version if all desired packages are installed in one requested version, or empty."""
+    """Return the driver's version if the host already fulfils the request.
+
+    All desired packages must be installed in one version that matches the request. Otherwise "" is returned.
+    """
     if request.source == "runfile":
         return host.library if host.runfile and host.library == request.version else ""
     found = [host.package(name) for name in wanted.locked]
     versions = {rules.upstream(package.version) if package else "" for package in found}
     there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
-    # Packages suggested by the running kernel may be in no source: request them with the driver's packages, once.
+    # If the running kernel suggests packages, they may be in no source. They are then requested once, together with the
+    # driver's packages.
     if rules.flavors_of_kernels(host)[1]:
         there = there and all(host.package(name) for name, _asked in wanted.next_kernel)
     broken = any(package and package.broken for package in found)
@@ -40,7 +47,10 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
 
 
 class Goal(NamedTuple):
-    """The desired packages, driver version and files by path. `transaction` installs the packages."""
+    """The desired packages, driver version and files.
+
+    `transaction` installs the packages. `files` maps paths to texts.
+    """
 
     wanted: Wanted
     version: str
@@ -49,7 +59,11 @@ class Goal(NamedTuple):
 
 
 class Repository(NamedTuple):
-    """Fingerprints of `trusted` keys, `patterns` of the driver's packages, and whether its modules are signed."""
+    """The repository of the driver.
+
+    `trusted` are fingerprints of keys. `patterns` match the driver's packages. `signed` is true if the kernel modules
+    are signed.
+    """
 
     trusted: Sequence[str]
     patterns: Sequence[str]
@@ -57,7 +71,10 @@ class Repository(NamedTuple):
 
 
 def present(host: Host, request: Request, goal: Goal, repository: Repository) -> Plan:
-    """Plan the installation of the goal's driver. Raises PlanError if that is not allowed or not possible."""
+    """Plan the installation of the desired driver.
+
+    Raises PlanError if the installation is impossible or not permitted.
+    """
     wanted, version, transaction, files = goal
     trusted, patterns, signed = repository
     own_modules = wanted.flavor != "none"
@@ -77,20 +94,20 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
         _refuse_removals(transaction, request, host, patterns, wanted)
         steps += _packages(transaction)
     if host.runfile and request.source != "runfile":
-        # Permitted by name: rules.refuse_mixing.
+        # `rules.refuse_mixing` has checked that the request permits this by name.
         steps.append(Step("uninstall", "run %s" % host.runfile, ()))
         changes = True
     if request.source == "runfile" and not settled(host, request, wanted):
         steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
         changes = True
-    # Leftovers of another source: NVIDIA's would block the distribution's packages.
+    # Files of another source must be deleted. For example, NVIDIA's files would block the distribution's packages.
     stale = [path for path in host.files if path not in files and path != IMEX_NODES]
     steps += [Step("delete", "delete %s" % path, (path,)) for path in stale]
     if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
         verb = "exclude" if BLACKLIST in files else "include"
         steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
     coming = {name for name, _old, _new in transaction.installs} if transaction else set()
-    # A run that was killed in a scriptlet leaves packages without the modules that DKMS builds there.
+    # If a run was killed during a scriptlet, the packages are installed, but the modules that DKMS builds are missing.
     unbuilt = not changes or (wanted.dkms and not coming.intersection(wanted.dkms))
     if own_modules and unbuilt and host.on_disk != version:
         modules = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
@@ -124,7 +141,7 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
 
 def absent(host: Host, request: Request, manager: str, keyring: str, transaction: Transaction | None,
            patterns: Sequence[str]) -> Plan:  # fmt: skip
-    """Plan the removal of the driver and of every file of this role."""
+    """Plan the removal of the driver and of all files of this role."""
     steps = []
     rules.refuse_foreign(host, request)
     changes = bool(transaction and transaction.removals)
@@ -148,13 +165,13 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
             "a reboot is needed: %s" % reboot,
             "Set it to now (reboot at the end of the run) or later (reboot it yourself). Nothing was changed.",
         )
-    # Remove the files last: until the packages are removed, the pin blocks other versions.
+    # The files are removed last, because the pin must block other versions until the packages are removed.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
     return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
 
 
 def _refuse_boot(wanted: Wanted, transaction: Transaction) -> None:
-    """Refuse a reboot into a kernel without modules. Raises PlanError."""
+    """Refuse a reboot into a kernel that has no driver modules. Raises PlanError."""
     lacking = [
         (kernel, name.format(version=transaction.version))
         for kernel, name in wanted.precompiled
@@ -218,7 +235,7 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
         driver |= {package.name for package in coming
                    if rules.upstream(package.version) == version or package.name in wanted.free}  # fmt: skip
     driver |= set(wanted.locked)
-    # apt removes the hold of packages that it changes on request.
+    # If apt changes a package on request, it removes the hold of the package.
     held = {name for name, package in after.items() if package.held and name not in touched}
     if request.hold:
         names = tuple(sorted(driver - held))
@@ -253,7 +270,10 @@ def _services(host: Host, wanted: Wanted, version: str, changes: bool, reboot: b
 
 
 def _restart(host: Host, files: dict[str, str], reboot: bool) -> list[Step]:
-    """Restart IMEX if its nodes change: it reads them at start (IMEX guide, "nodes_config.cfg")."""
+    """Return the step that restarts IMEX if its nodes change.
+
+    IMEX reads its nodes only when it starts (IMEX guide, "nodes_config.cfg").
+    """
     moved = IMEX_NODES in files and host.files.get(IMEX_NODES) != files[IMEX_NODES]
     if not moved or reboot or not host.units.get(rules.SERVICE_IMEX, Unit()).active:
         return []

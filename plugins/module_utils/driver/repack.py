@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rebuild a package file from the installed files, for a rollback if no source has that version any more.
+"""Rebuild a package file from the installed files.
 
-Like dpkg-repack: the files that dpkg lists, and the control data that it keeps.
+A rollback needs this if no source offers the version any more. Like dpkg-repack, this module uses the files that dpkg
+lists and the control data that dpkg keeps.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from ..command import Run, run_to_end
 
 _INFO = Path("/var/lib/dpkg/info")
-#: Control files of dpkg itself, which it refuses in a package.
+#: Control files that belong to dpkg itself. dpkg refuses them in a package.
 _NOT_CONTROL = ("list", "md5sums")
 #: Folders in packages that are links on a system with a merged /usr.
 _MERGED = ("/bin", "/lib", "/lib64", "/sbin")
 
 
 def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
-    """Write NAME.deb into `folder`. Returns an empty text or the error."""
+    """Write NAME.deb into `folder`. Return "" or the error."""
     stanza = call(["dpkg-query", "--status", name])
     listed = call(["dpkg-query", "--listfiles", name])
     if stanza.returncode != 0 or listed.returncode != 0:
@@ -47,7 +48,7 @@ def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
 
 
 def _control(status: str) -> str:
-    """Return the stanza without fields that only dpkg's own record has."""
+    """Return the control stanza, without fields that belong only to dpkg's record."""
     lines, skip = [], False
     for line in status.splitlines():
         if not line.startswith(" "):
@@ -62,7 +63,7 @@ def _copy(path: Path, tree: Path) -> bool:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        # A file of the package was deleted; documentation may be left out on purpose (dpkg's path-exclude).
+        # A file of the package is missing. Documentation may be missing on purpose (path-exclude of dpkg).
         return path.parts[:3] == ("/", "usr", "share")
     if stat.S_ISDIR(mode) or str(path) in _MERGED:
         new.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules of NVIDIA's drivers, as pure functions: versions, kernel modules, packages, NVSwitch, Secure Boot, skew.
+"""Define the rules of NVIDIA's drivers as pure functions.
 
-Each rule names its source. "guide" is https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/.
+The rules are about versions, kernel modules, packages, NVSwitch, Secure Boot and version skew. Each rule names its
+source. "guide" is https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from .model import Gpu, Host, Request, Wanted
 
 OWNER = Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver")
 
-#: A driver version: three digits of the branch, then one or two numbers.
+#: A driver version: the branch has three digits, followed by one or two numbers.
 _DRIVER_VERSION = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?![.\d])")
 _REQUEST_VERSION = re.compile(r"^\d{3}(\.\d+){0,2}$")
 
-#: The first PCI device id of Turing, TU102. Older GPUs have lower ids. The open kernel modules support Turing and later
-#: (https://github.com/NVIDIA/open-gpu-kernel-modules, README, "Compatible GPUs").
+#: The first PCI device id of Turing (TU102). Older GPUs have lower ids. The open kernel modules support Turing and
+#: later (https://github.com/NVIDIA/open-gpu-kernel-modules, README, "Compatible GPUs").
 _TURING = 0x1E02
-#: The first id of Blackwell (GB100 is 2900 upwards). Blackwell and Grace Hopper have no proprietary modules
-#: (https://developer.nvidia.com/blog/nvidia-transitions-fully-towards-open-source-gpu-kernel-modules/).
+#: The first PCI device id of Blackwell (GB100 has 2900 and up). There are no proprietary modules for Blackwell and
+#: Grace Hopper (https://developer.nvidia.com/blog/nvidia-transitions-fully-towards-open-source-gpu-kernel-modules/).
 _BLACKWELL = 0x2900
 _GRACE_HOPPER = (0x2342, 0x2345, 0x2348)
-#: Branch 580 is the last with Maxwell, Pascal and Volta, 610 the last with proprietary modules (guide, "Kernel
-#: Modules", and the release 620 of it, "Proprietary Kernel Modules Removed").
+#: Branch 580 is the last branch with Maxwell, Pascal and Volta. Branch 610 is the last branch with proprietary modules
+#: (guide, "Kernel Modules", and "Proprietary Kernel Modules Removed" in the guide for release 620).
 _LAST_BEFORE_TURING = 580
 _NO_PROPRIETARY = 620
 
-#: Packages of drivers that the role does not install: NVIDIA's vGPU software (vGPU User Guide, "Installing the NVIDIA vGPU
-#: Software Graphics Driver"), and repositories of others.
+#: Package patterns of drivers that the role does not install: NVIDIA's vGPU software (vGPU User Guide, "Installing the
+#: NVIDIA vGPU Software Graphics Driver"), and repositories of other vendors.
 _FOREIGN = (
     ("nvidia-vgpu-*", "NVIDIA's vGPU software"),
     ("nvidia-linux-grid-*", "NVIDIA's vGPU guest driver"),
@@ -44,7 +45,7 @@ _FOREIGN = (
     ("xorg-x11-drv-nvidia*", "of RPM Fusion"),
     ("nvidia-x11-drv*", "of ELRepo"),
 )
-#: The first branch of a generation, for GPUs that the catalogue does not have: by the first PCI device id, newest first
+#: (first PCI device id, first branch) of each generation, newest first. Used for GPUs that are not in the catalogue
 #: (https://github.com/NVIDIA/open-gpu-kernel-modules, README of 570.86.15 and 520.56.06).
 _GENERATIONS = (
     (_BLACKWELL, {"name": "a Blackwell GPU", "version": "570", "confirmed": True}),
@@ -52,15 +53,16 @@ _GENERATIONS = (
     (0x2500, None),
     (0x2300, {"name": "a Hopper GPU", "version": "520", "confirmed": True}),
 )
-#: Modules built in advance for one kernel: kmod-nvidia-open-580.95.05-5.14.0-570.12.1.
+#: Package with modules that were built for one kernel, such as kmod-nvidia-open-580.95.05-5.14.0-570.12.1.
 _KMOD = re.compile(r"kmod-(?:64k-|rt-)?nvidia(?P<open>-open)?-(?P<version>\d{3}\.[\d.]+)-\d")
-#: The distribution and the architecture at the end of a Red Hat kernel's version.
+#: Distribution and architecture at the end of a Red Hat kernel's version.
 _KERNEL_END = re.compile(r"\.el\d+(_\d+)?(\.(x86_64|aarch64))?$")
 _IMAGE = "linux-image-"
-#: A meta-package has no version of a kernel in its name, apart from the release of a hardware enablement stack.
+#: Name of a meta-package. It contains no kernel version, but may contain the release of a hardware enablement stack.
 _META = re.compile(r"[a-z](?!.*\d+\.\d+\.\d)")
 _NO_META = re.compile(r"^extra-|-dbg$|-template$")
-#: The flavour of a Debian or Ubuntu kernel, behind its version and ABI: 6.1.0-40-amd64, 6.12.9+bpo-amd64, 6.8.0-1018-aws.
+#: The flavour of a Debian or Ubuntu kernel. It follows the version and the ABI: 6.1.0-40-amd64, 6.12.9+bpo-amd64,
+#: 6.8.0-1018-aws.
 _KERNEL = re.compile(r"[^-]+(?:-\d[^-]*)?-([a-z].*)$")
 
 SERVICE_PERSISTENCED = "nvidia-persistenced.service"
@@ -69,7 +71,10 @@ SERVICE_IMEX = "nvidia-imex.service"
 
 
 def upstream(version: str) -> str:
-    """Return the driver version in a package version: 580.105.08 of 580.105.08-1 or 3:580.105.08-1.el9, or empty."""
+    """Return the driver version in a package version, or "".
+
+    For example, it is 580.105.08 for 580.105.08-1 and for 3:580.105.08-1.el9.
+    """
     found = _DRIVER_VERSION.match(version)
     return found[1] if found else ""
 
@@ -84,12 +89,15 @@ def branch_of(version: str) -> int:
 
 
 def satisfies(version: str, asked: str) -> bool:
-    """Return whether a driver version is the requested one, or in the requested branch."""
+    """Return whether a driver version is the requested version or branch."""
     return bool(version) and (version == asked or version.startswith(asked + "."))
 
 
 def choose(versions: Iterable[str], request: Request, anchor: str, prefer: str) -> str:
-    """Return the driver version to install, from the sources' versions of its first package. Raises PlanError."""
+    """Return the driver version to install. Raises PlanError.
+
+    `versions` are those that the sources have of `anchor`, the driver's first package.
+    """
     offered = [found for found in map(upstream, versions) if found]
     fitting = [found for found in offered if satisfies(found, request.version)]
     if not fitting:
@@ -111,7 +119,10 @@ def check_version(asked: str) -> None:
 
 
 def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
-    """Return open, proprietary or none. auto is open if all GPUs are Turing or newer. Raises PlanError."""
+    """Return the flavour of the kernel modules: open, proprietary or none.
+
+    "auto" selects open if all GPUs are Turing or newer. Raises PlanError.
+    """
     gpus = list(gpus)
     ids = [int(gpu.device_id, 16) for gpu in gpus]
     old = ["%s (10de:%s)" % (gpu.address, gpu.device_id) for gpu in gpus if int(gpu.device_id, 16) < _TURING]
@@ -150,18 +161,27 @@ def flavor(gpus: Iterable[Gpu], asked: str, branch: int) -> str:
 
 
 def needs_fabric_manager(host: Host, asked: str) -> bool:
-    """Return whether Fabric Manager is needed: no CUDA program runs without it on GPUs behind NVSwitches
-    (https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/)."""
+    """Return whether the host needs Fabric Manager.
+
+    Without Fabric Manager, no CUDA program runs on GPUs that are connected by NVSwitches
+    (https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/).
+    """
     return asked == "present" or (asked == "auto" and bool(host.nvswitches or host.nvlink_bridges))
 
 
 def needs_subnet_manager(host: Host, wanted: Wanted) -> bool:
-    """Return whether NVLSM is needed: Fabric Manager starts it if it is installed and ib_umad is loaded."""
+    """Return whether the host needs NVLSM.
+
+    Fabric Manager starts NVLSM if it is installed and ib_umad is loaded.
+    """
     return bool(host.nvlink_bridges) and SERVICE_FABRIC_MANAGER in wanted.units
 
 
 def package_set(catalogue: dict[str, Any], distribution: str, source: str, branch: int) -> dict[str, Any]:
-    """Return the names of a branch: the entry with the highest `since` up to it. Raises PlanError."""
+    """Return the package names for a branch. Raises PlanError.
+
+    They are in the catalogue entry with the highest `since` that does not exceed the branch.
+    """
     sets = catalogue["packages"].get(source, [])
     found = [entry for entry in sets if entry["since"] <= branch <= entry.get("until", branch)]
     if not found:
@@ -175,7 +195,10 @@ def package_set(catalogue: dict[str, Any], distribution: str, source: str, branc
 
 
 def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int) -> Wanted:
-    """Return the packages and services of the request. Raises PlanError if it is impossible."""
+    """Return the packages and services for the request.
+
+    Raises PlanError if the request is impossible.
+    """
     names = package_set(catalogue, host.distribution, request.source, branch)
     chosen = flavor(host.gpus, request.kernel_modules, branch)
     if chosen not in ("none", *names["modules"]):
@@ -190,7 +213,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
     signed = names.get("signed", {}).get(chosen)
     untrusted = host.secure_boot.enabled and not host.secure_boot.enrolled
     if signed and (untrusted or request.precompiled):
-        # The distribution builds and signs them for each kernel, with the kernel's version.
+        # The distribution builds and signs these modules for each kernel. Their version is that of the kernel.
         free, modules = list(signed), []
     elif request.precompiled and chosen != "none":
         precompiled, modules = _precompiled(host, catalogue, chosen), []
@@ -234,7 +257,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
 
 
 def _precompiled(host: Host, catalogue: dict[str, Any], chosen: str) -> tuple[tuple[str, str], ...]:
-    """List the precompiled modules of the running kernel and of newer installed ones.
+    """List the precompiled modules for the running kernel and newer installed ones.
 
     Raises PlanError if the distribution has none.
     """
@@ -258,23 +281,23 @@ def _precompiled(host: Host, catalogue: dict[str, Any], chosen: str) -> tuple[tu
 
 
 def kernel_base(kernel: str) -> str:
-    """Return a kernel's version as names of precompiled modules have it.
+    """Return a kernel's version in the form that precompiled modules use.
 
-    5.14.0-570.12.1 of 5.14.0-570.12.1.el9_6.x86_64 (kmod-nvidia.spec of
+    For example, it is 5.14.0-570.12.1 for 5.14.0-570.12.1.el9_6.x86_64 (kmod-nvidia.spec in
     https://github.com/NVIDIA/yum-packaging-precompiled-kmod).
     """
     return _KERNEL_END.sub("", kernel)
 
 
 def is_precompiled(name: str) -> bool:
-    """Return whether a package has modules that are built in advance for one kernel."""
+    """Return whether a package has modules that were built for one kernel."""
     return _KMOD.match(name) is not None
 
 
 def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
-    """List installed precompiled modules of another driver.
+    """List installed precompiled modules that belong to another driver.
 
-    The kernel could load them in place of the desired ones.
+    The kernel could load them in place of the desired modules.
     """
     if wanted.flavor == "none":
         # The site manages the modules.
@@ -291,7 +314,10 @@ def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
 def _next_kernel(
     host: Host, catalogue: dict[str, Any], signed: Sequence[str], fill: dict[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """List the packages for the next kernel: headers, or the signed modules of `signed`."""
+    """List the packages that the next kernel needs.
+
+    They are headers, or the modules in `signed`.
+    """
     if catalogue["manager"] == "dnf":
         asked = [name.format(**fill) for name in catalogue["next_kernel"]]
         return tuple((name.replace("-" + fill["kernel"], ""), name) for name in asked)
@@ -315,10 +341,11 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
 
 
 def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
-    """Return whether an installed package is part of the driver: by its whole name, or by a pattern and a driver version.
+    """Return whether an installed package is part of the driver.
 
-    nvidia-container-toolkit, DCGM and CUDA have similar names, but other versions. NVLSM is listed by name. Drivers from other
-    sources (vGPU software, other repositories) do not belong to the role.
+    Its whole name must match, or it must match a pattern and have a driver version. nvidia-container-toolkit, DCGM and
+    CUDA have similar names, but other versions. NVLSM is listed by name. Drivers from other sources (vGPU software,
+    other repositories) do not belong to the role.
     """
     if _foreign(package):
         return False
@@ -332,7 +359,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def skew(host: Host) -> str:
-    """Return which parts of the driver differ in version, in words, or an empty text."""
+    """Return which parts of the driver differ in version, as text, or ""."""
     seen = {"the loaded kernel module": host.loaded, "the module for this kernel": host.on_disk}
     seen["the NVML library"] = host.library
     versions = {version for version in seen.values() if version}
@@ -342,7 +369,10 @@ def skew(host: Host) -> str:
 
 
 def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | None:
-    """Return the problem and fix for loading a module built on this host under Secure Boot, or None."""
+    """Return the error if Secure Boot prevents a locally built module from loading.
+
+    Returns None if the module can be loaded.
+    """
     state = host.secure_boot
     if not state.enabled or chosen == "none" or signed or state.enrolled:
         return None
@@ -365,7 +395,10 @@ def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | No
 
 @frozen
 class OtherWay:
-    """A driver from another source. `names` permit its removal. Empty if only a person can remove it."""
+    """A driver from another source.
+
+    `names` are the packages whose removal must be permitted. It is empty if only a person can remove the driver.
+    """
 
     text: str
     cure: str
@@ -373,7 +406,7 @@ class OtherWay:
 
 
 def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherWay, ...]:
-    """List the drivers on the host that `source` would be mixed with."""
+    """List the drivers on the host that would be mixed with a driver from `source`."""
     found = _foreign_packages(host)
     own = [package for package in host.packages if of_the_driver(package, patterns)]
     torn = host.interrupted or any(package.broken for package in host.packages)
@@ -401,7 +434,10 @@ def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherW
 
 
 def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of foreign packages that may be removed. Raises PlanError if drivers would be mixed."""
+    """Return the names of packages from other sources that may be removed.
+
+    Raises PlanError if drivers would be mixed.
+    """
     ways = other_ways(host, request.source, patterns)
     problem = "this host has a driver from elsewhere, which must not be mixed with source %s" % request.source
     _refuse(ways, request, "nvidia_driver_source", problem)
@@ -410,7 +446,10 @@ def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tupl
 
 
 def refuse_foreign(host: Host, request: Request) -> tuple[str, ...]:
-    """Return the names of the foreign packages that may be removed with the driver. Raises PlanError if there are others."""
+    """Return the names of other sources' packages to remove with the driver.
+
+    Raises PlanError if the request does not permit to remove one of them.
+    """
     ways = _foreign_packages(host)
     problem = "this host has a driver from elsewhere, which state absent does not remove without permission"
     _refuse(ways, request, "nvidia_driver_state", problem)
@@ -438,15 +477,19 @@ def _foreign_packages(host: Host) -> list[OtherWay]:
 
 
 def _foreign(package: Package) -> list[str]:
-    """Return the source of a driver package that is not the role's, as a list of at most one item."""
+    """Return the source of a driver package that does not belong to the role.
+
+    The result is a list with at most one item.
+    """
     name = package.name.lower()
     return [what for pattern, what in _FOREIGN if matches(name, pattern)][:1]
 
 
 def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """Return notes about GPUs that may be too new for a version or branch. Raises PlanError for those that are.
+    """Return notes about GPUs that may be too new for a version or branch.
 
-    `minimums`: by PCI device id the `name` of the GPU, the first `version` that runs it, and whether that is `confirmed`.
+    Raises PlanError for GPUs that are too new. `minimums` maps PCI device ids to `name` (of the GPU), `version` (the
+    first one that supports the GPU) and `confirmed` (whether the version is confirmed).
     """
     refused, notes, needed = [], [], ""
     for gpu in gpus:
@@ -471,7 +514,10 @@ def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, 
 
 
 def _too_old(version: str, minimum: str) -> bool:
-    """Compare as far as the version is known: a branch is too old only if all of its versions are."""
+    """Return whether a version is too old, as far as it is known.
+
+    A branch is too old only if all versions in it are too old.
+    """
     numbers = order(version)
     return numbers < order(minimum)[: len(numbers)]
 
@@ -482,10 +528,11 @@ def _generation(gpu: Gpu) -> dict[str, Any] | None:
 
 
 def headers_variant(kernel: str) -> tuple[str, str]:
-    """Return the variant of a Red Hat kernel as package names have it ("64k-", "rt-", ""), and its version without it.
+    """Return the variant of a Red Hat kernel, and its version without the variant.
 
-    A variant of RHEL 9 and 10 ends `uname -r` with a plus sign and its name; the real-time kernel of RHEL 8 and Oracle's UEK
-    have theirs in the release (redhat/kernel.spec.template of the CentOS Stream kernels).
+    The variant is "64k-", "rt-" or "", as in package names. In RHEL 9 and 10, `uname -r` of a variant ends with a plus
+    sign and its name. The real-time kernel in RHEL 8 and Oracle's UEK have the variant in the release
+    (redhat/kernel.spec.template of the CentOS Stream kernels).
     """
     version, _, variant = kernel.partition("+")
     if not variant:
@@ -494,10 +541,11 @@ def headers_variant(kernel: str) -> tuple[str, str]:
 
 
 def flavors_of_kernels(host: Host) -> tuple[tuple[str, ...], bool]:
-    """Return the flavours of a Debian or Ubuntu host's next kernels, and whether packages name them.
+    """Return the flavours of the next kernels, and whether packages define them.
 
-    The meta-package of the image names them: linux-image-generic-hwe-24.04 goes with linux-headers-generic-hwe-24.04.
-    Without one, the running kernel does: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
+    This is for Debian and Ubuntu. The meta-package of the kernel image defines the flavour:
+    linux-image-generic-hwe-24.04 belongs to linux-headers-generic-hwe-24.04. Without a meta-package, the running kernel
+    defines it: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
     """
     found = [package.name[len(_IMAGE) :] for package in host.packages if package.name.startswith(_IMAGE)]
     metas = tuple(sorted(name for name in found if _META.match(name) and not _NO_META.search(name)))

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Export the current state of a host's GPUs as a layout, to adopt an existing fleet. Pure."""
+"""Export the current state of a host's GPUs as a layout. Pure functions.
+
+An existing fleet can be adopted in this way.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from ..layout.types import Entry, Layout, Selector
 from ..model import Gpu
 from ..techniques.forms import FORMS
 
-#: The sharing by compute mode, with MIG off.
+#: Value of `sharing` for each compute mode, if MIG is off.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
 
 
 @frozen
 class Exported:
-    """An exported layout, and a sentence for each GPU or instance that no layout can express."""
+    """An exported layout.
+
+    `left_out` has a sentence for each GPU or instance that no layout can express.
+    """
 
     layout: Layout
     left_out: tuple[str, ...]
@@ -33,10 +39,11 @@ def exported(
     seen: Seen | None = None,
     whole: bool = True,
 ) -> Exported:
-    """Return the layout of these GPUs. Equal GPUs share an entry. `select_by` is index, uuid or pci.
+    """Return the layout of these GPUs. Equal GPUs share an entry.
 
-    Without `whole` the host has other GPUs too, and no entry uses the selector all. `seen` are the observed objects of services.
-    Applied to the same host, the layout changes nothing except the objects in `left_out`.
+    `select_by` is "index", "uuid" or "pci". `seen` has the observed daemons or tenants of the services. If `whole` is
+    false, the host has other GPUs too, and no entry uses the selector `all`.
+    If the layout is applied to the same host, it changes nothing except the objects in `left_out`.
     """
     left_out: list[str] = []
     alike: dict[Entry, list[Gpu]] = {}
@@ -59,8 +66,8 @@ def exported(
 
 
 def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
-    """Return the entry of a GPU without number and selectors."""
-    # A GPU without compute modes has the default one.
+    """Return the entry for a GPU, without its number and selectors."""
+    # A GPU without compute modes counts as a GPU in the default mode.
     mode = gpu.compute_mode or ("default" if gpu.compute_mode_fixed else None)
     sharing = _SHARINGS.get(mode or "")
     parts = export_parts(FORMS, gpu, seen)
@@ -77,5 +84,5 @@ def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
 def _selector(gpu: Gpu, by: str) -> Selector:
     if by == "pci" and gpu.pci_address:
         return Selector(by, gpu.pci_address)
-    # A GPU without a PCI bus still has a UUID.
+    # A GPU that is not on a PCI bus still has a UUID.
     return Selector(by, gpu.index) if by == "index" else Selector("uuid", gpu.uuid)

@@ -18,9 +18,12 @@ SELECT_BY = ("index", "uuid", "pci")
 
 
 def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
-    """Return the layout of the current state. Raises NvmlError, also if the host has GPUs but none works."""
+    """Return the layout for the current state of the host.
+
+    Raises NvmlError, also if the host has GPUs but none of them works.
+    """
     with BoundedSession() as session:
-        # nvidia-smi and daemons do not see GPUs that are simulated for this process only.
+        # nvidia-smi and daemons cannot see GPUs that are simulated for this process only.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()

@@ -1,10 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make one NVML call and record its answer or failure.
+"""Make one NVML call and record its result or failure.
 
-A reading is ``{"call", "of", "value"}``, ``{"call", "of", "error", "code"}`` if NVML returns an error code, or
-``{"call", "of", "missing"}`` if the call could not be made.
+A reading has one of these forms:
+
+* ``{"call", "of", "value"}``
+* ``{"call", "of", "error", "code"}`` if NVML returned an error code
+* ``{"call", "of", "missing"}`` if the call could not be made
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _LIST_LENGTH = 64
 
 
 class Asking(Session):
-    """One NVML session whose calls become readings."""
+    """An NVML session that turns calls into readings."""
 
     def _reading(self, getter: getters.Getter, *handle: Any) -> Reading:
         return self._custom(
@@ -40,14 +43,17 @@ class Asking(Session):
         except UnicodeDecodeError:
             return dict(reading, missing="the answer is not UTF-8 text")
         except (AttributeError, TypeError, ctypes.ArgumentError) as error:
-            # Another version of pynvml has another signature.
+            # Another version of pynvml has another signature for this call.
             return dict(reading, missing="this pynvml cannot make the call: %s" % error)
 
     def _index(self, handle: Any) -> int:
         return int(self._nvml.nvmlDeviceGetIndex(handle))
 
     def _listed(self, item: Any, call: str, owner: Any, number: int, keep: bool = False) -> list[Any]:
-        """Return the items of a list function. Raises pynvml's errors, so that their codes are recorded."""
+        """Return the items from a call that fills a list.
+
+        Raises the errors of pynvml, so that their codes are recorded.
+        """
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
         getattr(self._nvml, call)(owner, number, buffer, ctypes.byref(count))
         items = [buffer[place] for place in range(count.value)]
@@ -69,5 +75,5 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, ctypes._SimpleCData):
         return plain(value.value)
-    # Handles and pointers are meaningless outside this process.
+    # Handles and pointers have no meaning outside this process.
     return None

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read all data for the hardware check. Most of it needs no root. Changes nothing."""
+"""Read all data for the hardware check. Changes nothing.
+
+Most of the data can be read without root.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .nvidia_smi import read_nvidia_smi
 from .reader import HardwareReader
 
 SCHEMA = 1
-#: Limit for a driver that hangs.
+#: Time limit in seconds, in case the driver hangs.
 TIMEOUT_SECONDS = 300.0
 _MOST_BYTES = 1 << 26
 
@@ -25,8 +28,11 @@ _MOST_BYTES = 1 << 26
 def collect(
     progress: Callable[[str], None] = lambda text: None, seconds: float = TIMEOUT_SECONDS, root: str = "/"
 ) -> dict[str, Any]:
-    """Return the readings of this host. Raises FleetError without a driver or pynvml, or after `seconds`."""
-    # Here, so that a missing pynvml keeps its own error. Only the child loads the driver.
+    """Return the readings of this host.
+
+    Raises FleetError if the driver or pynvml is missing, or after `seconds`.
+    """
+    # Import pynvml here, so that a missing pynvml keeps its own error. Only the child loads the driver.
     _binding()
     return json.loads(
         bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES, keep=(1, 2))

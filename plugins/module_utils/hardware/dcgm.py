@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run DCGM's diagnostic and read its JSON: ``dcgmi diag -r LEVEL -j``.
 
-DCGM 4 lists tests under "DCGM Diagnostic" with one result per entity, DCGM 3 under "DCGM GPU Diagnostic" with lists of GPUs
-(github.com/NVIDIA/DCGM: tests of nvvs' JSON and of dcgmi diag). Both may print text before the JSON.
+DCGM 4 lists its tests under "DCGM Diagnostic". Each test has one result for each entity. DCGM 3 lists its tests under
+"DCGM GPU Diagnostic". Each test has lists of GPUs (github.com/NVIDIA/DCGM: tests of nvvs' JSON and of dcgmi diag). Both
+releases may print text before the JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ LEVELS = (1, 2, 3, 4)
 
 
 def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]:
-    """Return the tests of a diagnostic; `missing` says why it was not run, `problem` why it has no results."""
+    """Return the tests of a diagnostic.
+
+    If it was not run, `missing` has the reason. If it has no results, `problem` has the reason.
+    """
     command = ["dcgmi", "diag", "-r", str(level), "-j"]
     try:
         done = run(command, timeout_seconds=seconds)
@@ -33,7 +37,7 @@ def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]
 
 
 def parse(text: str, status: int = 0) -> dict[str, Any]:
-    """Parse the tests from the JSON. Without tests, the exit status decides."""
+    """Return the tests in the JSON. If there are none, the exit status decides."""
     try:
         # Skip warnings before the JSON.
         data, _end = json.JSONDecoder().raw_decode(text, text.index("{"))
@@ -53,7 +57,7 @@ def parse(text: str, status: int = 0) -> dict[str, Any]:
 
 def _tests(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for category in root.get("test_categories") or ():
-        # DCGM 3 puts nulls between tests.
+        # DCGM 3 puts nulls between the tests.
         for test in filter(None, category.get("tests") or ()):
             yield str(category.get("category")), test
 

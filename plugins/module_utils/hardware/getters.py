@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List read-only NVML functions for a host and for each GPU.
+"""List the read-only NVML functions for a host and for each GPU.
 
-reader.py calls those whose arguments are not numbers. Numbers are those of nvml.h.
+If an argument of a function is not a number, reader.py calls the function. All numbers are those of nvml.h.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RETIREMENT_CAUSES = ("single bit errors", "double bit error")
 #: NVML_TOPOLOGY_*.
 LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 _SCOPES = ("node", "socket")
-#: Length in longs of bitmaps of CPUs and NUMA nodes: more than Linux supports by default.
+#: Length in longs of the bitmaps of CPUs and NUMA nodes. It exceeds the defaults of Linux.
 _CPU_WORDS, _NODE_WORDS = 64, 16
 
-#: Fields to read by number (NVML_FI_DEV_*).
+#: Fields by number (NVML_FI_DEV_*).
 FIELDS = {
     1: "ecc current", 2: "ecc pending",
     3: "ecc corrected volatile", 4: "ecc uncorrected volatile", 5: "ecc corrected aggregate", 6: "ecc uncorrected aggregate",
@@ -42,13 +42,13 @@ FIELDS = {
     190: "power current limit", 191: "energy", 192: "power requested limit",
     193: "margin shutdown", 194: "margin slowdown", 195: "margin memory", 196: "margin gpu max", 199: "profiles without mig",
 }  # fmt: skip
-#: Fields of parts of a board, by number and NVML_POWER_SCOPE_*.
+#: Fields that are read for each part of a board, by number and NVML_POWER_SCOPE_*.
 POWER_FIELDS = {
     (185, 1): "module power average", (186, 1): "module power instant", (187, 1): "module power min limit",
     (188, 1): "module power max limit", (189, 1): "module power default limit", (190, 1): "module power current limit",
     (192, 1): "module power requested limit", (185, 2): "memory power average",
 }  # fmt: skip
-#: Fields of a link.
+#: Fields of a link, by number.
 LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc errors", 164: "speed", 165: "state", 166: "version"}
 
 #: GPM metrics that the collection uses.
@@ -56,7 +56,7 @@ GPM_METRICS = {1: "graphics util", 2: "sm util", 3: "sm occupancy", 5: "any tens
 
 
 class Getter(NamedTuple):
-    """A pynvml call: name, arguments after the handle, and a description of the arguments."""
+    """A pynvml call: its name, its arguments after the handle, and their description."""
 
     call: str
     arguments: tuple[int, ...] = ()
@@ -64,13 +64,13 @@ class Getter(NamedTuple):
 
 
 def of_host() -> Iterator[Getter]:
-    """Return the calls without a handle."""
+    """Return the calls that take no handle."""
     for name in ("GetDriverVersion", "GetNVMLVersion", "GetCudaDriverVersion", "GetCudaDriverVersion_v2"):
         yield Getter("nvmlSystem" + name)
     yield Getter("nvmlDeviceGetCount")
 
 
-#: Functions whose only argument is a GPU's handle.
+#: Functions whose only argument is the handle of a GPU.
 _PLAIN = (
     "GetIndex", "GetName", "GetUUID", "GetSerial", "GetMinorNumber", "GetBrand", "GetArchitecture",
     "GetCudaComputeCapability", "GetNumGpuCores", "GetPciInfo", "GetVbiosVersion", "GetBoardId", "GetBoardPartNumber",
@@ -94,7 +94,7 @@ _PLAIN = (
 
 
 def of_gpu() -> Iterator[Getter]:
-    """Return the calls for a GPU that take only numbers."""
+    """Return the calls for a GPU whose other arguments are numbers."""
     for name in _PLAIN:
         yield Getter("nvmlDevice" + name)
     yield Getter("nvmlDeviceIsMigDeviceHandle")

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the GPUs' files of kernel and driver: /proc, /dev, /sys. Every file may be missing."""
+"""Read the files of the kernel and the driver: /proc, /dev and /sys.
+
+Every file may be missing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _PCI_FILES = (
 
 
 def read_host(pci_addresses: Iterable[str], root: str = "/") -> dict[str, Any]:
-    """Return the data of the files. `root` is the mount point of the host's file system."""
+    """Return the data in the files.
+
+    `root` is the mount point of the host's file system.
+    """
     at = Path(root)
     return {
         "kernel": os.uname().release,
@@ -53,20 +59,26 @@ def _modules(root: Path) -> list[str]:
 
 
 def _parameters(root: Path) -> dict[str, str]:
-    """Return parameters of the loaded module that affect GPU features."""
+    """Return the parameters of the loaded module that affect GPU features."""
     lines = read(str(root / "proc/driver/nvidia/params"), _MOST).splitlines()
     pairs = (line.partition(":") for line in lines)
     return {name: value.strip() for name, _colon, value in pairs if name in _PARAMETERS}
 
 
 def _majors(root: Path) -> dict[str, int]:
-    """Return the major numbers of the driver's character devices by their names in /proc/devices."""
+    """Return the major numbers of the driver's character devices.
+
+    The keys are their names in /proc/devices.
+    """
     text = read(str(root / "proc/devices"), _MOST).partition("Block devices")[0]
     return {name: int(major) for major, name in re.findall(r"^ *(\d+) (nvidia\S*)$", text, re.MULTILINE)}
 
 
 def _gpus(root: Path) -> dict[str, dict[str, str]]:
-    """Return the lines of `information` in /proc/driver/nvidia/gpus as mappings by PCI address."""
+    """Return the lines of each file `information` as a mapping, by PCI address.
+
+    The files are in /proc/driver/nvidia/gpus.
+    """
     gpus = {}
     for folder in _listed(root / "proc/driver/nvidia/gpus"):
         lines = read(str(folder / "information"), _MOST).splitlines()
@@ -84,7 +96,10 @@ def _mig_minors(root: Path) -> Iterable[tuple[str, int]]:
 
 
 def _devices(root: Path) -> list[dict[str, Any]]:
-    """Return the driver's device nodes with major, minor and mode, including capabilities."""
+    """Return the device nodes of the driver, including capabilities.
+
+    Each has its major and minor number and its mode.
+    """
     nodes = [path for path in _listed(root / "dev") if _NODES.fullmatch(path.name)]
     nodes += _listed(root / "dev/nvidia-caps")
     devices = []

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read MIG profiles, instances, compute instances and MIG devices with every read-only function."""
+"""Read everything about MIG with every read-only function.
+
+This includes profiles, instances, compute instances and MIG devices.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .asking import Asking, Reading, plain
 
 
 class MigReader(Asking):
-    """NVML session that reads MIG."""
+    """An NVML session that reads MIG."""
 
     def _profile_infos(self, handle: Any) -> list[tuple[int, Any]]:
         infos = []
@@ -28,7 +31,10 @@ class MigReader(Asking):
         return infos
 
     def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
-        """Return each GPU instance with its profile id; empty if they cannot be listed."""
+        """Return (GPU instance, id of its profile) for each GPU instance.
+
+        Returns an empty list if they cannot be listed.
+        """
         instances = []
         for _number, info in self._profile_infos(handle):
             try:
@@ -59,7 +65,7 @@ class MigReader(Asking):
             for call in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfoByIdV"):
                 argument = number if call.endswith("InfoV") else identity
                 yield self._reading(getters.Getter(call, (argument,), words), handle)
-            # By default pynvml calls the latest version of the function.
+            # By default, pynvml calls the latest version of the function.
             first = getters.Getter("nvmlDeviceGetGpuInstanceProfileInfo", (number, 1), "version 1, %s" % words)
             yield self._reading(first, handle)
             yield self._custom(
@@ -170,7 +176,7 @@ class MigReader(Asking):
                 ),
             )
             if reading.get("code") == NOT_FOUND:
-                # A gap in the list.
+                # There is a gap in the list.
                 continue
             yield reading
             if not found:

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Derive the fields of a model file from the readings of a GPU. Pure.
+"""Derive the fields of a model file from the readings of a GPU. Pure functions.
 
-Readings are plain data in the format of hardware/asking.py and may come from a report. A field is named by its path in the file:
-``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
+Readings are plain data in the format of hardware/asking.py. They may come from a report. A field is identified by its
+path in the model file: ``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping
 
-#: nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
+#: Values from nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
 _BRANDS = {14: "NVIDIA", 12: "NVIDIA RTX"}
 _ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
-#: FP32 cores per multiprocessor (CUDA programming guide, "Compute Capabilities").
+#: FP32 cores per multiprocessor (CUDA Programming Guide, "Compute Capabilities").
 CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "10.3": 128, "12.0": 128}
-#: NVML errors of features that a GPU does not have.
+#: NVML errors if the GPU does not have a feature.
 _LACKS = ("NotSupported", "FunctionNotFound")
-#: Name of the readings of module parameters, and the parameter that disables NVLinks.
+#: Name of the readings with module parameters, and the parameter that disables NVLinks.
 PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
-#: Reason if the driver leaves a field unset. All fields are integers, so an unset one is the caller's zero of type double.
+#: Reason if the driver leaves a field unset. All fields are integers. If a field is unset, it has the initial zero from
+#: the caller, of type double.
 _NOT_FILLED = "the driver says success and fills no value in"
-#: Maximum utilization of an idle GPU, which does not raise its clocks.
+#: Maximum utilization of a GPU that counts as idle. It does not raise the clocks.
 _BUSY_PERCENT = 1
 
 
 @dataclass(frozen=True)
 class Field:
-    """Value of a field. `known`: the GPU answered, with `value` None if it lacks the feature."""
+    """The value of a field.
+
+    `known` is true if the GPU answered. If the GPU lacks the feature, `value` is then None.
+    """
 
     value: Any
     known: bool = True
@@ -45,7 +49,10 @@ class Readings:
         self._by_name = {(reading["call"], reading.get("of", "")): reading for reading in self.calls}
 
     def field(self, call: str, of: str = "", part: Callable[[Any], Any] | None = None) -> Field:
-        """Return the value of a call or a part of it; unknown if the call failed."""
+        """Return the value of a call, or a part of the value.
+
+        If the call failed, the field is unknown.
+        """
         words = "%s (%s)" % (call, of) if of else call
         reading = self._by_name.get((call, of))
         if reading is None:
@@ -81,13 +88,19 @@ def _as_filled(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the calls with module parameters, which old reports lack, as readings."""
+    """Return the calls, with the module parameters added as readings.
+
+    Old reports do not have the parameters as readings.
+    """
     parameters = (files.get("parameters") or {}).items()
     return [*calls, *({"call": PARAMETERS, "of": name, "value": value} for name, value in parameters)]
 
 
 def why_links_are_off(readings: Readings) -> str:
-    """Return why NVLinks cannot be read although the GPU may have them; empty if they are not disabled."""
+    """Return why NVLinks cannot be read although the GPU may have them.
+
+    Returns "" if NVLinks are not disabled.
+    """
     value = readings.value(PARAMETERS, _NVLINK_DISABLE)
     return "" if value in (None, "0") else "the driver's module runs with %s=%s" % (_NVLINK_DISABLE, value)
 
@@ -105,7 +118,7 @@ def is_idle(readings: Readings) -> Field:
         return Field(None, False, rates.reason or "the utilization is unknown")
     if rates.value > _BUSY_PERCENT:
         return Field(False, reason="the GPU is %d %% busy" % rates.value)
-    # An H200 keeps its highest clock for some seconds after the last process.
+    # An H200 keeps its highest clock for some seconds after its last process has ended.
     clock, most = (readings.value("nvmlDeviceGet%sClockInfo" % word, "graphics") for word in ("", "Max"))
     if clock is not None and clock == most:
         return Field(False, reason="its clock is the highest, as after work or if clocks are locked")
@@ -113,7 +126,7 @@ def is_idle(readings: Readings) -> Field:
 
 
 def fields_of(readings: Readings) -> dict[str, Field]:
-    """Return each field of the GPU's model file, including profiles."""
+    """Return each field in the model file of the GPU, including profiles."""
     read = readings.field
     fields = {
         "name": read("nvmlDeviceGetName"),
@@ -171,7 +184,7 @@ def fields_of(readings: Readings) -> dict[str, Field]:
 
 
 def profile_names(fields: Mapping[str, Field]) -> list[str]:
-    """Return the names of GPU instance profiles in NVML's order."""
+    """Return the names of the GPU instance profiles in NVML's order."""
     return [path[len("profiles.") : -len(".profile_id")] for path in fields if path.endswith(".profile_id")]
 
 
@@ -248,7 +261,10 @@ def _mig(readings: Readings) -> dict[str, Field]:
 
 
 def _max_gpu_instances(readings: Readings) -> Field:
-    """Return the maximum number of instances. With MIG mode off NVML reports 0, so use the profiles."""
+    """Return the maximum number of instances.
+
+    While MIG mode is off, NVML reports 0. The profiles are then used.
+    """
     if any(readings.value("nvmlDeviceGetMigMode") or ()):
         return readings.field("nvmlDeviceGetMaxMigDeviceCount")
     call = "nvmlDeviceGetGpuInstanceProfileInfo"
@@ -286,7 +302,10 @@ def _supported_clocks(readings: Readings) -> Field:
 
 
 def _banks(readings: Readings) -> Field:
-    """Return the number of memory banks with spare rows, which GPUs in MIG mode do not report."""
+    """Return the number of memory banks that have spare rows.
+
+    GPUs in MIG mode do not report this number.
+    """
     banks = readings.field("nvmlDeviceGetRowRemapperHistogram", part=lambda found: sum(found.values()))
     if banks.known and banks.value is None and any(readings.value("nvmlDeviceGetMigMode") or ()):
         return Field(None, False, "GPUs in MIG mode do not report it", banks.call)
@@ -311,7 +330,10 @@ def _of_links(readings: Readings, field: Field) -> Field:
 
 
 def _on_module(readings: Readings) -> Field:
-    """Return whether the GPU is on a baseboard. Module id 1 is ambiguous, because cards report 0 or 1 too."""
+    """Return whether the GPU is on a baseboard.
+
+    Module id 1 proves nothing, because cards report 0 or 1 too.
+    """
     module = readings.field("nvmlDeviceGetModuleId")
     name = str(readings.value("nvmlDeviceGetName") or "")
     if "SXM" in name or (module.value or 0) > 1:

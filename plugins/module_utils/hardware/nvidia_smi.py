@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the GPUs from nvidia-smi, to compare them with NVML: ``nvidia-smi -q -x``."""
+"""Read the GPUs with nvidia-smi, to compare them with NVML.
+
+The command is ``nvidia-smi -q -x``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from xml.etree import ElementTree
 
 from ..command import FAILURES, Run, run_tool
 
-#: Path in the XML of a GPU, by name in the report.
+#: Path in the XML of a GPU for each name in the report.
 _OF_GPU = {
     "name": "product_name",
     "uuid": "uuid",
@@ -28,7 +31,10 @@ _COMMAND = ["nvidia-smi", "-q", "-x"]
 
 
 def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
-    """Return versions and GPUs from nvidia-smi, or the reason under `problem`."""
+    """Return the versions and GPUs from nvidia-smi.
+
+    If nvidia-smi fails, `problem` has the reason.
+    """
     try:
         done = run(_COMMAND)
     except FileNotFoundError:
@@ -43,7 +49,10 @@ def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse the XML; values are unchanged texts, None if an element is missing."""
+    """Return the data in the XML.
+
+    Values are unchanged texts. If an element is missing, the value is None.
+    """
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Call every read-only NVML function in one session and record each answer or failure.
+"""Call every read-only NVML function in one session, and record the results.
 
-Only the number of processes is kept, not their names.
+Failures are recorded too. For processes, only their number is recorded and not their names.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from . import getters
 from .asking import Reading
 from .mig_reader import MigReader
 
-#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code of a wait without an event.
+#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code if no event arrives in time.
 _XID, _TIMEOUT = 8, 10
 #: Seconds between two GPM samples.
 _GPM_SECONDS = 0.2
 
 
 class HardwareReader(MigReader):
-    """NVML session that reads everything."""
+    """An NVML session that reads everything."""
 
     def read(self, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-        """Return the readings of the host and of each GPU. Raises NvmlError if GPUs cannot be counted."""
+        """Return the readings of the host and of each GPU.
+
+        Raises NvmlError if the GPUs cannot be counted.
+        """
         progress("NVML of the host")
         host = [self._reading(getter) for getter in getters.of_host()]
         host.append(self._custom("nvmlSystemGetProcessName", "this process", self._process_name))
@@ -62,7 +65,10 @@ class HardwareReader(MigReader):
         }
 
     def _facts(self) -> dict[str, Any]:
-        """Return the facts of gpu_info with process counts; failing GPUs are under `problems`."""
+        """Return the same facts as gpu_info, but only the number of processes.
+
+        GPUs that fail are under `problems`.
+        """
         self.denied_is_lost = True
         try:
             host = self.observe(telemetry=True)
@@ -93,7 +99,7 @@ class HardwareReader(MigReader):
         return self._indices_of(self._nvml.nvmlSystemGetTopologyGpuSet(cpu))
 
     def _indices_of(self, handles: list[Any]) -> list[int]:
-        """Return the indices of handles. Lost GPUs have no index and are skipped."""
+        """Return the index of each handle. Skip lost GPUs, which have no index."""
         indices = []
         for handle in handles:
             with contextlib.suppress(self._nvml.NVMLError):
@@ -127,7 +133,7 @@ class HardwareReader(MigReader):
         )
         yield self._custom("nvmlDeviceGetSramEccErrorStatus", "", lambda: self._sram_errors(handle))
         yield self._custom("nvmlDeviceGetCapabilities", "", lambda: self._capabilities(handle))
-        # The PDI identifies the board, so only its presence is recorded.
+        # The PDI identifies a single board. Only its presence is therefore recorded.
         yield self._custom("nvmlDeviceGetPdi", "", lambda: bool(nvml.nvmlDeviceGetPdi(handle)))
         yield from self._supported_clocks(handle)
         yield from self._fields(handle)
@@ -138,7 +144,7 @@ class HardwareReader(MigReader):
         yield from self._mig_readings(handle)
 
     def _lookup_readings(self, handle: Any) -> Iterator[Reading]:
-        """Look the GPU up by each of its identifiers; the value is the resulting index."""
+        """Search the GPU by each of its identifiers, and yield the resulting index."""
         nvml = self._nvml
         for call, name in (
             ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"),
@@ -185,7 +191,7 @@ class HardwareReader(MigReader):
         if hasattr(info, "version"):
             info.version = self._nvml.nvmlGpuFabricInfo_v2
         getattr(self._nvml, call)(handle, ctypes.byref(info))
-        # Omits the cluster's id, which only identifies the location.
+        # The id of the cluster is left out, because it only identifies the location.
         return {"state": info.state, "status": info.status}
 
     def _fields(self, handle: Any) -> Iterator[Reading]:
@@ -205,7 +211,8 @@ class HardwareReader(MigReader):
 
     def _field(self, value: Any) -> Any:
         self._nvml._nvmlCheckReturn(value.nvmlReturn)
-        # NVML_VALUE_TYPE_*: double, unsigned, unsigned long, unsigned long long, signed long long, signed, unsigned short.
+        # Names by NVML_VALUE_TYPE_*: double, unsigned, unsigned long, unsigned long long, signed long long, signed,
+        # unsigned short.
         names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
         return getattr(value.value, names[value.valueType])
 
@@ -215,7 +222,7 @@ class HardwareReader(MigReader):
             state = self._reading(getters.Getter("nvmlDeviceGetNvLinkState", (link,), words), handle)
             yield state
             if "value" not in state:
-                # All further links fail too.
+                # All further links fail in the same way.
                 return
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkVersion", (link,), words), handle)
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkRemotePciInfo", (link,), words), handle)
@@ -255,7 +262,7 @@ class HardwareReader(MigReader):
             )
 
     def _events(self, handle: Any) -> Iterator[Reading]:
-        """Register for Xid errors and poll once for a pending one."""
+        """Register for Xid errors, and poll once for a pending one."""
         nvml = self._nvml
         made: list[Any] = []
         yield self._custom("nvmlEventSetCreate", "", lambda: made.append(nvml.nvmlEventSetCreate()))

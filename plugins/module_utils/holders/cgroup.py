@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse the path of a process's cgroup from the top, as systemd does, to find its unit, container, job and pod.
+"""Find the unit, container, job and pod of a process from its cgroup path.
 
-Only root arranges the top of the hierarchy. Below a unit or user manager with delegation, the processes there choose names: a
-service may create a cgroup named postgresql.service.
+The path is parsed from the top, as in systemd. Only root arranges the top of the hierarchy. Below a unit or a user
+manager with delegation, processes choose the names: a service may create a cgroup named postgresql.service.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Iterator, Sequence
 from ..frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
-#: A container's systemd scope, or its plain cgroup from another cgroup driver.
+#: The systemd scope of a container, or its plain cgroup from another cgroup driver.
 _CONTAINER = re.compile(r"(?:(?P<runtime>docker|libpod|crio|cri-containerd|nerdctl)-)?%s(?:\.scope)?$" % _ID)
 _RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
-#: Top cgroups of containers from runtimes without systemd.
+#: Top cgroups of containers if the runtime does not use systemd.
 _PARENTS = ("docker", "lxc", "libpod_parent")
 _NAMED = re.compile(r"(?:lxc\.payload\.|systemd-nspawn@|machine-)(?P<name>.+?)(?:\.service|\.scope)?$")
 _UNIT = re.compile(r".+\.(?:service|scope)$")
 _USER_MANAGER = re.compile(r"user@(\d+)\.service$")
-#: Cgroups of Slurm jobs: the scope of each slurmd, or a hierarchy of cgroup v1
+#: Cgroups of Slurm jobs: the scope of each slurmd, or a hierarchy in cgroup v1
 #: (https://slurm.schedmd.com/cgroup_v2.html, "Slurm cgroup v2 hierarchy").
 _SLURM = re.compile(r"(?:.+_)?slurmstepd\.scope$|slurm(?:_.+)?$")
 _JOB = re.compile(r"job_(\d+)$")
-#: A pod's cgroup is pod<uid>. The systemd driver writes the uid's dashes as underscores.
+#: The cgroup of a pod is named pod<uid>. The systemd driver replaces the dashes in the uid with underscores.
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?$")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})(?:\.slice)?$")
 
 
 @frozen
 class Origin:
-    """Unit, container, job and pod of a process, from its cgroup."""
+    """The unit, container, job and pod of a process."""
 
     unit_or_container: str | None = None
     container_id: str | None = None
@@ -43,30 +43,33 @@ class Origin:
 
 
 def parse_cgroup(text: str, inside: str | None = None) -> Origin:
-    """Return unit, container, Slurm job and pod from the text of /proc/PID/cgroup, for cgroup v1, v2 and both.
+    """Return the unit, container, Slurm job and pod of a process.
 
-    `inside` is the id of the container that the caller runs in. It counts as the host. Everything that a user's own
-    systemd started is user@UID.service, and a user's container has its runtime with the UID (podman@1000), since the
-    system may have a unit or container with the same name.
+    `text` is the text of /proc/PID/cgroup, for cgroup v1, v2 or both. `inside` is the id of the container in which the
+    caller runs. This container counts as the host.
+
+    Everything that the systemd of a user started is user@UID.service. The name of a user's container includes the UID
+    in its runtime (podman@1000), because the system may have a unit or container with the same name.
     """
     if inside:
-        # Only the first occurrence: names below it are not trusted.
+        # Replace only the first occurrence, because the names below it are not trusted.
         text = re.sub(r"(?m)^([^/\n]*)/[^\n]*?%s[^/\n]*" % re.escape(inside), r"\1", text)
     origins = [_origin(components) for components in _paths(text)]
 
     def first(name: str) -> str | None:
         return next((value for value in (getattr(origin, name) for origin in origins) if value), None)
 
-    # Any hierarchy may show the container: with cgroup v1, systemd's may not.
+    # Any hierarchy may show the container. With cgroup v1, the hierarchy of systemd may not show it.
     contained = [origin for origin in origins if origin.container_id]
     name = contained[0].unit_or_container if contained else first("unit_or_container")
     return Origin(name, first("container_id"), first("job"), first("pod"))
 
 
 def _paths(text: str) -> Iterator[list[str]]:
-    """Yield the path components of each hierarchy, systemd's first, since only it names units.
+    """Yield the components of the path in each hierarchy.
 
-    Lines are split at line feeds only, since a name may have other characters that splitlines() takes for line ends.
+    The hierarchy of systemd comes first, because only it names units. Lines are split only at line feeds. A name may
+    contain other characters that splitlines() treats as line ends.
     """
     lines = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     for _number, _controllers, path in sorted(lines, key=lambda line: line[1] not in ("", "name=systemd")):
@@ -79,13 +82,13 @@ def _origin(path: Sequence[str]) -> Origin:
         depth += 1
     slices, below = path[:depth], path[depth:]
     top = below[0] if below else ""
-    # Without systemd the kubelet may have a top cgroup with any name (--cgroup-root).
+    # Without systemd, the kubelet may use a top cgroup with any name (--cgroup-root).
     plain = below[: 1 if _UNIT.match(top) else 2]
     if any(map(_KUBEPODS.match, [*slices, *plain])):
         return _of_pod(path)
     manager = _USER_MANAGER.match(top)
     if manager:
-        # Everything below belongs to one user, regardless of its name.
+        # All cgroups below belong to one user, whatever their names are.
         return _of_user(manager.group(1), below)
     if _SLURM.match(top):
         job = next((match.group(1) for match in map(_JOB.match, below[1:3]) if match), None)

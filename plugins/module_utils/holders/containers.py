@@ -4,12 +4,12 @@
 #
 # One scan reads thousands of files, and pathlib would take most of the time.
 # ruff: noqa: PTH121, PTH123
-"""Find containers with a GPU, whether they have it open or not.
+"""Find containers that have a GPU, whether or not they have it open.
 
-Every runtime adds the GPU's device node to the container's /dev, and every container has its own mount namespace. So
-/proc/PID/root/dev of one of its processes shows the GPU, for podman, docker, containerd, CRI-O, LXC and nspawn, and for
-every mode of the container toolkit (CDI, hook, legacy). The runtimes' records all differ, and the device cgroup of
-cgroup v2 is a BPF program that cannot be read back.
+Every runtime adds the device node of the GPU to the container's /dev, and every container has its own mount namespace.
+/proc/PID/root/dev of a process in the container therefore shows the GPU. This holds for podman, docker, containerd,
+CRI-O, LXC and nspawn, and for every mode of the container toolkit (CDI, hook, legacy). Other sources are not used: the
+records of the runtimes all differ, and the device cgroup in cgroup v2 is a BPF program that cannot be read back.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .model import CONTAINER, short, unknown
 from .processes import Processes, Seen
 from .watchers import UNNAMED, is_named_so, is_watcher
 
-#: Nodes that differ between a privileged container and its host, or between boots.
+#: Nodes that differ between a privileged container and its host, or between two boots.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
-#: Suffixes of a holder's description.
+#: Suffixes for the description of a holder.
 WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node open"
 _ONLY_WATCHES = " and only watches it"
-#: Maximum files read in a /dev.
+#: Maximum number of files that are read in a /dev.
 _MOST_NODES = 8192
-#: Maximum size of a mount list in characters, since a container may have any number of mounts.
+#: Maximum length of a list of mounts in characters. A container may have any number of mounts.
 _MOST_MOUNTS = 1 << 22
-#: Driver files that the container toolkit adds with the GPU.
+#: Files of the driver that the container toolkit adds together with the GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
-#: Lists running containers for `parse_docker`, since a cgroup has only ids.
+#: Command that lists running containers for `parse_docker`, because a cgroup contains only ids.
 #: https://docs.docker.com/reference/cli/docker/container/ls/ (--no-trunc, --format)
 LIST_DOCKER = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
 
@@ -60,7 +60,7 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
             try:
                 places = _given(devices, processes.folder(member.pid))
             except (FileNotFoundError, ProcessLookupError):
-                # It has ended or has no /dev. Try another process of the same namespace.
+                # The process has ended or has no /dev. Try another process in the same namespace.
                 continue
             except NoAnswerError as error:
                 by_user = is_foreign(processes.folder(member.pid)) and not any(one.nodes for one in members)
@@ -70,17 +70,17 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                     holders += unknown(
                         gpus, problem, "End that process, or the server of its file system.", pid=member.pid
                     )
-                # It is the user's own file system, and no process there has a GPU open.
+                # This is the user's own file system, and no process in the namespace has a GPU open.
                 break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
-                    # Root can read every /dev except one that was made unreadable: a link to itself, or a user's own
-                    # file system. No process there has a GPU open.
+                    # Root can read every /dev, except one that was made unreadable, such as a link to itself or a
+                    # user's own file system. No process in the namespace has a GPU open.
                     break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:
-                # A container with only an exporter or device plugin does not use the GPU.
+                # A container that has only an exporter or a device plugin does not use the GPU.
                 watches = all(is_watcher(processes, process.pid) for process in members)
                 holders += [_holder(processes, member, place, watches) for place in places]
             break
@@ -109,9 +109,10 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 
 
 def _given(devices: Devices, process: str) -> list[Place]:
-    """Return the GPUs and GPU instances whose nodes are in a process's /dev, or none if it has the host's /dev.
+    """Return the GPUs and GPU instances whose nodes are in the /dev of a process.
 
-    Raises OSError, and NoAnswerError if its file system does not answer.
+    Returns an empty list if the process has the /dev of the host. Raises OSError, or NoAnswerError if the file system
+    of the process does not answer.
     """
     user = _users_namespace(process)
     wanted = _nodes_of_driver(devices.dev) if user else None
@@ -125,8 +126,8 @@ def _given(devices: Devices, process: str) -> list[Place]:
         if place and (not user or has_list or user.may_open(mode, uid, gid)):
             places.add(place)
     if places and not user and listing["every"] and not _has_driver(process):
-        # A privileged container (node agents, storage drivers) has all nodes of the host without being assigned a
-        # GPU. If it opens one, it is found by its open file.
+        # A privileged container, such as a node agent or a storage driver, has all nodes of the host although no GPU is
+        # assigned to it. If it opens a GPU, the open file shows this.
         return []
     inside = {gpu for gpu, instance in places if instance is not None}
     return sorted(
@@ -135,7 +136,7 @@ def _given(devices: Devices, process: str) -> list[Place]:
 
 
 class _Node(NamedTuple):
-    """The fields of a file's status that Devices.node reads."""
+    """The fields of a file's status that Devices.node uses."""
 
     st_mode: int
     st_rdev: int
@@ -143,10 +144,13 @@ class _Node(NamedTuple):
 
 @task
 def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any] | None:
-    """Return the nodes in a container's /dev, the `wanted` ones or all. None if it is not a directory or is the host's.
+    """Return the nodes in the /dev of a container.
 
-    Run in a child process, since the container's root may be a user's own file system. A link as /dev is not followed:
-    it would be resolved from the host's root.
+    Returns the `wanted` nodes, or all nodes if `wanted` is None. Returns None if the /dev is not a directory or is the
+    /dev of the host.
+
+    This function runs in a child process, because the root of the container may be a user's own file system. If the
+    /dev is a link, it is not followed, because it would be resolved from the root of the host.
     """
     if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, dev):
         return None
@@ -170,7 +174,10 @@ def _has_list(path: str) -> bool:
 
 
 def _names(folder: str, dev: str) -> list[str]:
-    """Return the names in a container's /dev. If there are too many: the first ones, and the host's driver nodes."""
+    """Return the names in the /dev of a container.
+
+    If there are too many names, the first ones and the names of the host's driver nodes are returned.
+    """
     names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
     if len(names) > _MOST_NODES:
         names = [*names[:_MOST_NODES], *_nodes_of_driver(dev)]
@@ -186,7 +193,10 @@ def _nodes_of_driver(dev: str) -> list[str]:
 
 
 class _User:
-    """User and groups of a process in a user namespace, in which any user may create any /dev."""
+    """The user and groups of a process in a user namespace.
+
+    In such a namespace, any user may create any /dev.
+    """
 
     def __init__(self, status: str) -> None:
         ids = re.findall(r"^(Uid|Gid|Groups):[ \t]*([\d \t]*)$", status, re.MULTILINE)
@@ -195,13 +205,16 @@ class _User:
         self.gids = {*by_name.get("Gid", [])[1:2], *by_name.get("Groups", [])}
 
     def may_open(self, mode: int, uid: int, gid: int) -> bool:
-        """Return whether the mode lets it open the node."""
+        """Return whether the mode of a node lets this user open it."""
         shift = 6 if uid in self.uids else 3 if gid in self.gids else 0
         return bool(mode >> shift & 6)
 
 
 def _users_namespace(process: str) -> _User | None:
-    """Return the user of a process in another user namespace. None if it has the host's or is unknown."""
+    """Return the user of a process that is in another user namespace.
+
+    Returns None if the process has the host's user namespace or if this is unknown.
+    """
     if not is_foreign(process):
         return None
     try:
@@ -223,7 +236,7 @@ def _has_driver(process: str) -> bool:
             mounts = file.read(_MOST_MOUNTS)
     except OSError:
         return True
-    # The rest of a longer list may contain the driver.
+    # If the list is longer, its rest may contain the driver.
     return len(mounts) == _MOST_MOUNTS or any(name in mounts for name in _DRIVER_FILES)
 
 
@@ -249,9 +262,10 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
-    """Replace ids of Docker containers by names. Docker is queried only if there are such containers.
+    """Replace the ids of Docker containers with their names.
 
-    If it does not answer, the ids stay. A container without a watcher's name is not a watcher.
+    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. A
+    container that does not have the name of a watcher is not a watcher.
     """
     unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
@@ -282,11 +296,11 @@ def _listed(run: Run) -> str:
 
 
 def parse_docker(listed: str) -> dict[str, str]:
-    """Return the names of running containers by the first twelve digits of their ids."""
+    """Return the names of running containers, by the first 12 digits of their ids."""
     names = {}
     for line in listed.splitlines():
         container, _blank, called = line.partition(" ")
-        # Legacy links also show as names, with a slash in them.
+        # Legacy links are listed as names, too. They contain a slash.
         own = [name for name in called.split(",") if name and "/" not in name]
         if own:
             names[container[:12]] = own[0]

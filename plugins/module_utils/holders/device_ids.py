@@ -1,15 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map device ids of Kubernetes to GPUs and GPU instances.
+"""Map the device ids of Kubernetes to GPUs and GPU instances.
 
-Each device plugin and DRA driver has its own format:
+Each device plugin and each DRA driver has its own format:
 
 - UUID, UUID::N for a replica (NVIDIA/k8s-device-plugin, internal/rm);
-- UUID-N (Project-HAMi/HAMi, nvinternal/rm), UUID-memory-N and UUID-core-N (Project-HAMi/volcano-vgpu-device-plugin, pkg/plugin),
-  UUID-_-N (AliyunContainerService/gpushare-device-plugin);
-- nvidiaM, nvidiaM/giG, each with /vgpuN for a replica (GoogleCloudPlatform/container-engine-accelerators, pkg/gpu/nvidia);
-- I-N, with NVML's index I (volcano-sh/devices);
+- UUID-N (Project-HAMi/HAMi, nvinternal/rm), UUID-memory-N and UUID-core-N (Project-HAMi/volcano-vgpu-device-plugin,
+  pkg/plugin), UUID-_-N (AliyunContainerService/gpushare-device-plugin);
+- nvidiaM and nvidiaM/giG, each with the suffix /vgpuN for a replica (GoogleCloudPlatform/container-engine-accelerators,
+  pkg/gpu/nvidia);
+- I-N, where I is the index in NVML (volcano-sh/devices);
 - gpu-M, gpu-M-mig-PROFILE-ID-START, gpu-vfio-N (NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin);
 - a PCI address, an IOMMU group or the UUID of a mediated device (NVIDIA/kubevirt-gpu-device-plugin, KubeVirt).
 """
@@ -25,7 +26,7 @@ from ..model import Gpu, Host
 from .devices import GPU, Devices, Place
 from .model import place_of
 
-# MIG UUIDs come first, since an old MIG UUID contains the GPU's UUID.
+# MIG UUIDs are matched first, because an old MIG UUID contains the UUID of its GPU.
 _UUID = re.compile(r"(?<![0-9A-Za-z])(?:MIG-GPU-[0-9A-Za-z-]+/\d+/\d+|(?:MIG|GPU)-[0-9A-Za-z-]+)")
 _PCI = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -33,14 +34,14 @@ _NODE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu\d+)?")
 _INDEX = re.compile(r"(\d{1,4})-\d+")
 _CLAIMED = re.compile(r"(?:.*-)?gpu-(\d{1,4})(?:-mig-(.+))?")
 _CLAIMED_PASSTHROUGH = re.compile(r"(?:.*-)?gpu-vfio-\d+")
-# START of gpu-M-mig-PROFILE-ID-START; releases before 25.12 have gpu-M-mig-ID-START-SIZE.
+# START in gpu-M-mig-PROFILE-ID-START, and in gpu-M-mig-ID-START-SIZE of releases before 25.12.
 _START, _START_BEFORE = re.compile(r".*[a-z].*-\d+-(\d{1,2})"), re.compile(r"\d+-(\d{1,2})-\d+")
 
 _GPU_WORD = re.compile(r"(?<![a-z])(?:v|p|x)?(?:gpu|cuda)|(?<![a-z])(?:mig|mps)(?![a-z])")
 _NOT_GPU_WORD = re.compile(
     r"(?<![a-z])(?:rdma|sriov|hostdev|nics?|hca|roce|infiniband|ib|eth|net|mlnx\w*|bf\d*|dpu|doca|imex|compute-domain)(?![a-z])"
 )
-# Other vendors of GPUs.
+# Domains of other GPU vendors.
 _OTHER_VENDORS = (
     *("amd.com", "intel.com", "huawei.com", "hygon.com", "cambricon.com", "metax-tech.com", "mthreads.com"),
     *("enflame.com", "iluvatar.ai", "iluvatar.com", "birentech.com", "kunlunxin.com", "vastaitech.com", "qualcomm.com"),
@@ -59,9 +60,10 @@ def may_be_gpu(name: str) -> bool:
 
 
 def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None:
-    """Return the GPUs and instances of UUIDs or a PCI address in a text, for any resource.
+    """Return the GPUs and instances for the UUIDs or the PCI address in a text.
 
-    Empty if the host lacks the device, None if the text has neither.
+    This works for any resource. Returns an empty set if the host does not have the device, and None if the text has
+    neither a UUID nor a PCI address.
     """
     names = _UUID.findall(text)
     if names:
@@ -71,9 +73,10 @@ def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None
 
 
 def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "/sys") -> set[Place] | None:
-    """Return the GPUs and instances of a device id. Empty if the host lacks the device, None if the format is unknown.
+    """Return the GPUs and instances for a device id.
 
-    `resource` is the name of the resource or DRA driver. If it is not a GPU resource, only UUIDs and PCI addresses count.
+    `resource` is the name of the resource or DRA driver. If it cannot be a GPU resource, only UUIDs and PCI addresses
+    are recognized. Returns an empty set if the host does not have the device, and None if the format is unknown.
     """
     exact = named_exactly(host, device, sys)
     if exact is not None or not may_be_gpu(resource):
@@ -94,7 +97,10 @@ def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "
 
 
 def mentioned(host: Host, text: str) -> set[Place]:
-    """Return the GPUs and instances of this host whose UUIDs occur in a text, such as a device plugin's answer."""
+    """Return the GPUs and instances of this host whose UUIDs occur in a text.
+
+    The text is for example the answer of a device plugin.
+    """
     places: set[Place] = set()
     for gpu in host.gpus:
         if re.search(r"(?<!MIG-)%s(?![0-9A-Za-z])" % re.escape(gpu.uuid), text):
@@ -109,7 +115,7 @@ def mentioned(host: Host, text: str) -> set[Place]:
 
 
 def without_parents(places: set[Place]) -> set[Place]:
-    """Remove GPUs of which an instance is among the places."""
+    """Remove each GPU that has an instance among the places."""
     inside = {uuid for uuid, instance in places if instance is not None}
     return {place for place in places if place[1] is not None or place[0] not in inside}
 
@@ -119,7 +125,7 @@ def _of(domain: str, owners: tuple[str, ...]) -> bool:
 
 
 def _place(host: Host, name: str) -> Place | None:
-    """Return the place of a UUID, which may have a replica number as suffix."""
+    """Return the GPU or instance for a UUID, which may end in a replica number."""
     while name:
         place = place_of(host, name)
         if place is not None:
@@ -129,7 +135,10 @@ def _place(host: Host, name: str) -> Place | None:
 
 
 def _at(host: Host, device: Path) -> set[Place]:
-    """Return the GPU of a device in /sys: the GPU itself, a virtual function or a mediated device."""
+    """Return the GPU for a device in /sys.
+
+    The device is the GPU itself, a virtual function or a mediated device.
+    """
     names = {device.name}
     for link in (device, device / "physfn"):
         names.update(Path(os.path.realpath(str(link))).parts)
@@ -137,7 +146,7 @@ def _at(host: Host, device: Path) -> set[Place]:
 
 
 def _of_minor(host: Host, devices: Devices, minor: str) -> tuple[Gpu | None, bool]:
-    """Return the GPU of a device minor, and whether all minors are known."""
+    """Return the GPU for a device minor, and whether all minors are known."""
     place = devices.place((GPU, int(minor)))
     gpus = [gpu for gpu in host.gpus if place and gpu.uuid == place[0]]
     return (gpus[0], True) if gpus else (None, not devices.uncertain)
@@ -165,7 +174,7 @@ def _of_claimed(host: Host, devices: Devices, match: re.Match[str]) -> set[Place
 
 
 def _of_passthrough(host: Host, devices: Devices, match: re.Match[str]) -> set[Place]:
-    """Return nothing, since NVML does not list a GPU of a virtual machine."""
+    """Return nothing, because NVML does not list GPUs that virtual machines use."""
     return set()
 
 

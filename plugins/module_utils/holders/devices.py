@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map device nodes to GPUs and instances: /dev/nvidiaN is a GPU, /dev/nvidia-caps/nvidia-capM a MIG capability.
+"""Map device nodes to GPUs and GPU instances.
 
-N is the device minor, which may differ from NVML's index (PCI order). /proc/driver/nvidia lists both numbers; see the chapter on
-device nodes of NVIDIA's MIG user guide,
-https://docs.nvidia.com/datacenter/tesla/mig-user-guide/.
+/dev/nvidiaN is a GPU. /dev/nvidia-caps/nvidia-capM is a MIG capability. N is the device minor. It may differ from the
+index in NVML, which follows the PCI order. /proc/driver/nvidia lists both numbers (see "Device Nodes and Capabilities"
+in NVIDIA's MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/).
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from pathlib import Path
 
 from ..model import Gpu, Host
 
-#: The driver's fixed major number (nv-linux.h, NV_MAJOR_DEVICE_NUMBER); minors from 254 on are not GPUs.
+#: The fixed major number of the driver (nv-linux.h, NV_MAJOR_DEVICE_NUMBER). Minors from 254 on are not GPUs.
 _GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254
 _NODE = re.compile(r"/nvidia(\d+)$")
 _CAPABILITY_NODE = re.compile(r"/nvidia-cap(\d+)$")
 _ACCESS = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci\d+/)?access (\d+)$")
-#: Minors if the driver does not list them: 15 GPU instances per GPU, each with one minor and 8 compute instances.
+#: Constants for the minors if the driver does not list them. A GPU has 15 GPU instances. Each of them has one minor
+#: itself and 8 minors for compute instances.
 _FIRST_CAPABILITY, _CAPABILITIES_PER_GPU, _CAPABILITIES_PER_INSTANCE = 3, 135, 9
 
 GPU, CAPABILITY = "gpu", "capability"
-#: (GPU or CAPABILITY, minor number)
+#: (GPU or CAPABILITY, minor number).
 Node = "tuple[str, int]"
-#: (GPU UUID, GPU instance id or None for the GPU as a whole)
+#: (GPU UUID, GPU instance id). The id is None for the whole GPU.
 Place = "tuple[str, int | None]"
 
 
 class Devices:
-    """The host's GPUs by device number."""
+    """The GPUs of the host, by device number."""
 
     def __init__(self, host: Host, proc: str = "/proc", dev: str = "/dev") -> None:
         self._proc, self.dev = Path(proc), dev
@@ -47,19 +48,25 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
-        #: Without a driver, as with simulated GPUs, nodes have no numbers and are matched by name.
+        #: If there is no driver, as with simulated GPUs, nodes have no numbers and are matched by name.
         self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self.listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
     @cached_property
     def majors(self) -> frozenset[int]:
-        """Return the major numbers of the driver's nodes, or none without a driver."""
+        """Return the major numbers of the driver's nodes.
+
+        Returns an empty set if there is no driver.
+        """
         listed = re.findall(r"^\s*(\d+) nvidia", self.listed_majors, re.MULTILINE)
         return frozenset({_GPU_MAJOR, *map(int, listed)}) if self.has_driver else frozenset()
 
     @cached_property
     def can_be_open(self) -> bool:
-        """Return whether a device node can be open. False for simulated GPUs, which have no driver."""
+        """Return whether a process can have a device node open.
+
+        Returns False for simulated GPUs, because they have no driver.
+        """
         if self.has_driver:
             return True
         try:
@@ -71,10 +78,10 @@ class Devices:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
-        """Return the driver's node behind a path, by device number, or None.
+        """Return the driver's node for a path, by device number, or None.
 
-        The number is what the driver sees: a container may have a node under another name, and users choose names. Names
-        count only on hosts with simulated GPUs, which have no driver and so no numbers.
+        The driver sees only the number. A container may have the node under another name, and users can choose names.
+        Names are used only on hosts with simulated GPUs, which have no driver and therefore no numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
             node = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
@@ -83,13 +90,16 @@ class Devices:
         return None if self.has_driver else self.named_node(path)
 
     def numbered_node(self, major: int, minor: int) -> Node | None:
-        """Return the node with this device number. None for other drivers, and for nodes of no GPU."""
+        """Return the node with this device number.
+
+        Returns None for nodes of other drivers, and for nodes that do not belong to a GPU.
+        """
         if major == _GPU_MAJOR:
             return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
         return (CAPABILITY, minor) if major == self._capability_major else None
 
     def named_node(self, path: str) -> Node | None:
-        """Return the node for a path, by name."""
+        """Return the node for the name in a path."""
         for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
             match = pattern.search(path)
             if match:
@@ -97,9 +107,9 @@ class Devices:
         return None
 
     def place(self, node: Node) -> Place | None:
-        """Return the GPU or GPU instance of a node, or None.
+        """Return the GPU or GPU instance for a node, or None.
 
-        The capabilities 1 (configure MIG) and 2 (monitor MIG) belong to no instance.
+        Capabilities 1 (configure MIG) and 2 (monitor MIG) belong to no instance.
         """
         kind, minor = node
         if kind == GPU:
@@ -127,7 +137,7 @@ class Devices:
     def _minor(self, gpu: Gpu) -> int | None:
         gpus = self._proc / "driver/nvidia/gpus"
         if not gpus.is_dir():
-            # Simulated GPUs have no driver. Their nodes, if any, follow the index.
+            # Simulated GPUs have no driver. If they have nodes, the number is the index.
             return gpu.index
         match = re.search(
             r"^Device Minor:\s*(\d+)", _read(gpus / (gpu.pci_address or "none") / "information"), re.MULTILINE

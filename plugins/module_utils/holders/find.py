@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the holders of GPUs and instances: everything that counts as using them.
+"""Find the holders of GPUs and instances: everything that counts as a user.
 
-NVML lists only processes with a context. Jobs between two kernels, containers with a GPU and scheduler allocations are
-holders too, and so is anything that cannot be determined. Scan again right before each destructive step, since results
-go stale at once.
+NVML lists only processes that have a context. Other holders are jobs between two kernels, containers that have a GPU,
+and allocations of schedulers. Anything that cannot be determined is a holder too. A result is outdated at once, so scan
+again right before each destructive step.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ if TYPE_CHECKING:
 #: Values of `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own scans (process names, and subcommands; run by root outside of containers). They are short, and do not run
-#: while a run changes the host: transaction.looking. One that was killed and hangs in the driver is a holder.
+#: Process names and subcommands of the collection's own scans, which root runs outside of containers. They are short
+#: and do not run while a run changes the host (`transaction.looking`). If such a process was killed and hangs in the
+#: driver, it is a holder.
 LOOK = (("gpu-layout", "gpu-layout-nvml"), {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 
-#: Limit for the whole scan. A tool that runs when it ends still gets its own timeout.
+#: Time limit in seconds for the whole scan. A tool that is still running at the end of this time keeps its own timeout.
 _LOOK_SECONDS = 20.0
 _VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
-#: Maximum pids in a message.
+#: Maximum number of PIDs in a message.
 _PIDS_SHOWN = 5
-# Scans that must agree on the difference between use count and open files, since files are opened and closed meanwhile.
+# Number of scans that must all show hidden references. A single scan is not sufficient, because files are opened and
+# closed during the scan.
 _SCANS = 3
-# Problem and cure by the reason why a process is a suspect.
+# (problem, cure) for each reason why a process is a suspect.
 _SUSPECTS = {
     IN_RING: (
         "a process has files registered with io_uring, and the kernel does not show whether a GPU is among them",
@@ -74,7 +76,7 @@ _SUSPECTS = {
         "Run as root. Within a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
     ),
 }
-#: Maximum length of a text, with escaped control characters.
+#: Maximum length of a text after its control characters were escaped.
 _TEXT_LENGTH = 4 * COMMAND_LENGTH
 
 
@@ -86,11 +88,14 @@ def find_holders(
     kubelet_directory: str = KUBELET_DIRECTORY,
     sockets: bool = False,
 ) -> Tuple[Holder, ...]:
-    """Return all holders of the host's GPUs, sorted by GPU (in the host's order), instance, kind and pid.
+    """Return all holders of the host's GPUs.
 
-    `host` must be a current observation. This process and its running children are omitted: they have the GPUs open for this run
-    (nvml/bounded_session.py). A child that was given up and hangs in the driver counts. `sockets` adds `listens` and `clients`.
-    Raises nothing: unreadable data becomes a holder of kind unknown, whose text has the fix.
+    The result is sorted by GPU (in the host's order), instance, kind and PID. `host` must be a current observation. If
+    `sockets` is true, `listens` and `clients` are set.
+
+    This process and its running children are not holders, because they have the GPUs open for this run
+    (nvml/bounded_session.py). A child that was given up and hangs in the driver is a holder. Raises no errors. Data
+    that cannot be read becomes a holder of kind "unknown", and its text has the fix.
     """
     if not host.gpus:
         return ()
@@ -117,14 +122,18 @@ def find_holders(
 
 
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
-    """Return the holders that block destroying a GPU instance or, without one, a reset or change of MIG mode."""
+    """Return the holders that block destroying a GPU instance.
+
+    If `gpu_instance_id` is None, return the holders that block a reset or a change of the MIG mode.
+    """
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
 
 
 def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, int]:
-    """Return the processes, and the number of references to the driver without an open file.
+    """Return the processes, and the number of hidden references to the driver.
 
-    Suspects are omitted if the driver's use count shows that nothing is hidden.
+    A hidden reference belongs to no open file. If the use count of the driver shows that nothing is hidden, the
+    suspects are removed from the processes.
     """
     modules = proc + "/modules"
     if not devices.has_driver:
@@ -145,7 +154,10 @@ def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, i
 
 
 def _compared(devices: Devices, processes: Processes, before: str, after: str) -> use_count.Verdict:
-    """Compare the driver's use count, from before and after the scan, with the files that the scan found."""
+    """Compare the use count of the driver with the files that the scan found.
+
+    `before` and `after` are the texts of /proc/modules from before and after the scan.
+    """
     from . import use_count
 
     def taken(files: Iterable[Sequence[int]]) -> int:
@@ -161,7 +173,7 @@ def _compared(devices: Devices, processes: Processes, before: str, after: str) -
         None if apart is None else taken(apart),
         taken(files if apart is None else apart) + mapped,
         complete=processes.complete and not processes.unreadable and not processes.crowded,
-        # Threads that share a table are listed once, under the main thread.
+        # Threads that share a table of open files are listed once, as the main thread.
         uses=any(file[0] not in processes.own for file in files),
     )
     return use_count.compare(before, after, found)
@@ -206,7 +218,10 @@ def _of_kubelet(host: Host, devices: Devices, processes: Processes, directory: s
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
-    """Return processes from NVML and processes with an open node. One that is both counts once, as in NVML."""
+    """Return the processes that NVML lists, and the processes that have a node open.
+
+    A process that is in both lists is returned once, as in NVML.
+    """
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
@@ -216,7 +231,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
         for gpu, instance in places:
-            # A process in an instance always has the GPU's node open too.
+            # A process in an instance always has the node of the GPU open too.
             if instance is not None or gpu not in inside:
                 kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
     for gpu in host.gpus:
@@ -284,7 +299,7 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
                 problem = "nvidia_vgpu_vfio assigned a part of it to a virtual machine (%s)" % name
                 holders += unknown([gpu], problem, "Shut the virtual machine down and remove the device.")
     if os.geteuid() != 0:
-        # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: in MIG mode such a caller does not get all processes.
+        # In MIG mode, such a caller does not see all processes (nvml.h, nvmlDeviceGetComputeRunningProcesses_v3).
         instances = [gpu for gpu in host.gpus if gpu.mig.enabled]
         holders += unknown(instances, "NVML lists the processes of other users to root only", cure)
     if devices.can_be_open:
@@ -299,7 +314,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
 
 def _suspected(host: Host, processes: Processes, pids: list[int], problem: str, cure: str) -> list[Holder]:
-    """Return a holder for all suspects with the same reason, with details if it is a single process."""
+    """Return a holder for all suspects that have the same reason.
+
+    If there is only one process, the holder has its details.
+    """
     shown = []
     for pid in pids[:_PIDS_SHOWN]:
         texts = [text for text in (short(processes.command(pid)), processes.user(pid)) if text]
@@ -316,7 +334,7 @@ def _with_times(holder: Holder, processes: Processes) -> Holder:
 
 
 def _printable(holder: Holder) -> Holder:
-    """Escape and truncate names of units, containers, jobs and processes, which users choose."""
+    """Escape and truncate the texts of a holder, because users choose names in them."""
     texts = {name: getattr(holder, name) for name in ("who", "user", "command", "unit_or_container", "job")}
     return replace(holder, **{name: _cut(printable(text)) for name, text in texts.items() if text is not None})
 
@@ -326,7 +344,10 @@ def _cut(text: str) -> str:
 
 
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
-    """Keep one holder per pid and place, from the first source, which has the most details."""
+    """Keep one holder for each process and GPU or instance.
+
+    The first source wins, because it has the most details.
+    """
     found: dict[tuple[object, ...], Holder] = {}
     for holder in holders:
         key = (holder.gpu_uuid, holder.gpu_instance_id, holder.pid if holder.pid is not None else holder)
@@ -340,7 +361,10 @@ def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
 
 
 def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
-    """Return the GPUs and their instances as data with their holders (None without a scan)."""
+    """Return the GPUs and their instances as data, with their holders.
+
+    If `holders` is None, there was no scan, and the holders in the result are None.
+    """
     seen = None if holders is None else tuple(holders)
     data: list[dict[str, Any]] = to_data(host.gpus)
     for gpu in data:

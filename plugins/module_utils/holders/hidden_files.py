@@ -3,10 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH123
-"""Find files that are open without a descriptor: mapped, registered with io_uring, or in flight in a Unix socket.
+"""Find files that are open without a file descriptor.
 
-The kernel shows the device of a mapped file, but only the name of a registered file, which users choose, and only the number of
-files in flight. So a ring or socket that may hold a GPU node makes its process a suspect, not a known holder.
+They are mapped, registered with io_uring, or in flight in a Unix socket. The kernel shows the device of a mapped file.
+For a registered file, it shows only the name, which users can choose. For files in flight, it shows only their number.
+A ring or socket that may hold a GPU node therefore makes its process a suspect, not a known holder.
 """
 
 from __future__ import annotations
@@ -23,34 +24,38 @@ from ..proc_files import read
 from .open_files import RING, device_of, info_of
 from .tasks import can_compare, distinct
 
-# Why a process is a suspect.
+# Reasons why a process is a suspect.
 IN_RING, IN_SOCKET, IN_MAPS, NO_RIGHT = "ring", "socket", "mapping", "right"
 _ROOT = 0
-# Processes per query: few enough for its time limit.
+# Number of processes per query. It is small enough for the time limit of a query.
 _BATCH = 16
-# A process may have as many mappings as vm.max_map_count allows, each with a path of a page.
+# Maximum size of a list of mappings. A process may have as many mappings as vm.max_map_count allows, and the path of
+# each may be a page long.
 _MOST_BYTES = 1 << 24
 _MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) ([1-9][0-9]*) +(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"/nvidia(?:-cap)?\d+(?: \(deleted\))?$")
-# A process that has one of these mapped uses a GPU.
+# A process that maps one of these nodes uses a GPU.
 _USED_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
 _ANONYMOUS_DEVICE = "00:"
-# If the lock of a ring is taken, the kernel lists no files (io_uring/fdinfo.c).
+# If another thread holds the lock of a ring, the kernel lists no files (io_uring/fdinfo.c). The read is then retried.
 _RING_TRIES, _RING_PAUSE_SECONDS = 20, 0.005
 _MOST_RING_BYTES = 1 << 20
 _REGISTERED = re.compile(r"^UserFiles:\s*(\d+)$(.*?)(?=^UserBufs:|\Z)", re.MULTILINE | re.DOTALL)
 _SLOT = re.compile(r"^\s*\d+: (.*)$", re.MULTILINE)
 _NO_FILE = "<none>"
-# Registered files outside of file systems, as written by Linux 6.10 and later.
+# Registered files outside of file systems, in the format of Linux 6.10 and later.
 _NOT_OF_FILE_SYSTEM = re.compile(r"(?:socket|pipe):\[\d+\]|anon_inode:\[?\w+\]?")
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
-# A working receiver takes its files sooner.
+# Seconds after which files in flight count, and interval between checks. A receiver that works takes its files sooner.
 _IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
 @frozen
 class Suspect:
-    """A process that may hold a GPU. `reason` is IN_RING, IN_SOCKET, IN_MAPS (no answer) or NO_RIGHT (not permitted)."""
+    """A process that may hold a GPU.
+
+    `reason` is IN_RING, IN_SOCKET, IN_MAPS (no answer) or NO_RIGHT (not permitted).
+    """
 
     pid: int
     reason: str
@@ -58,7 +63,10 @@ class Suspect:
 
 @frozen
 class Process:
-    """A process to examine: its folder in /proc, and the devices of remote file systems that it has mounted."""
+    """A process to examine.
+
+    `folder` is its folder in /proc. `remote` are the devices of the remote file systems that it has mounted.
+    """
 
     pid: int
     folder: str
@@ -67,7 +75,11 @@ class Process:
 
 @frozen
 class Mappings:
-    """Mapped nodes by process: device numbers, or paths on a host without a driver. Inodes of mapped rings. Suspects."""
+    """The results for mapped files, by process.
+
+    `devices` are the numbers of mapped nodes. `paths` are their paths, on a host without a driver. `rings` are the
+    inodes of mapped rings.
+    """
 
     devices: Mapping[int, Sequence[Tuple[int, int]]]
     paths: Mapping[int, Sequence[str]]
@@ -76,10 +88,11 @@ class Mappings:
 
 
 def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: float) -> Mappings:
-    """Return the mapped nodes of processes, by the driver's major numbers, or by path without any.
+    """Return the mapped nodes of processes.
 
-    Reads in a child process, in batches per account: a page fault on a user's own file system can delay a read of mappings
-    forever. `deadline` is in seconds of time.monotonic().
+    Nodes are matched by the driver's major numbers, or by path if there are none. The mappings are read in a child
+    process, in batches for each account, because a page fault on a user's own file system can delay the read forever.
+    `deadline` is in seconds of time.monotonic().
     """
     by_account: Dict[int, List[Process]] = {}
     for one in processes:
@@ -103,7 +116,10 @@ def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: floa
 def _asked(
     account: int, members: Sequence[Process], majors: Sequence[int], deadline: float
 ) -> List[Tuple[Process, Any]]:
-    """Return each process with its row of `_mapped`, or with the reason for a missing row."""
+    """Return (process, its row from `_mapped`) for each process.
+
+    If a row is missing, the reason is returned in its place.
+    """
     rows: List[Tuple[Process, Any]] = []
     batches = [members[at : at + _BATCH] for at in range(0, len(members), _BATCH)]
     while batches:
@@ -114,7 +130,7 @@ def _asked(
             answer = ask(account, _mapped, [[one.folder, *one.remote] for one in batch], list(majors), worker=MAPS)
         except NoAnswerError:
             if len(batch) > 1:
-                # Retry one at a time, so that only processes that do not answer become suspects.
+                # Retry the processes one at a time. Only those that do not answer become suspects.
                 batches[:0] = [[one] for one in batch]
             else:
                 rows.append((batch[0], IN_MAPS))
@@ -133,15 +149,18 @@ def _has_memory(folder: str) -> bool:
     return True
 
 
-# Device and inode of files on block devices that are not the driver's. There an inode is unique.
+# (device, inode) of files on block devices that are not nodes of the driver. On a block device, an inode is unique.
 _known: Set[Tuple[str, str]] = set()
-# Start, end, device, inode and path of a line of /proc/PID/maps.
+# Start, end, device, inode and path from a line in /proc/PID/maps.
 _Line = Tuple[str, str, str, str, str]
 
 
 @task
 def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
-    """Return for each process [device numbers, paths, inodes of rings], None if it has ended, or a reason."""
+    """Return a row for each process.
+
+    A row is [device numbers, paths, inodes of rings], None if the process has ended, or a reason.
+    """
     allowed = not majors or _may_follow()
     rows: List[Any] = []
     for folder, *remote in processes:
@@ -169,9 +188,9 @@ def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
 
 
 def has_mapped_node(folder: str, majors: List[int]) -> bool:
-    """Return whether a process has a node of the driver mapped, by number, or by name without major numbers.
+    """Return whether a process maps a node of the driver.
 
-    Call it in a child process. Raises OSError.
+    Nodes are matched by major number, or by name if `majors` is empty. Must run in a child process. Raises OSError.
     """
     _row, files = _sorted_lines(_beginning(folder + "/maps"))
     if majors:
@@ -184,7 +203,7 @@ def _beginning(path: str) -> str:
         chunks = []
         size = 0
         while size <= _MOST_BYTES:
-            # The kernel returns one page at a time.
+            # The kernel returns one page per read.
             chunk = file.read(1 << 20)
             if not chunk:
                 break
@@ -194,23 +213,24 @@ def _beginning(path: str) -> str:
 
 
 def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
-    """Return an empty row with the inodes of mapped rings, and the lines of mapped files."""
+    """Return an empty row with the inodes of mapped rings, and the lines of files."""
     lines = _MAPPED.findall(text)
     rings = {int(line[3]) for line in lines if line[4] == RING}
     return [[], [], sorted(rings)], [line for line in lines if line[4].startswith("/")]
 
 
 def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[int]) -> List[List[int]]:
-    """Return (major, minor) of each mapping of a device with such a number."""
+    """Return (major, minor) of each mapping of a node with one of these majors."""
     numbers = []
-    # On overlay, btrfs and tmpfs different files may have the same device and inode. With the same path too, they are one file.
+    # On overlay, btrfs and tmpfs, two files may have the same device and inode. If their paths are equal too, they are
+    # the same file.
     own: Dict[Tuple[str, str, str], Any] = {}
     for start, end, device, inode, path in files:
         if (device, inode) in _known or device in remote:
             continue
         key = (device, inode, path)
         if key not in own:
-            # Names in map_files have no leading zeros.
+            # The names in map_files have no leading zeros.
             own[key] = device_of("%s/map_files/%s-%s" % (folder, start.lstrip("0") or "0", end.lstrip("0") or "0"))
         number = own[key]
         if number is not None and number[0] in majors:
@@ -221,7 +241,10 @@ def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[
 
 
 def _may_follow() -> bool:
-    """Return whether links in map_files may be followed: CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5))."""
+    """Return whether this process may follow links in map_files.
+
+    This needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)).
+    """
     first = _MAPPED.search(read("/proc/self/maps", 1 << 16))
     try:
         if first is not None:
@@ -234,7 +257,10 @@ def _may_follow() -> bool:
 
 
 def registered(text: str) -> List[str] | None:
-    """Return the names of files registered with a ring, from its fdinfo. None if the kernel does not list them."""
+    """Return the names of the files that are registered with a ring.
+
+    `text` is the fdinfo of the ring. Returns None if the kernel does not list the files.
+    """
     match = _REGISTERED.search(text)
     if match is None:
         return None
@@ -245,12 +271,18 @@ def registered(text: str) -> List[str] | None:
 
 
 def may_be_node(name: str) -> bool:
-    """Return whether a registered file may be a device node: users choose names in file systems."""
+    """Return whether a registered file may be a device node.
+
+    Users can choose the names of files in file systems, so only files outside of file systems are excluded.
+    """
     return not _NOT_OF_FILE_SYSTEM.fullmatch(name)
 
 
 def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None], List[int]]:
-    """Return for each ring the names of its registered files (None if unknown), and the inodes of the rings."""
+    """Return the registered file names of each ring, and the inodes of the rings.
+
+    The names are None if they are unknown.
+    """
     try:
         rows = ask(account_of(folder), _rings, list(paths), worker=MAPS)
     except NoAnswerError:
@@ -260,13 +292,16 @@ def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None],
 
 @task
 def _rings(paths: List[str]) -> List[Any]:
-    """Run in a child process, since until Linux 5.12 the kernel waits for the ring's lock."""
+    """Read rings in a child process.
+
+    Until Linux 5.12, the kernel waits for the lock of the ring.
+    """
     rows = []
     for path in paths:
         try:
             inode = os.stat(path).st_ino
         except OSError:
-            # It was closed meanwhile.
+            # The ring has been closed.
             continue
         names = None
         for _again in range(_RING_TRIES):
@@ -279,10 +314,10 @@ def _rings(paths: List[str]) -> List[Any]:
 
 
 def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[Suspect]:
-    """Return processes with files in flight in a Unix socket: sent, but not received (unix(7), SCM_RIGHTS).
+    """Return processes with files in flight in a Unix socket.
 
-    `sockets` are (pid, link, path) of all open sockets. The kernel shows the number of such files since Linux 5.6. Files that are
-    received within a second do not count.
+    These files were sent but not yet received (unix(7), SCM_RIGHTS). `sockets` has (PID, link, path) for each open
+    socket. Linux 5.6 and later show the number of these files. Files that are received within a second do not count.
     """
     once = {link: (pid, path) for pid, link, path in sockets}
     waiting = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
@@ -294,9 +329,10 @@ def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[
 
 
 def distinct_files(files: Sequence[Tuple[int, int, int, int]]) -> List[Tuple[int, int, int, int]] | None:
-    """Return one (task id, descriptor, major, minor) per open file description, or None if kcmp(2) does not work.
+    """Return one file for each open file description.
 
-    Runs in a child process: kcmp(2) waits for a process in execve(2), which a file system can delay forever.
+    A file is (task id, descriptor, major, minor). Returns None if kcmp(2) does not work. The comparison runs in a child
+    process: kcmp(2) waits for a process that is in execve(2), and a file system can delay execve(2) forever.
     """
     if not files or not can_compare():
         return None if files else []

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find kernel modules and displays that hold a GPU without a process.
 
-Sources: module files and use counts in sysfs (Documentation/ABI/testing/sysfs-module of Linux), /proc/modules, DRM
-devices and frame buffers of a PCI device. nvidia_drm counts only with `modeset` or while it is in use (NVIDIA's driver
-README, "Direct Rendering Manager Kernel Modesetting").
+The sources are the files and use counts of modules in sysfs (Documentation/ABI/testing/sysfs-module of Linux),
+/proc/modules, and the DRM devices and frame buffers of a PCI device. nvidia_drm counts only if `modeset` is set or the
+module is in use (NVIDIA's driver README, "Direct Rendering Manager Kernel Modesetting").
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ _DRIVER = "nvidia"
 
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Order of unloading: each module depends on later ones.
+# Order of unloading: each module depends on modules after it.
 _UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv")
 
-# Every CUDA process has it open, and is itself a holder of its GPU.
+# Every CUDA process has this module open, and the process itself is a holder of its GPU.
 _OF_PROCESSES = "nvidia_uvm"
 
-# Only here a pending MIG mode survives a reboot (MIG User Guide, "Persistence").
+# A pending MIG mode survives a reboot only on these architectures (MIG User Guide, "Persistence").
 _MODE_SURVIVES = ("ampere",)
 
 
 @frozen
 class KernelHolder:
-    """A module that holds a GPU (None for the kernel itself), its use count (None if unknown), and its uses."""
+    """A module that holds a GPU, its use count and its uses.
+
+    `module` is None if the kernel itself holds the GPU. `use_count` is None if it is unknown.
+    """
 
     module: str | None
     use_count: int | None = None
@@ -50,12 +53,15 @@ class KernelHolder:
 
 
 def survives_reboot(gpu: Gpu) -> bool:
-    """Return whether a pending MIG mode becomes current by a reboot."""
+    """Return whether a pending MIG mode becomes active in a reboot."""
     return gpu.architecture in _MODE_SURVIVES
 
 
 def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return the holder that drives a display of this GPU, from its PCI device in sysfs."""
+    """Return the holder that drives a display of this GPU.
+
+    It is found through the PCI device in sysfs.
+    """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     cards = [name for name in _names(device / "drm") if name.startswith("card")]
     consoles = [
@@ -63,7 +69,7 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
         *(fb for card in cards for fb in _names(device / "drm" / card / "graphics")),
     ]
     if not consoles and _read(device / "boot_vga") == "1":
-        # The firmware's frame buffer has no link to its GPU.
+        # The frame buffer of the firmware has no link to its GPU.
         consoles = [name for name in _names(Path(sys, "class/graphics")) if name.startswith("fb") and name != "fbcon"]
     count = _use_count(_DRM, sys, proc)
     modeset = _read(Path(sys, "module", _DRM, "parameters/modeset")) in ("Y", "1")
@@ -74,7 +80,10 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
 
 
 def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return modules on top of the driver that are used by more than other modules. They may hold any GPU."""
+    """Return modules that depend on the driver and have users beyond other modules.
+
+    Such a module may hold any GPU.
+    """
     holders = []
     for module in _on_top(sys, proc):
         if module == _OF_PROCESSES:
@@ -86,18 +95,24 @@ def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder
 
 
 def holders_in_kernel(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return what may hold the GPU inside the kernel: its display, and modules in use."""
+    """Return everything that may hold the GPU inside the kernel.
+
+    This is its display, and modules that are in use.
+    """
     by_module = {holder.module: holder for holder in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
     return tuple(sorted(by_module.values(), key=lambda holder: _order(holder.module)))
 
 
 def listing(holders: Iterable[KernelHolder]) -> str:
-    """Format the holders for messages."""
+    """Return the holders as text for messages."""
     return ", ".join(map(str, holders)) or "a module that is not in /proc/modules or /sys"
 
 
 def without_reboot(holders: Iterable[KernelHolder]) -> str:
-    """Return how to free the GPU without a reboot: one sentence with the commands."""
+    """Return how to free the GPU without a reboot.
+
+    The text is one sentence with the commands.
+    """
     holders = tuple(holders)
     modules = {holder.module for holder in holders if holder.module} if holders else {_DRM}
     modules |= {_MODESET} if _DRM in modules else set()
@@ -112,7 +127,10 @@ def without_reboot(holders: Iterable[KernelHolder]) -> str:
 
 
 def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
-    """Return a plan's warning that a display may block the change of MIG mode, or None."""
+    """Return a plan's warning if a display may block the change of the MIG mode.
+
+    Returns None if there is no such display.
+    """
     holders = display_holders(gpu, sys, proc)
     if not holders:
         return None
@@ -125,10 +143,11 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
 
 
 def virtual_machines(gpu: Gpu, sys: str = "/sys") -> list[str]:
-    """Return the names in sysfs of a GPU's virtual devices that nvidia_vgpu_vfio assigned to virtual machines.
+    """Return the virtual devices of a GPU that virtual machines use.
 
-    Mediated devices have a UUID. Since Linux 6.8 a virtual function has the number of its type instead (NVIDIA vGPU software
-    user guide, "Creating an NVIDIA vGPU on a Linux with KVM Hypervisor").
+    nvidia_vgpu_vfio assigned them. The result has their names in sysfs. A mediated device has a UUID. Since Linux 6.8,
+    virtual functions are used, which have the number of their type (NVIDIA vGPU software user guide, "Creating an
+    NVIDIA vGPU on a Linux with KVM Hypervisor").
     """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     functions = [device, *(device / name for name in _names(device) if name.startswith("virtfn"))]
@@ -163,14 +182,20 @@ def _dependents(module: str, sys: str, proc: str) -> list[str]:
 
 
 def _use_count(module: str, sys: str, proc: str) -> int | None:
-    """Return the use count, or None for a module that is not loaded or built in."""
+    """Return the use count of a module.
+
+    Returns None if the module is built in or not loaded.
+    """
     text = _read(Path(sys, "module", module, "refcnt"))
     counts = [text] if text else [fields[2] for fields in _listed(module, proc)]
     return int(counts[0]) if counts and re.fullmatch(r"-?\d+", counts[0]) else None
 
 
 def _listed(module: str, proc: str) -> Iterator[list[str]]:
-    """Yield the fields of a module's line: name, size, use count, modules that use it, state, address (proc(5))."""
+    """Yield the fields of a module's line in /proc/modules (proc(5)).
+
+    The fields are: name, size, use count, modules that use it, state, address.
+    """
     for line in _read(Path(proc, "modules")).split("\n"):
         fields = line.split()
         if len(fields) >= 4 and fields[0] == module:

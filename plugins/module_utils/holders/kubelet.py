@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the kubelet's assignments of GPUs to pods from the checkpoints of its device and DRA managers.
+"""Read which GPUs the kubelet has assigned to pods.
 
-Formats: kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps NUMA
-nodes to lists, but was a list until 1.19. Until 1.31 a claim had its devices in CDIDevices, not in DriverState.
+The sources are the checkpoints of the kubelet's device manager and DRA manager. Their formats are defined in
+kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps NUMA nodes
+to lists. Until 1.19, it was a single list. Until 1.31, the devices of a claim were in CDIDevices instead of
+DriverState.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _DEVICES, _CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_s
 
 @frozen
 class _Allocation:
-    """Devices assigned to a pod: `ids` of a resource, or of a driver in a claim, and the plugin's `answer` text."""
+    """The devices that are assigned to a pod.
+
+    `ids` belong to a resource, or to a driver in a claim. `answer` is the text that the device plugin returned.
+    """
 
     pod: str
     container: str | None
@@ -37,11 +42,12 @@ class _Allocation:
 
 
 def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
-    """Return a holder for each container or claim of a pod and each of its GPUs or GPU instances.
+    """Return a holder for each container or claim of a pod and each of its GPUs.
 
-    The kubelet removes allocations of ended pods only when it admits the next pod. So an entry counts while its pod has a
-    running process (by cgroup), or while the kubelet keeps the pod's folder. An entry from before the boot counts only
-    once the kubelet runs.
+    GPU instances are treated like GPUs. When a pod has ended, the kubelet keeps its allocation until it admits the next
+    pod. An allocation therefore counts only while its pod has a running process (according to the cgroup) or while the
+    kubelet keeps the pod's folder. If the allocation is older than the boot, a folder counts only after the kubelet has
+    started.
     """
     return [
         *_from(host, devices, processes, directory, _DEVICES, _allocations),
@@ -77,11 +83,11 @@ def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running
     who = "%s of pod %s (%s)" % (given.what, pod, given.resource)
     if not running:
         who += ", which has no running process: delete the pod if it has ended"
-    # Plugins that share GPUs (HAMi, Volcano) use the device that the scheduler chose, not the id that the kubelet picked.
-    # Their answer has its UUID, unless devices are assigned by index.
+    # Plugins that share GPUs (HAMi, Volcano) do not use the id that the kubelet chose, but the device that the
+    # scheduler chose. Their answer has the UUID of this device, unless devices are assigned by index.
     places = mentioned(host, given.answer)
     by_id = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
-    # An id of a device that the host lacks holds nothing.
+    # If the host does not have the device of an id, the id holds nothing.
     places = places or without_parents({place for _device, known in by_id for place in known or ()})
     holders = [
         Holder(uuid, instance, KUBELET, who, unit_or_container=given.container, job=given.pod)
@@ -113,8 +119,11 @@ def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
 
 
 def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
-    """Yield the devices of each pod and claim. Only the driver's own checkpoint has UUIDs."""
-    # Since Kubernetes 1.32 the list is JSON text inside the file (pkg/kubelet/cm/dra/state/checkpoint.go).
+    """Yield the devices of each pod and claim.
+
+    UUIDs are only in the driver's own checkpoint.
+    """
+    # Since Kubernetes 1.32, the list is stored as JSON text inside the file (pkg/kubelet/cm/dra/state/checkpoint.go).
     entries = (
         json.loads(data["Data"])["ClaimInfoStateList"] if isinstance(data.get("Data"), str) else data.get("entries")
     )
@@ -134,7 +143,7 @@ def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
 
 
 def _device_names(device: Any) -> list[str]:
-    """Return the name of a claimed device, or else its CDI names."""
+    """Return the name of a claimed device, or its CDI names if it has no name."""
     return [device["DeviceName"]] if device.get("DeviceName") else list(map(_cdi_name, device["CDIDeviceIDs"] or ()))
 
 
@@ -143,9 +152,10 @@ def _cdi_name(name: str) -> str:
 
 
 def _prepared(directory: str, driver: str, claim: str) -> str:
-    """Return a claim from the driver's checkpoint as text, or "" if it cannot be read.
+    """Return a claim in the driver's checkpoint as text.
 
-    Format: NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin/checkpoint.go.
+    Returns "" if the claim cannot be read. The format is defined in NVIDIA/k8s-dra-driver-gpu,
+    cmd/gpu-kubelet-plugin/checkpoint.go.
     """
     try:
         data = json.loads(Path(directory, "plugins", driver, "checkpoint.json").read_text())
@@ -157,7 +167,10 @@ def _prepared(directory: str, driver: str, claim: str) -> str:
 
 
 def _decoded(answer: Any) -> str:
-    """Decode a plugin's answer, a protocol buffer in base64 (ContainerAllocateResponse of deviceplugin/v1beta1)."""
+    """Decode the answer of a device plugin.
+
+    The answer is a protocol buffer in base64 (ContainerAllocateResponse in deviceplugin/v1beta1).
+    """
     try:
         return base64.b64decode(answer or "").decode("latin-1")
     except (ValueError, TypeError):
@@ -165,13 +178,19 @@ def _decoded(answer: Any) -> str:
 
 
 def _nameless_instances(host: Host) -> bool:
-    """Return whether a MIG device has no UUID, so that a missing match proves nothing."""
+    """Return whether a MIG device has no UUID.
+
+    If so, a missing match with a UUID proves nothing.
+    """
     instances = (instance for gpu in host.gpus for instance in gpu.mig.instances)
     return any(compute.mig_uuid is None for instance in instances for compute in instance.compute_instances)
 
 
 def _pod_name(directory: str, pod: str) -> str:
-    """Return namespace/name from the pod's log folder (<namespace>_<name>_<uid>), or the uid."""
+    """Return namespace/name of a pod, or its uid.
+
+    The name is in the folder of the pod's logs (<namespace>_<name>_<uid>).
+    """
     logs = Path(directory, "../../log/pods").resolve()
     for folder in logs.glob("*_%s" % pod):
         namespace, name = folder.name.split("_")[:2]

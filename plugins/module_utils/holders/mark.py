@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add holders to an observed host, for the planner. Pure."""
+"""Add holders to an observed host, for the planner. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _instance(instance: GpuInstance, holders: list[Holder]) -> GpuInstance:
 
 
 def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Holder]) -> ComputeInstance:
-    """Set the holders. NVML reports the compute instance of a process; for other holders only the GPU instance is known."""
+    """Set the holders of a compute instance.
+
+    NVML reports the compute instance of a process. For other holders, only the GPU instance is known.
+    """
     own_pids = {process.pid for process in compute.processes}
     elsewhere = {process.pid for process in instance.processes} - own_pids
     return dataclasses.replace(
@@ -41,5 +44,5 @@ def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Hold
 
 
 def _once(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Remove duplicates by text and sort."""
+    """Remove holders that have the same text, and sort the rest."""
     return tuple(holder for _who, holder in sorted({str(holder): holder for holder in holders}.items()))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kinds and texts of holders. Pure."""
+"""Kinds and texts of holders. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMMAND_LENGTH = 80
 
 
 def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> list[Holder]:
-    """Return a holder of kind `unknown` for each GPU that a problem may concern."""
+    """Return a holder of kind "unknown" for each GPU that a problem may affect."""
     who = "%s. %s" % (problem.rstrip("."), cure)
     return [Holder(gpu.uuid, None, UNKNOWN, who, **details) for gpu in gpus]
 
@@ -42,13 +42,16 @@ def short(command: str | None) -> str | None:
 
 
 def place_of(host: Host, device_uuid: str) -> tuple[str, int | None] | None:
-    """Return (GPU UUID, GPU instance id or None) of a GPU or MIG device UUID. None if the host has no such device."""
+    """Return (GPU UUID, GPU instance id or None) for the UUID of a GPU or MIG device.
+
+    Returns None if the host has no such device.
+    """
     for gpu in host.gpus:
         if gpu.uuid == device_uuid:
             return gpu.uuid, None
         for instance in gpu.mig.instances:
             for compute in instance.compute_instances:
-                # Drivers before 470 name a MIG device by its GPU and its ids (MIG user guide, "MIG Device Names").
+                # Drivers before 470 identify a MIG device by its GPU and its ids (MIG User Guide, "MIG Device Names").
                 old = "MIG-%s/%d/%d" % (gpu.uuid, instance.id, compute.id)
                 if device_uuid in (compute.mig_uuid, old):
                     return gpu.uuid, instance.id

@@ -1,12 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find clients of root's MPS daemons. NVML may not list a client between two kernels, but its server does.
+"""Find the clients of root's MPS daemons.
 
-Root in a client's container has the pipe directory and can answer in a daemon's place. So an answer is only a hint. The
-kernel decides whether a server belongs to the daemon, and whether a client shares a GPU with it.
+NVML may not list a client between two kernels, but the client's server does.
 
-A user's own daemon is not queried, since its user controls the answers. Its servers and clients are found by their open nodes.
+Root in a client's container has access to the pipe directory and can answer in place of the daemon. An answer is
+therefore only a hint. The kernel shows whether a server belongs to the daemon, and whether a client shares a GPU with
+the server.
+
+Daemons of other users are not queried, because their users control the answers. The servers and clients of such a
+daemon are found by their open nodes.
 """
 
 from __future__ import annotations
@@ -30,20 +34,23 @@ from .tasks import can_compare, tables
 
 #: Default pipe directory (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
-#: Limit for all daemons of a host, since scans hold the host's lock.
+#: Time limit in seconds for all daemons of a host. A scan holds the lock of the host.
 _DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
-#: Minor numbers of GPUs (the others are nvidiactl and nvidia-modeset), and the first capability of an instance
-#: (/proc/driver/nvidia-caps/mig-minors).
+#: Minor numbers of GPUs, and the first capability of an instance (/proc/driver/nvidia-caps/mig-minors). The other minor
+#: numbers are those of nvidiactl and nvidia-modeset.
 _GPU_MINORS, _FIRST_INSTANCE_CAPABILITY = range(254), 3
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
-    """Return a holder for each client of each MPS server, on the GPUs and instances that the server has open."""
+    """Return a holder for each client of each MPS server.
+
+    Its GPUs and instances are those that the server has open.
+    """
     holders: list[Holder] = []
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    # The truncated names of server and daemon are the same.
+    # The truncated process names of servers and daemons are the same.
     for daemon in processes.named(MPS_CONTROL):
-        # In a container, the container and the open files of its server are holders already.
+        # If the daemon is in a container, the container and the open files of its server already are holders.
         if not processes.is_roots(daemon.pid, MPS_CONTROL) or processes.in_container(daemon.pid):
             continue
         control = Control(run, _pipe_directory(processes, daemon.pid), deadline)
@@ -62,14 +69,17 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids: tuple[int, int, int]) -> list[Holder]:
-    """Return the holders for a client. `pids` are of daemon, server and client."""
+    """Return the holders for a client.
+
+    `pids` are the PIDs of the daemon, the server and the client.
+    """
     daemon, server, client = pids
     command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
     text = short(command) or "a process that /proc does not show"
     who = "pid %d (%s%s), a client of the MPS server %d" % (client, text, ", user %s" % user if user else "", server)
     of_server = _places(devices, processes, server)
     own = _places(devices, processes, client)
-    # Simulated GPUs have no nodes, so the client's GPU is unknown.
+    # Simulated GPUs have no nodes, so it is unknown which GPU the client uses.
     places = [place for place in of_server if place in own] if devices.can_be_open else of_server
     contradiction = "" if serves(server, client, daemon, processes.proc) else "is not known to be of that server"
     if devices.can_be_open and not places:
@@ -85,9 +95,10 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
 
 
 def is_server(server: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of the daemon, by its parent, executed file and PID namespace.
+    """Return whether a process is a server of the daemon.
 
-    A process that answers in the daemon's place can name any pid, but cannot make it a child of the daemon.
+    The parent, the executed file and the PID namespace of the process are checked. A process that answers in place of
+    the daemon can name any PID, but cannot turn this process into a child of the daemon.
     """
     parent = re.search(r"^PPid:\s*(\d+)", read("%s/%d/status" % (proc, server)), re.MULTILINE)
     return (
@@ -100,7 +111,10 @@ def is_server(server: int, daemon: int | None, proc: str) -> bool:
 
 
 def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of the daemon, and its user may serve the client."""
+    """Return whether a process is a server of the daemon and may serve the client.
+
+    A server may serve only processes that run as the same user.
+    """
     if not is_server(server, daemon, proc):
         return False
     owner, of_client = owner_of(server, proc), owner_of(client, proc)
@@ -109,7 +123,10 @@ def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
 
 
 def shares_gpu(server: int, client: int, proc: str) -> bool:
-    """Return whether both have the same GPU (in MIG mode instance) open. True without a driver (simulated GPUs)."""
+    """Return whether both processes have the same GPU open.
+
+    In MIG mode, they must have the same instance open. Returns True if there is no driver (simulated GPUs).
+    """
     majors = {
         name: int(number)
         for number, name in re.findall(r"^\s*(\d+) (nvidia\S*)", read(proc + "/devices"), re.MULTILINE)
@@ -130,7 +147,10 @@ def _is_capability(node: tuple[int, int], major: int | None) -> bool:
 
 
 def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
-    """Return (major, minor) of the open devices of a process, or none if it has ended or does not answer."""
+    """Return (major, minor) of the devices that a process has open.
+
+    Returns an empty set if the process has ended or does not answer.
+    """
     process = "%s/%d" % (proc, pid)
     try:
         return {(major, minor) for major, minor in ask(account_of(process), _open_devices, proc, pid)}
@@ -140,7 +160,10 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
 
 @task
 def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
-    """Run in a child process, since a false answer may name a process with any number of open files."""
+    """Read open devices in a child process.
+
+    A forged answer may name a process that has any number of open files.
+    """
     found = set()
     for task_id, folder in tables(proc, pid, can_compare(proc)):
         try:
@@ -153,7 +176,10 @@ def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
-    """Return the open instances of a process, and its open GPUs without an open instance."""
+    """Return the instances that a process has open.
+
+    If a GPU is open without an instance, the GPU is returned.
+    """
     nodes = processes.seen[pid].nodes if pid in processes.seen else ()
     places = {place for place in (devices.place(node) for node in nodes) if place}
     inside = {uuid for uuid, instance in places if instance is not None}
@@ -161,7 +187,10 @@ def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
 
 
 def _pipe_directory(processes: Processes, pid: int) -> str | None:
-    """Return a path to the daemon's pipe directory. A daemon in a Kubernetes pod has its own file system."""
+    """Return a path to the pipe directory of the daemon.
+
+    A daemon in a Kubernetes pod has its own file system.
+    """
     configured = processes.environment(pid).get(PIPE_DIRECTORY)
     process, own = "%s/%d" % (processes.proc, pid), configured or _DEFAULT
     through_root = "%s/root%s" % (process, own)
@@ -173,7 +202,10 @@ def _pipe_directory(processes: Processes, pid: int) -> str | None:
 
 @task
 def _is_same(own: str, through_root: str) -> bool:
-    """Run in a child process, since the path leads through another root. Raises OSError if it does not exist."""
+    """Compare the paths in a child process, because one leads through another root.
+
+    Raises OSError if the path does not exist.
+    """
     other = Path(through_root)
     other.stat()
     return Path(own).exists() and Path(own).samefile(other)

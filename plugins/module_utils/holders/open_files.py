@@ -4,10 +4,10 @@
 #
 # One scan reads thousands of files, and pathlib would take most of the time.
 # ruff: noqa: PTH116
-"""Identify open files that are device nodes of the driver, or that may hold one.
+"""Identify open files that are, or may hold, device nodes of the driver.
 
-A file system may never answer. So files are read with statx(2) and AT_STATX_DONT_SYNC, which returns what the kernel
-has cached and for which Python has no call.
+A file system may never answer. Files are therefore read with statx(2) and AT_STATX_DONT_SYNC, which returns the data
+that the kernel has cached. Python has no function for this call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..frozen import frozen
 from ..proc_files import link, read
 from .devices import Devices, Node
 
-#: Id and mount point of file systems that query their server all the same (proc(5), mountinfo).
+#: Id and mount point of file systems that query their server despite AT_STATX_DONT_SYNC (proc(5), mountinfo).
 _REMOTE_MOUNT = re.compile(
     r"^(\d+) \d+ \S+ \S+ (\S+) .*? - "
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
@@ -36,19 +36,23 @@ _REMOTE_DEVICE = re.compile(
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
     re.MULTILINE,
 )
-#: Maximum bytes of a mountinfo.
+#: Maximum size of a mountinfo in bytes.
 _MOST_BYTES = 1 << 22
-# Link targets in /proc/PID/fd of rings, sockets and driver buffers. Users cannot fake ring and socket names, since paths begin
-# with a slash.
+# Link targets in /proc/PID/fd for rings, sockets and buffers of the driver. Users cannot forge the targets of rings and
+# sockets, because a path begins with a slash.
 RING, SOCKET, _BUFFER = "anon_inode:[io_uring]", "socket:[", "/dmabuf:"
-#: linux/fcntl.h and linux/stat.h; struct statx, with stx_mode, and stx_rdev_major and stx_rdev_minor, at these places.
+#: Constants from linux/fcntl.h and linux/stat.h, and the offsets of stx_mode, stx_rdev_major and stx_rdev_minor in
+#: struct statx.
 _AT_FDCWD, _DONT_SYNC, _TYPE = -100, 0x4000, 0x1
 _SIZE, _MODE_AT, _DEVICE_AT = 256, 28, 128
 _MODE, _DEVICE = struct.Struct("=H"), struct.Struct("=II")
 
 
 class RemoteMounts:
-    """Mounts whose server may not answer, by mount namespace. Files on them are not queried."""
+    """Mounts whose server may not answer, by mount namespace.
+
+    Files on these mounts are not queried.
+    """
 
     def __init__(self, proc: str) -> None:
         self.own = link(proc + "/self/ns/mnt")
@@ -56,7 +60,10 @@ class RemoteMounts:
         self._devices: dict[str | None, list[str]] = {}
 
     def of(self, folder: str, namespace: str | None) -> dict[str, str]:
-        """Return mount ids by path, for a task's folder in /proc and mount namespace."""
+        """Return the ids of these mounts by path.
+
+        `folder` is the folder of a task in /proc, and `namespace` the task's mount namespace.
+        """
         if namespace not in self._mounts:
             text = read(folder + "/mountinfo", _MOST_BYTES)
             self._mounts[namespace] = {
@@ -69,35 +76,41 @@ class RemoteMounts:
         return self._mounts[namespace]
 
     def devices(self, namespace: str | None) -> list[str]:
-        """Return the devices of these mounts in the format of /proc/PID/maps, or none if the namespace was not read."""
+        """Return the devices of these mounts in the format of /proc/PID/maps.
+
+        Returns an empty list if the namespace was not read.
+        """
         return self._devices.get(namespace, [])
 
 
 @frozen
 class Opened:
-    """Open files of a process other than GPU nodes. The lists are filled during the scan."""
+    """Open files of a process that are not GPU nodes.
 
-    # Files of the driver: (task id, descriptor, major, minor), with 0 and 0 for a driver buffer.
+    The scan fills these lists.
+    """
+
+    # Files of the driver: (task id, descriptor, major, minor). Major and minor are 0 for a buffer of the driver.
     driver: List[Tuple[int, int, int, int]]
-    # Rings of io_uring and sockets: paths below /proc/PID.
+    # Paths below /proc/PID of io_uring rings, and (link target, path) of sockets.
     rings: List[str]
     sockets: List[Tuple[str, str]]
 
 
 def node_of(path: str, devices: Devices, remote: Mapping[str, str], opened: Opened | None = None) -> Node | None:
-    """Return the node behind an open file, or None. Raises OSError if it may not be read.
+    """Return the node for an open file, or None.
 
-    A node may have any name (mount namespaces, removed mounts, passed files). So with a driver the device number
-    counts, and the name only identifies remote mounts, which are not queried. Other relevant files are added to
-    `opened`.
+    Raises OSError if the file may not be read. A node may have any name, because of mount namespaces, removed mounts
+    and passed files. If there is a driver, the device number therefore decides. The name only identifies remote mounts,
+    which are not queried. Other relevant files are added to `opened`.
     """
     try:
         target = os.readlink(path)
     except FileNotFoundError:
-        # It was closed meanwhile. A permission error is raised.
+        # The file has been closed. A permission error is raised.
         return None
     if not target.startswith("/"):
-        # A socket, a pipe.
+        # Not a path, for example a socket or a pipe.
         if opened is not None and target.startswith(SOCKET):
             opened.sockets.append((target, path))
         elif opened is not None and target == RING:
@@ -116,18 +129,21 @@ def node_of(path: str, devices: Devices, remote: Mapping[str, str], opened: Open
 
 
 def _place(path: str) -> tuple[int, int]:
-    """Return the task id and descriptor of a path that ends in TID/fd/DESCRIPTOR."""
+    """Return the task id and the descriptor from a path that ends in TID/fd/FD."""
     folder, _fd, descriptor = path.rpartition("/fd/")
     return int(folder.rpartition("/")[2]), int(descriptor)
 
 
 def _is_drivers_buffer(path: str) -> bool:
-    """Return whether the driver exported a dma-buf (nv-dmabuf.c; before release 590 by the name of the module)."""
+    """Return whether the driver exported a dma-buf.
+
+    The driver's name for it is in nv-dmabuf.c. Before release 590, it is the name of the module.
+    """
     return bool(re.search(r"^exp_name:\s*(?:nvidia|nv_dmabuf)$", info_of(path), re.MULTILINE))
 
 
 def info_of(path: str, most: int = -1) -> str:
-    """Return at most `most` bytes of /proc/PID/fdinfo for a path in /proc/PID/fd."""
+    """Return at most `most` bytes of the fdinfo for a path in /proc/PID/fd."""
     folder, _fd, descriptor = path.rpartition("/fd/")
     return read("%s/fdinfo/%s" % (folder, descriptor), most)
 
@@ -138,12 +154,15 @@ def _by_name(path: str, target: str, devices: Devices) -> Node | None:
 
 
 def _is_of_mount(path: str, number: str) -> bool:
-    """Return whether an open file is on the mount with that id. Its path alone may be from another namespace."""
+    """Return whether an open file is on the mount with this id.
+
+    The path alone does not show this, because it may be from another namespace.
+    """
     return "\nmnt_id:\t%s\n" % number in "\n" + info_of(path)
 
 
 def _statx() -> Any:
-    """Return statx of the C library, or None before glibc 2.28."""
+    """Return statx from the C library, or None if glibc is older than 2.28."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     if call is not None:
         call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
@@ -151,12 +170,15 @@ def _statx() -> Any:
 
 
 _call = _statx()
-#: Allocated once, since a scan reads thousands of files.
+#: Allocated only once, because a scan reads thousands of files.
 _buffer = ctypes.create_string_buffer(_SIZE)
 
 
 def device_of(path: str) -> tuple[int, int] | None:
-    """Return (major, minor) of the character device behind a path. None for other files and on errors."""
+    """Return (major, minor) of the character device at a path.
+
+    Returns None for other files and for errors.
+    """
     if _call is None:
         return _by_stat(path)
     if _call(_AT_FDCWD, os.fsencode(path), _DONT_SYNC, _TYPE, _buffer) != 0:

@@ -4,7 +4,10 @@
 #
 # One scan reads thousands of files, and pathlib would take most of the time.
 # ruff: noqa: PTH119, PTH208
-"""Scan /proc once for the open device nodes and mount namespace of each process (proc(5))."""
+"""Scan /proc once for the open device nodes and mount namespaces of all processes.
+
+See proc(5).
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,16 @@ from .model import NAME_LENGTH
 from .open_files import Opened, RemoteMounts, node_of
 from .tasks import can_compare, folder_of, live_task, other_tasks, tables
 
-#: Limits for a command line: characters in a holder, bytes read.
+#: Maximum length of a command line: characters in a holder, and bytes that are read.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
-#: Open files of a process that are read in the first pass: more than most have.
+#: Maximum number of open files of a process that are read in the first pass. Most processes have fewer.
 _FEW_FILES = 1 << 10
-#: Open files between two checks of the time.
+#: Number of open files between two checks of the time.
 _EVERY = 256
-# Scans for processes that started during a scan.
+# Maximum number of rounds. Each round scans the processes that started during the previous one.
 _MOST_ROUNDS = 3
-#: Podman's monitor above each container, and valid container names (libpod, define.NameRegex).
+#: Podman's monitor, which is the parent of each container, and a pattern for container names (libpod,
+#: define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
@@ -46,7 +50,7 @@ _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 class Seen:
     """A scanned process. `mount_namespace` is None if /proc does not show it.
 
-    `task` is a running thread of a process whose main thread has ended, None of any other process.
+    `task` is a running thread if the main thread has ended, otherwise None.
     """
 
     pid: int
@@ -58,37 +62,40 @@ class Seen:
 
 @frozen
 class Times:
-    """Times of a process (proc(5), stat). None if /proc does not show them."""
+    """The times of a process (proc(5), stat). None if /proc does not show them."""
 
-    #: As a Unix time.
+    #: Start as a Unix time.
     started_seconds: float | None = None
-    #: The same in ticks since the kernel's start.
+    #: Start in clock ticks since the start of the kernel.
     started_ticks: int | None = None
-    #: CPU time of all threads, also ended ones, without children.
+    #: CPU time of all threads, including those that have ended. Children are not included.
     cpu_seconds: float | None = None
 
 
 @frozen
 class Processes:
-    """All processes. `unreadable` are those whose open files this caller may not read."""
+    """All processes of the host.
+
+    `unreadable` are processes whose open files this caller may not read.
+    """
 
     proc: str
     seen: dict[int, Seen]
     unreadable: tuple[int, ...]
-    #: Whether /proc shows processes of other users (mount option hidepid).
+    #: Whether /proc shows the processes of other users (mount option hidepid).
     complete: bool
     own_mount_namespace: str | None
-    #: The container that this process runs in.
+    #: Id of the container in which this process runs.
     own_container: str | None = None
-    #: Processes whose open files were not all read in time, those with the most open files first.
+    #: Processes whose open files were not all read in time. Those with the most open files come first.
     crowded: tuple[int, ...] = ()
     # Processes that may hold a GPU.
     suspects: tuple[Suspect, ...] = ()
-    # Open files of the driver, also of `own` processes: (task id, descriptor, major, minor).
+    # Open files of the driver, including those of `own` processes: (task id, descriptor, major, minor).
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
-    # Mappings of the driver's nodes, by device number.
+    # Number of mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    # This process and its children. Their open files only count for the use count.
+    # This process and its children. Their open files count only in the comparison with the use count.
     own: frozenset[int] = frozenset()
 
     def named(self, name: str) -> list[Seen]:
@@ -104,19 +111,23 @@ class Processes:
             return uid
 
     def is_roots(self, pid: int, program: str) -> bool:
-        """Return whether root runs this program, by all user ids and the executed file.
+        """Return whether root runs this program.
 
-        Name, arguments and environment do not count: a process chooses them, and a setuid program gets them from its caller.
+        All user ids and the executed file are checked. Name, arguments and environment are not used: a process chooses
+        them, and a setuid program gets them from its caller.
         """
         return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
 
     def runs_as_root(self, pid: int) -> bool:
-        """Return whether all of its user ids are root's."""
+        """Return whether all user ids of the process are root's."""
         ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
         return ids is not None and set(ids.group(1).split()) == {"0"}
 
     def was_killed(self, pid: int) -> bool:
-        """Return whether it was killed but hangs in the kernel, for example in a driver call."""
+        """Return whether the process was killed but hangs in the kernel.
+
+        It may hang for example in a call to the driver.
+        """
         return child_process.was_killed(self._text(pid, "status"))
 
     def in_container(self, pid: int) -> bool:
@@ -127,14 +138,20 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """Return the command line without secrets, or the name in brackets if it has none, like ps."""
+        """Return the command line without secrets.
+
+        If it is empty, the process name in brackets is returned, as in ps.
+        """
         words = self.arguments(pid)
         if words:
             return command_of(words)
         return "[%s]" % self.seen[pid].name if pid in self.seen else None
 
     def folder(self, pid: int) -> str:
-        """Return a process's folder in /proc: that of a running thread if the main thread has ended."""
+        """Return the folder of a process in /proc.
+
+        If its main thread has ended, the folder of a running thread is returned.
+        """
         return folder_of(self.proc, pid, self.seen[pid].task if pid in self.seen else None)
 
     def arguments(self, pid: int) -> list[str]:
@@ -145,30 +162,39 @@ class Processes:
         return {name: value for name, equals, value in pairs if equals}
 
     def origin(self, pid: int) -> Origin:
-        """Return unit, container, job and pod, from the cgroup or, for containers without cgroups, from podman's monitor."""
+        """Return the unit, container, job and pod of a process.
+
+        The source is its cgroup. For containers without cgroups, it is podman's monitor.
+        """
         origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
         monitor = self._monitor(pid)
         words = self.arguments(monitor) if monitor is not None else []
         if monitor is None or "-n" not in words[:-1]:
             return origin
         owner = self._status(monitor, "Uid")
-        # Only root's podman is named "podman". An unknown owner is not taken for root.
+        # Only the podman of root is named "podman". An unknown owner does not count as root.
         runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
         given = words[words.index("-n") + 1]
         name = "%s container %s" % (runtime, given if _CONTAINER_NAME.fullmatch(given) else "of no name")
         return Origin(name, origin.container_id, origin.job, origin.pod)
 
     def pods(self) -> set[str]:
-        """Return the UIDs of pods with a running process."""
+        """Return the UIDs of the pods that have a running process."""
         origins = (parse_cgroup(self._text(pid, "cgroup"), self.own_container) for pid in self.seen)
         return {origin.pod for origin in origins if origin.pod}
 
     def booted(self) -> float | None:
-        """Return the start time of PID 1 as a Unix time, since the host may itself be a container."""
+        """Return the start time of PID 1 as a Unix time.
+
+        The start of the kernel is not used, because the host may itself be a container.
+        """
         return self.times(1).started_seconds
 
     def times(self, pid: int) -> Times:
-        """Return start and CPU time of a process from one read, since the pid may be reused."""
+        """Return the start time and the CPU time of a process.
+
+        Both are read at once, because the PID may be reused.
+        """
         text = self._text(pid, "stat")
         ticks = start_ticks(text)
         if ticks is None:
@@ -184,7 +210,10 @@ class Processes:
         return int(match.group(1)) if match else None
 
     def _monitor(self, pid: int) -> int | None:
-        """Return podman's monitor above a container's process. A monitor inside a container does not count."""
+        """Return the podman monitor of a container's process, or None.
+
+        A monitor that runs inside a container does not count.
+        """
         above: int | None = pid
         for _level in range(64):
             if above is None or above <= 1:
@@ -202,17 +231,19 @@ class Processes:
         return match.group(1) if match else None
 
     def _text(self, pid: int, name: str) -> str:
-        # stat must be of the whole process, not of one thread.
+        # `stat` must be that of the whole process, not that of one thread.
         folder = "%s/%d" % (self.proc, pid) if name == "stat" else self.folder(pid)
         return read("%s/%s" % (folder, name))
 
 
 def start_ticks(text: str) -> int | None:
-    """Return the start time in ticks from the text of /proc/PID/stat, or None if the process has ended.
+    """Return the start time in clock ticks from the text of /proc/PID/stat.
 
-    A process has ended when all of its threads have. An ended main thread is in state Z while others run.
+    Returns None if the process has ended. A process has ended when all its threads have ended. If only the main thread
+    has ended, it is in state Z.
     """
-    # The name may contain blanks and brackets. The third field is the state, the 20th the threads, the 22nd the start.
+    # The name may contain blanks and brackets. Field 3 is the state, field 20 the number of threads, and field 22 the
+    # start.
     fields = text.rpartition(")")[2].split()
     if len(fields) <= 19 or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
@@ -220,10 +251,13 @@ def start_ticks(text: str) -> int | None:
 
 
 def started_ticks_of(pid: int, proc: str = "/proc") -> int | None:
-    """Return the start time of a process in ticks, or None if it does not exist or has ended."""
+    """Return the start time of a process in clock ticks.
+
+    Returns None if the process does not exist or has ended.
+    """
     text = read("%s/%d/stat" % (proc, pid))
     if _state(text) in _ENDED and not any(_runs(proc, pid, task) for task in other_tasks(proc, pid)):
-        # The kernel still counts ended threads that a debugger has not reaped.
+        # If a debugger has not reaped ended threads, the kernel still counts them.
         return None
     return start_ticks(text)
 
@@ -236,12 +270,15 @@ def _runs(proc: str, pid: int, task: int) -> bool:
 
 
 def _state(text: str) -> str:
-    """Return the state of a task from the text of /proc/PID/stat, or "" if it has ended."""
+    """Return the state of a task from its stat file, or "" if it has ended."""
     return text.rpartition(")")[2][1:2]
 
 
 def executable_of(pid: int, proc: str = "/proc") -> str:
-    """Return the name of the executed file, without the suffix " (deleted)" of a replaced file."""
+    """Return the name of the file that a process executes.
+
+    If the file was replaced, the suffix " (deleted)" is removed.
+    """
     return os.path.basename(link("%s/%d/exe" % (proc, pid)) or "").split(" ", 1)[0]
 
 
@@ -257,7 +294,10 @@ def owner_of(pid: int, proc: str = "/proc") -> int | None:
 
 
 def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
-    """Return the words of a command line, or none if the process has ended or does not answer."""
+    """Return the words of a command line.
+
+    Returns an empty list if the process has ended or does not answer.
+    """
     return _arguments("%s/%d" % (proc, pid))
 
 
@@ -266,28 +306,29 @@ def _arguments(folder: str) -> list[str]:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """Format a command line for a holder: without secrets, truncated."""
+    """Return a command line for a holder, truncated and without secrets."""
     from ..command_line import shown
 
-    # Limit the words too, since tens of thousands take a second.
+    # The number of words is limited too, because tens of thousands of words take a second.
     line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
 
 def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
-    """Examine every process except this one and its children once. Processes that end meanwhile are omitted.
+    """Examine every process once, except this process and its children.
 
-    `deadline` ends the scan (seconds of time.monotonic()). Processes not reached by then are `crowded`.
+    Processes that end during the scan are omitted. The scan ends at `deadline` (seconds of time.monotonic()). Processes
+    that were not reached before the deadline are `crowded`.
     """
     return _Scan(devices, proc, deadline).run()
 
 
 class _Scan:
-    """One scan."""
+    """The state of one scan."""
 
     def __init__(self, devices: Devices, proc: str, deadline: float) -> None:
         self._devices, self._proc, self._deadline = devices, proc, deadline
-        # Children have the GPUs open for this process (nvml/bounded_session.py). One that was given up and hangs counts as
+        # Children have the GPUs open for this process (nvml/bounded_session.py). A child that was given up and hangs is
         # a holder.
         self._own = frozenset({os.getpid(), *child_process.running()} if proc == "/proc" else ())
         self._mounts = RemoteMounts(proc)
@@ -296,7 +337,7 @@ class _Scan:
         self._opened: dict[int, Opened] = {}
         self._unreadable: list[int] = []
         self._crowded: list[int] = []
-        # Processes that were not examined at all.
+        # Processes that were not examined.
         self._missed: list[int] = []
         self._done: set[int] = set()
 
@@ -307,7 +348,7 @@ class _Scan:
                 break
             for pid in started:
                 self._examine(pid)
-        # They come last, so that they hide no other holder.
+        # Processes with many files come last, so that they do not hide other holders.
         slow = []
         for pid in self._crowded:
             with contextlib.suppress(OSError):
@@ -319,7 +360,7 @@ class _Scan:
         files = {file for opened in self._opened.values() for file in opened.driver}
         for pid in self._own:
             self._seen.pop(pid, None)
-        # List processes that took the time first.
+        # The processes that took the most time are listed first.
         crowded = tuple(pid for pid in slow + self._missed if pid not in self._own)
         complete = os.geteuid() == 0 or 1 in self._seen
         container = parse_cgroup(read(self._proc + "/self/cgroup")).container_id
@@ -348,10 +389,11 @@ class _Scan:
         try:
             process, whole = self._see(pid, _FEW_FILES)
         except (FileNotFoundError, ProcessLookupError):
-            # It has ended.
+            # The process has ended.
             return
         except OSError:
-            # Not permitted, or this process lacks descriptors or memory. Either way the process may hold a GPU.
+            # Either reading is not permitted, or this process lacks descriptors or memory. In both cases, the process
+            # may hold a GPU.
             self._unreadable.append(pid)
             process, whole = self._unseen(pid), True
         self._seen[pid] = process
@@ -359,14 +401,14 @@ class _Scan:
             self._crowded.append(pid)
 
     def _unseen(self, pid: int) -> Seen:
-        """Return a process without open files, since they were not read."""
+        """Return a process without open files, because they were not read."""
         return Seen(pid, self._name(pid), (), _mount_namespace("%s/%d" % (self._proc, pid)))
 
     def _name(self, pid: int) -> str:
         return read("%s/%d/comm" % (self._proc, pid)).rstrip("\n")
 
     def _see(self, pid: int, most: int | None) -> tuple[Seen, bool]:
-        """Return (the process, whether all of its open files were read). Raises OSError."""
+        """Return (process, whether all its open files were read). Raises OSError."""
         nodes: set[Node] = set()
         opened = self._opened[pid] = Opened([], [], [])
         namespace = _mount_namespace("%s/%d" % (self._proc, pid))
@@ -396,7 +438,10 @@ class _Scan:
         return Seen(pid, self._name(pid), tuple(sorted(nodes)), namespace, task), whole
 
     def _hidden(self, slow: list[int]) -> tuple[dict[tuple[int, int], int], tuple[Suspect, ...]]:
-        """Add nodes that are open without a descriptor. Return mappings by device, and suspects."""
+        """Add the nodes that are open without a file descriptor.
+
+        Returns the number of mappings by device, and the suspects.
+        """
         if not self._devices.can_be_open:
             return {}, ()
         skip = {*self._own, *self._unreadable, *self._missed}
@@ -413,8 +458,8 @@ class _Scan:
             rings = self._opened[member.pid].rings if member.pid in self._opened else []
             if rings or mapped.rings.get(member.pid):
                 suspects += self._of_rings(member, rings, mapped.rings.get(member.pid, ()))
-        # Sockets of the init process belong to host services, which receive files eventually: the journal gets long messages
-        # as files.
+        # Skip sockets that the init process has open. They belong to host services, which receive their files
+        # eventually. For example, the journal receives long messages as files.
         inits = {target for target, _path in self._opened[1].sockets} if 1 in self._opened else set()
         sockets = [
             (pid, target, path)
@@ -429,25 +474,31 @@ class _Scan:
         return counts, tuple(suspects)
 
     def _member(self, seen: Seen) -> Process:
-        # The main thread may have ended meanwhile.
+        # The main thread may have ended during the scan.
         task = live_task(self._proc, seen.pid) if seen.task is None else seen.task
         folder = folder_of(self._proc, seen.pid, task)
         return Process(seen.pid, folder, self._mounts.devices(seen.mount_namespace))
 
     def _of_rings(self, member: Process, paths: Sequence[str], mapped: Sequence[int]) -> list[Suspect]:
-        """Return a suspect if the rings of a process may hold a node. Without a driver, names identify nodes."""
+        """Return a suspect if the rings of a process may hold a node.
+
+        If there is no driver, nodes are identified by name.
+        """
         names, inodes = rings_of(member.folder, paths) if paths else ([], [])
         known = [name for one in names if one is not None for name in one]
         if not self._devices.has_driver:
             self._add(member.pid, [self._by_name(name) for name in known])
             known = []
-        # A mapped ring without a descriptor (IORING_REGISTER_RING_FDS) does not show its files.
+        # A ring that is mapped but has no descriptor (IORING_REGISTER_RING_FDS) does not show its files.
         if None in names or set(mapped) - set(inodes) or any(map(may_be_node, known)):
             return [Suspect(member.pid, IN_RING)]
         return []
 
     def _by_name(self, path: str) -> Node | None:
-        """Return the node for a path or file name, or None outside of the folders of nodes."""
+        """Return the node for a path or file name.
+
+        Returns None for a path outside of the folders with nodes.
+        """
         folders = (self._devices.dev + "/", "/dev/")
         if "/" in path and not path.startswith(folders):
             return None

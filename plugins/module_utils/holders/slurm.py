@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read Slurm's GPU allocations on this host, whether jobs use them now or not.
+"""Read the GPUs that Slurm has allocated on this host.
 
-Queried only if slurmd runs. The node's record shows whether any GPU is allocated (usually the only call), and the jobs'
-records show which. Formats: https://slurm.schedmd.com/scontrol.html (show node, show job, with -d).
+Allocated GPUs count whether or not the jobs use them now. Slurm is queried only if slurmd runs. The record of the node
+shows whether any GPU is allocated. In most cases, this is the only query. The records of the jobs show which GPUs are
+allocated. Formats: https://slurm.schedmd.com/scontrol.html (show node and show job, with -d).
 """
 
 from __future__ import annotations
@@ -23,35 +24,39 @@ from .devices import Devices, Place
 from .model import SLURM, SLURM_DAEMON, place_of, unknown
 from .processes import Processes
 
-#: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
+#: Generic resources for GPUs or parts of GPUs (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
-#: One resource in a list: name, type or count, details: gpu:h100:2(IDX:0-1), gpu(IDX:0-1), gpu:8(S:0-1).
+#: A resource in a list: its name, type or count, and details. Examples: gpu:h100:2(IDX:0-1), gpu(IDX:0-1),
+#: gpu:8(S:0-1).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
-#: Start of a job's record up to its name, and the fields before its resources by node (GRES_IDX until Slurm 17.02).
+#: The start of a job's record up to the job's name, and the field before the list of resources by node. Until Slurm
+#: 17.02, the list has GRES_IDX.
 _RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
 _JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
-#: Fields of a record right after account and WCKey, and right after the resources.
+#: The field after account and WCKey, and the field after the resources.
 _STATE, _NEEDS = " JobState=", " MinCPUsNode="
-#: Maximum size of a range: more than the nodes that slurm.conf(5) allows and the GPUs of any host.
+#: Maximum number of values in a range. It is more than the nodes that slurm.conf(5) allows, and more than the GPUs of
+#: any host.
 _MOST_NUMBERS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
-#: A node name (slurm.conf(5)) that cannot be an option of a tool.
+#: A node name (slurm.conf(5)) that cannot be mistaken for an option.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
-#: (name, count, indexes or None if unknown)
+#: (name, count, indexes). The indexes are None if they are unknown.
 Resource = "tuple[str, int, tuple[int, ...] | None]"
 
 
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float = math.inf) -> list[Holder]:
-    """Return a holder for each job of this node and each of its GPUs or GPU instances.
+    """Return a holder for each job on this node and each of its GPUs.
 
-    Each job is queried separately, since its name may look like other records. Queries end at `deadline` (time.monotonic()), and
-    the allocations are then unknown.
+    GPU instances are treated like GPUs. Each job is queried separately, because the name of a job may look like further
+    records. If the queries do not end before `deadline` (time.monotonic()), the allocations are unknown.
     """
-    # One machine may be several nodes, each with a slurmd. A slurmd in a container is covered by the container.
+    # A machine may be several Slurm nodes, each with its own slurmd. If a slurmd runs in a container, the container is
+    # a holder.
     daemons = [
         daemon.pid
         for daemon in processes.named(SLURM_DAEMON)
@@ -62,7 +67,7 @@ def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline
 
 
 class _Until:
-    """Runs tools until a deadline."""
+    """Run tools until a deadline."""
 
     def __init__(self, run: Run, deadline: float) -> None:
         self._run, self._deadline = run, deadline
@@ -100,7 +105,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
     for job in jobs:
         given = job.given_on(node)
         if given is None:
-            # It may have any GPU, but it hides no other job.
+            # This job may have any GPU. Its unknown GPUs must not hide other jobs.
             holders += unknown(
                 host.gpus, "the GPUs of %s are not known" % job, "Cancel it (scancel), or wait.", job=job.id
             )
@@ -108,7 +113,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         used -= sum(count for _name, count, _indexes in given)
         holders += _of_job(host, processes, job, given, order) if given else ()
     if used > 0:
-        # A job that is just starting or ending is in only one of the two records.
+        # A job that is starting or ending may be in only one of the two records.
         holders += unknown(
             host.gpus,
             "Slurm has allocated %d more GPUs of this host than the records of its jobs show" % used,
@@ -131,16 +136,16 @@ def _of_job(
 
 @frozen
 class Job:
-    """A job: `user` and `name` from squeue, `record` from scontrol.
+    """A job. `user` and `name` are from squeue, `record` is from scontrol.
 
-    The user chooses the name, which may look like the rest of a record with other users, nodes and GPUs. So the record
-    is parsed after the name from squeue. Account and WCKey (without accounting), paths and comments are the user's
-    choice too, and are not parsed.
+    The user chooses the name of the job. It may look like the rest of a record, with other users, nodes and GPUs. The
+    record is therefore parsed after the name that squeue reports. Users also choose account and WCKey (without
+    accounting), paths and comments, so these are not parsed.
     """
 
     id: str
     user: str
-    #: As printed by squeue, with several lines for a job of an array.
+    #: Name as printed by squeue. For a job array, it has several lines.
     name: str
     record: str
 
@@ -148,7 +153,10 @@ class Job:
         return "Slurm job %s (%s) of user %s" % (self.id, first_line(self.name) or "no name", self.user)
 
     def given_on(self, node: str) -> list[Resource] | None:
-        """Return the GPU resources on one node, or None if the record is ambiguous because of text from its user."""
+        """Return the GPU resources of the job on a node.
+
+        Returns None if texts from the user make the record ambiguous.
+        """
         begins = _RECORD.match(self.record)
         rest = self.record[begins.end() :] if begins else ""
         lines = self.name.split("\n")
@@ -161,7 +169,7 @@ class Job:
 
 
 class NoAnswerError(Exception):
-    """A tool of Slurm failed. The text has the reason."""
+    """A Slurm tool failed. The text has the reason."""
 
 
 def _query(run: Run, *command: str) -> str:
@@ -177,7 +185,10 @@ def first_line(name: str) -> str:
 
 
 def name_of(run: Run, job: str) -> str:
-    """Query a job's name separately, since it may be any text. Raises NoAnswerError."""
+    """Query the name of one job.
+
+    Each name needs its own query, because it may be any text. Raises NoAnswerError.
+    """
     try:
         return _query(run, "squeue", "--all", "--noheader", "--jobs", job, "--format", "%j").rstrip("\n")
     except NoAnswerError as error:
@@ -191,7 +202,7 @@ def _record(run: Run, job: str) -> str:
         return _query(run, "scontrol", "--details", "--oneliner", "show", "job", job)
     except NoAnswerError as error:
         if "Invalid job id" in str(error):
-            # It has ended since squeue listed it.
+            # The job has ended since squeue listed it.
             return ""
         raise
 
@@ -204,13 +215,14 @@ def _by_index(order: Sequence[Gpu] | None, given: Sequence[Resource]) -> set[Pla
 
 
 def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Place] | None:
-    """Return the devices in CUDA_VISIBLE_DEVICES of the job's processes, or None if their number differs from the job's.
+    """Return the devices in CUDA_VISIBLE_DEVICES of the job's processes.
 
-    With AutoDetect=nvml slurmd passes MIG devices to tasks by UUID.
+    Returns None if their number differs from `count`, the number of allocated devices. With AutoDetect=nvml, slurmd
+    passes MIG devices to tasks by UUID.
     """
     uuids: set[str] = set()
     for pid in processes.seen:
-        # Find the job's processes by cgroup, since any user can set a job's variables.
+        # Find the processes of the job by cgroup, because any user can set the variables of a job.
         if processes.origin(pid).job == job:
             uuids |= set(processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
     places = {place_of(host, device) for device in uuids}
@@ -220,10 +232,10 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
 
 
 def _order(devices: Devices, gpus: tuple[Gpu, ...], record: dict[str, str]) -> Sequence[Gpu] | None:
-    """Return the GPUs in Slurm's order, or None if it is unknown.
+    """Return the GPUs in Slurm's order, or None if the order is unknown.
 
-    Slurm numbers whole GPUs in gres.conf by device node. With MIG it numbers MIG devices, in an order that depends on how they
-    were detected.
+    Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm numbers MIG devices. Their order then
+    depends on how they were detected.
     """
     listed = sum(count for name, count, _ in resources(record.get("Gres", "")) if name == "gpu")
     order = devices.in_minor_order()
@@ -233,7 +245,7 @@ def _order(devices: Devices, gpus: tuple[Gpu, ...], record: dict[str, str]) -> S
 
 
 def fields(record: str) -> dict[str, str]:
-    """Return the first value of each Key=value of a record."""
+    """Return the first value for each key in a record of Key=value fields."""
     values: dict[str, str] = {}
     for key, value in _FIELD.findall(record):
         values.setdefault(key, value)
@@ -241,9 +253,10 @@ def fields(record: str) -> dict[str, str]:
 
 
 def given_on(record: str, node: str) -> list[Resource]:
-    """Return the GPU resources of a job on one node (as `resources`), from its record after the name.
+    """Return the GPU resources of a job on a node, as in `resources`.
 
-    A detailed record has consecutive Nodes= … GRES= groups. Text after them may come from the user.
+    `record` is the part after the name. A detailed record has consecutive groups of Nodes= … GRES=. The text after
+    these groups may come from the user.
     """
     row = _JOB_RESOURCES.search(record)
     part = _GIVEN.search(record, row.end() if row else 0)
@@ -256,7 +269,7 @@ def given_on(record: str, node: str) -> list[Resource]:
 
 
 def resources(text: str) -> list[Resource]:
-    """Parse the GPU resources of a Gres, GresUsed or GRES value."""
+    """Return the GPU resources in a Gres, GresUsed or GRES value."""
     found = []
     for name, counted, detail in _RESOURCE.findall(text):
         if name not in _GPU_RESOURCES:
@@ -269,13 +282,19 @@ def resources(text: str) -> list[Resource]:
 
 
 def numbers(text: str) -> tuple[int, ...] | None:
-    """Parse 0-1,3 as numbers, or return None for anything else, such as N/A."""
+    """Return the numbers in a text such as 0-1,3.
+
+    Returns None for any other text, such as N/A.
+    """
     values = [number for part in text.split(",") for number in _range(part) or (-1,)]
     return None if -1 in values else tuple(values)
 
 
 def _range(text: str) -> range | None:
-    """Parse 0-3 or 5 as a range, or return None for anything else and for too many numbers."""
+    """Return a range such as 0-3, or 5 for a single number.
+
+    Returns None for any other text, and for a range that is too large.
+    """
     match = _RANGE.fullmatch(text)
     if match is None:
         return None
@@ -284,7 +303,10 @@ def _range(text: str) -> range | None:
 
 
 def hostnames(text: str) -> set[str]:
-    """Return the names of a host list such as rack[1-2]-gpu[01-03,7],login1, or none if it is invalid or too long."""
+    """Return the names in a host list such as rack[1-2]-gpu[01-03,7],login1.
+
+    Returns an empty set if the list is invalid or too long.
+    """
     names: set[str] = set()
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         names.update(_expand(part, _MOST_NUMBERS))

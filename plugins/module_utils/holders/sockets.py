@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find out whether the unit or container of a holder listens on TCP, and how many clients it has now.
+"""Find out whether a holder's service listens on TCP, and how many clients it has.
 
-Uses the kernel's tables of each network namespace and the open sockets of processes (proc_pid_net(5),
-proc_net_tcp.rst). If a limit of time or size is reached, the result is unknown, not False.
+The service is the unit or container of the holder. The sources are the kernel's socket tables of each network
+namespace, and the open sockets of processes (proc_pid_net(5), proc_net_tcp.rst). If a time or size limit is reached,
+the result is unknown and not False.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .open_files import SOCKET
 from .processes import Processes
 from .tasks import can_compare, tables
 
-#: Limits per unit or container, per process, and per network namespace.
+#: Maximum number of processes of a unit or container, of files of a process, and of sockets in a network namespace.
 _MOST_PROCESSES, _MOST_FILES, _MOST_SOCKETS = 4096, 1 << 16, 1 << 16
-#: A line of the table has 150 characters, or 178 with IPv6.
+#: Maximum size of a table. A line of the table has 150 characters, or 178 characters with IPv6.
 _MOST_BYTES = _MOST_SOCKETS * 180
 #: States of a socket in the table (include/net/tcp_states.h).
 _ESTABLISHED, _LISTEN = "01", "0A"
@@ -37,7 +38,10 @@ class _UnknownError(Exception):
 
 @frozen
 class _Socket:
-    """A line of the table, with addresses in kernel format. The inode is 0 until the connection is accepted."""
+    """A line of the table, with addresses in kernel format.
+
+    `inode` is 0 until the connection is accepted.
+    """
 
     local: str
     remote: str
@@ -54,9 +58,9 @@ class _Socket:
 
 
 def with_sockets(holders: Sequence[Holder], processes: Processes, deadline: float) -> list[Holder]:
-    """Add `listens` and `clients` to holders, both None if unknown.
+    """Set `listens` and `clients` of each holder. Both are None if unknown.
 
-    `deadline` is in seconds of time.monotonic(). Raises nothing.
+    `deadline` is in seconds of time.monotonic(). Raises no errors.
     """
     reading = _SocketReading(processes, deadline)
     return [holder if holder.pid is None else replace(holder, **reading.at(holder.pid)) for holder in holders]
@@ -64,7 +68,7 @@ def with_sockets(holders: Sequence[Holder], processes: Processes, deadline: floa
 
 @dataclass
 class _SocketReading:
-    """Reads open sockets and tables, each once."""
+    """Read open sockets and tables. Each is read only once."""
 
     processes: Processes
     deadline: float
@@ -75,7 +79,10 @@ class _SocketReading:
     _results: dict[Origin | int, dict[str, bool | int | None]] = field(default_factory=dict)
 
     def at(self, pid: int) -> dict[str, bool | int | None]:
-        """Return `listens` and `clients` for the unit or container of a process, or for the process alone."""
+        """Return `listens` and `clients` for the service of a process.
+
+        The service is the unit or container, or else the process alone.
+        """
         try:
             self._in_time()
             origin = self._origin(pid)
@@ -95,7 +102,7 @@ class _SocketReading:
         for pid in members:
             inodes = self._sockets_of(pid)
             if inodes is None:
-                # It has ended, and its sockets with it.
+                # The process has ended, and so have its sockets.
                 continue
             alive = True
             own |= inodes
@@ -109,7 +116,10 @@ class _SocketReading:
         return {"listens": bool(ports), "clients": _clients(table, ports, own)}
 
     def _origin(self, pid: int) -> Origin:
-        """Return a process's origin, from its cgroup or podman's monitor."""
+        """Return the unit or container of a process.
+
+        The source is the cgroup or podman's monitor.
+        """
         if pid not in self._origins:
             self._origins[pid] = self.processes.origin(pid)
         return self._origins[pid]
@@ -117,7 +127,7 @@ class _SocketReading:
     def _of(self, origin: Origin) -> list[int]:
         """Return the processes of a unit or container."""
         if not self._members:
-            # A container without cgroups is identified only by its monitor.
+            # If a container has no cgroup, only its monitor identifies it.
             monitored = bool(self.processes.named("conmon"))
             known: dict[str, Origin] = {}
             for pid in self.processes.seen:
@@ -157,7 +167,7 @@ class _SocketReading:
                         try:
                             target = os.readlink(entry.path)
                         except FileNotFoundError:
-                            # It was closed meanwhile.
+                            # The file has been closed.
                             continue
                         if target.startswith(SOCKET):
                             yield int(target[len(SOCKET) : -1])
@@ -176,12 +186,15 @@ class _SocketReading:
             raise _UnknownError from None
 
     def _table(self, namespace: str, pids: Sequence[int]) -> list[_Socket]:
-        """Return listening sockets and connections of a network namespace, through its first live process."""
+        """Return the listening sockets and the connections of a network namespace.
+
+        They are read through the first process in `pids` that is alive.
+        """
         if namespace not in self._tables:
             for pid in pids:
                 self._in_time()
                 texts = [_table_of("%s/net/%s" % (self.processes.folder(pid), name)) for name in ("tcp", "tcp6")]
-                # Check the namespace afterwards, since the pid may have been reused.
+                # Check the namespace after the read, because the PID may have been reused.
                 if texts[0] is not None and self._namespace(pid) == namespace:
                     self._tables[namespace] = [socket for text in texts if text for socket in _sockets(text)]
                     break
@@ -195,16 +208,16 @@ class _SocketReading:
 
 
 def _clients(table: Sequence[_Socket], ports: set[str], own: set[int]) -> int:
-    """Count connections to these ports from outside of the service."""
+    """Count the connections to these ports that come from outside the service."""
     connections = [socket for socket in table if not socket.listens]
-    # The service's connections to its own ports. One end may be IPv6 and the other IPv4.
+    # Connections of the service to its own ports. One end may be IPv6 and the other IPv4.
     inner = {
         (end_of(socket.remote), end_of(socket.local))
         for socket in connections
         if socket.remote_port in ports and socket.inode in own
     }
     return sum(
-        # A connection that waits to be accepted counts, with inode 0.
+        # A connection that is not yet accepted has inode 0. It counts too.
         socket.port in ports and (socket.inode in own or socket.inode == 0) and _ends(socket) not in inner
         for socket in connections
     )
@@ -222,7 +235,10 @@ def _sockets(text: str) -> Iterator[_Socket]:
 
 
 def _table_of(path: str) -> str | None:
-    """Return the text, or None without one (no IPv6). Raises _UnknownError if it is too long."""
+    """Return the text of a table, or None if there is none (no IPv6).
+
+    Raises _UnknownError if the table is too long.
+    """
     text = _read(path, _MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise _UnknownError

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH119, PTH208
-"""List the tasks (threads) of a process, and find those that share a table of open files.
+"""List the tasks (threads) of a process, and find tasks with their own file table.
 
-A thread may have a separate table (unshare(2), CLONE_FILES), and may outlive the main thread. The main thread is then
-in state Z, and /proc/PID shows no open files, memory, namespaces or root directory.
+A thread may have its own table of open files (unshare(2), CLONE_FILES), and it may outlive the main thread. The main
+thread is then in state Z, and /proc/PID shows no open files, memory, namespaces or root directory.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from typing import Any, Callable, Iterable, Iterator, List, Tuple, TypeVar
 
 T = TypeVar("T")
 
-# Numbers of kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
+# System call numbers for kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
 _CALL_NUMBER = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}.get(os.uname().machine)
 _FILE, _FILES = 0, 2
-# Maximum tables to compare with. Beyond that a table is read even if it is shared.
+# Maximum number of tables to compare with. If a process has more tables, a shared table may be read twice.
 _MOST_TABLES = 8
-# Link count of /proc/PID/task with one task: two, and one for each task (fs/proc/base.c, proc_task_getattr).
+# Link count of /proc/PID/task if there is one task: two, plus one for each task (fs/proc/base.c, proc_task_getattr).
 _LINKS_OF_ONE_TASK = 3
 
 
 def can_compare(proc: str = "/proc") -> bool:
-    """Return whether kcmp(2) works, and this /proc is of this process's PID namespace."""
+    """Return whether kcmp(2) works in this PID namespace.
+
+    `proc` must belong to the PID namespace of this process.
+    """
     own = os.getpid()
     return os.path.basename(os.path.realpath(proc + "/self")) == str(own) and _kcmp(own, own, _FILES) == 0
 
 
 def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
-    """Yield (task id, its folder in /proc) once per table of open files, the main thread's first.
+    """Yield (task id, folder in /proc) once for each table of open files.
 
-    Read a table before requesting the next one. Tasks are compared after the read, so that an ending main thread hides no table.
-    Without `compare` (see `can_compare`) every task is yielded.
+    The table of the main thread comes first. Read each table before requesting the next one: tasks are compared after
+    the read, so that a main thread that ends hides no table. If `compare` is false (see `can_compare`), every task is
+    yielded.
     """
     folder = "%s/%d" % (proc, pid)
     yield pid, folder
@@ -51,7 +55,10 @@ def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
 
 
 def other_tasks(proc: str, pid: int) -> List[int]:
-    """Return the task ids of a process without the main thread, or none if it has ended."""
+    """Return the ids of a process's tasks, without the main thread.
+
+    Returns an empty list if the process has ended.
+    """
     folder = "%s/%d/task" % (proc, pid)
     try:
         if os.stat(folder).st_nlink == _LINKS_OF_ONE_TASK:
@@ -62,17 +69,17 @@ def other_tasks(proc: str, pid: int) -> List[int]:
 
 
 def folder_of(proc: str, pid: int, task: int | None) -> str:
-    """Return the folder in /proc of a task, or of the main thread for None.
+    """Return the folder of a task in /proc. None means the main thread.
 
-    /proc/TID is not listed but exists. Unlike /proc/PID/task/TID it has map_files.
+    The folder is /proc/TID. It is not listed but exists. Unlike /proc/PID/task/TID, it has map_files.
     """
     folder = "%s/%d" % (proc, pid)
-    # By way of the process, since `proc` may be a folder with links to some processes.
+    # The path leads through the process, because `proc` may be a folder with links to only some processes.
     return folder if task is None else "%s/../%d" % (folder, task)
 
 
 def live_task(proc: str, pid: int) -> int | None:
-    """Return a running task if the main thread has ended, or None."""
+    """Return a running task if the main thread has ended, otherwise None."""
     if _has_namespaces("%s/%d" % (proc, pid)):
         return None
     tasks = other_tasks(proc, pid)
@@ -80,7 +87,10 @@ def live_task(proc: str, pid: int) -> int | None:
 
 
 def _has_namespaces(folder: str) -> bool:
-    """Return whether a task has not exited. It releases its namespaces after its open files."""
+    """Return whether a task still has its namespaces, so it has not exited.
+
+    A task releases its namespaces after its open files.
+    """
     try:
         os.readlink(folder + "/ns/mnt")
     except FileNotFoundError:
@@ -91,9 +101,10 @@ def _has_namespaces(folder: str) -> bool:
 
 
 def distinct(files: Iterable[T], place: Callable[[T], Tuple[int, int]]) -> List[T]:
-    """Return one file per open file description, which processes share after fork(2) and dup(2).
+    """Return one file for each open file description.
 
-    `place` returns (task id, descriptor). A file that was closed meanwhile counts separately.
+    Processes share open file descriptions after fork(2) and dup(2). `place` returns (task id, descriptor). A file that
+    has been closed counts separately.
     """
 
     def order(one: T, other: T) -> int:
@@ -121,7 +132,7 @@ _syscall = _libc()
 
 
 def _kcmp(task: int, other: int, kind: int, descriptor: int = 0, other_descriptor: int = 0) -> int:
-    """Return 0 if equal, 1 or 2 as their order, or a negative number on errors."""
+    """Return 0 if the two are equal, 1 or 2 for their order, or less than 0 on errors."""
     if _CALL_NUMBER is None:
         return -1
     return int(_syscall(_CALL_NUMBER, task, other, kind, descriptor, other_descriptor))

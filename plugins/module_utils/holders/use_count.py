@@ -1,14 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the use count of the driver's module with the open files that a scan found. Pure.
+"""Compare the driver's use count with the open files of a scan. Pure functions.
 
-/proc/modules counts the users of a module: each dependent module, and each open file of its nodes, however it is kept open. So a
-count above the number of open files means that a file is hidden from the scan.
+/proc/modules counts the users of a module. Users are dependent modules and open files of the module's nodes, however
+the files are kept open. If the count exceeds the number of open files, a file is hidden from the scan.
 
-An open file takes one reference for the module of its operations, and one for the owner of the device if that is set
-(fs/char_dev.c). The driver's sources show where it is set (kernel-open/nvidia: nv.c, nv-caps.c, nv-caps-imex.c,
-nv-dmabuf.c, and until release 535 nv-frontend.c, which takes one more). This was not verified on a running driver.
+An open file holds one reference to the module of its operations. It holds a second one to the owner of the device if
+the owner is set (fs/char_dev.c). The sources of the driver show where the owner is set (kernel-open/nvidia: nv.c,
+nv-caps.c, nv-caps-imex.c, nv-dmabuf.c, and until release 535 nv-frontend.c, which holds one more reference). This was
+not verified on a running driver.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from typing import Dict, Mapping, Tuple
 from ..frozen import frozen
 
 MODULE = "nvidia"
-# Modules of NVIDIA's driver package that take references only as dependent modules, or to themselves.
+# Modules of NVIDIA's driver package. They hold references only as dependent modules or to themselves.
 _DRIVERS_OWN = {MODULE, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
-# RDMA keeps references to buffers of the driver (dma-buf) without an open file.
+# RDMA holds references to buffers of the driver (dma-buf) without an open file.
 _KEEPS_BUFFERS = "ib_core"
 _LINE = re.compile(r"^(\S+) \d+ (\d+|-) (\S+) \S+ \S+(?: \((\S*)\))?$", re.MULTILINE)
 _OUT_OF_TREE = "O"
-# Major numbers are known by name only (/proc/devices), except the driver's first one. Minor 254 is nvidia-modeset's.
+# The driver's first major number is fixed, and minor 254 belongs to nvidia-modeset. All other major numbers are known
+# only by name (/proc/devices).
 _GPU_MAJOR, _MODESET_MINOR = 195, 254
 _FRONTEND = "nvidia-frontend"
 _CAPABILITIES = ("nvidia-caps", "nvidia-caps-imex-channels")
-# Device number of a dma-buf in a list of files.
+# Device number for a dma-buf in a list of files.
 BUFFER = (0, 0)
 
 
 @frozen
 class Found:
-    """Results of a scan.
+    """The results of a scan.
 
-    `least` and `most` limit the references of the open files, since a mapping may be of a file that is open anyway.
-    `least` is None if processes may share files. `complete`: all processes were examined. `uses`: a process has one of
-    the driver's nodes open.
+    `least` and `most` are the limits for the number of references that the open files hold. They can differ, because a
+    mapping may belong to a file that is also open. `least` is None if processes may share files. `complete` is true if
+    all processes were examined. `uses` is true if a process has a node of the driver open.
     """
 
     least: int | None
@@ -50,9 +52,10 @@ class Found:
 
 @frozen
 class Verdict:
-    """Result of a comparison: number of `hidden` references, or `accounted` if every reference is explained.
+    """The result of a comparison.
 
-    Neither is set if the counts cannot be compared.
+    `hidden` is the number of hidden references. `accounted` is true if every reference is explained. If the counts
+    cannot be compared, neither is set.
     """
 
     hidden: int = 0
@@ -60,7 +63,10 @@ class Verdict:
 
 
 def references(number: Tuple[int, int], listed_majors: str) -> int:
-    """Return the references of an open file with this device number. `listed_majors` is the text of /proc/devices."""
+    """Return the number of references that an open file with this number holds.
+
+    `listed_majors` is the text of /proc/devices.
+    """
     if number == BUFFER:
         return 1
     major, minor = number
@@ -73,9 +79,10 @@ def references(number: Tuple[int, int], listed_majors: str) -> int:
 
 
 def compare(before: str, after: str, found: Found) -> Verdict:
-    """Compare the texts of /proc/modules from before and after a scan with its results.
+    """Compare the module's use count with the results of a scan.
 
-    A file that was opened or closed during the scan is in only one of the counts.
+    `before` and `after` are the texts of /proc/modules from before and after the scan. A file that was opened or closed
+    during the scan is in only one of the counts.
     """
     counts = [_unexplained_by_modules(text) for text in (before, after)]
     taken = [count for count in counts if count is not None]
@@ -83,7 +90,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
         return Verdict()
     modules = _modules(after)
     if any(_OUT_OF_TREE in flags and name not in _DRIVERS_OWN for name, (_count, _users, flags) in modules.items()):
-        # It may take references by symbol_get(), which do not show a user.
+        # Such a module may hold references from symbol_get(), which are not listed.
         return Verdict()
     if _KEEPS_BUFFERS in modules and found.uses:
         return Verdict()
@@ -91,7 +98,10 @@ def compare(before: str, after: str, found: Found) -> Verdict:
 
 
 def _unexplained_by_modules(text: str) -> int | None:
-    """Return the references that are not from modules, or None if unknown."""
+    """Return the number of references that are not held by modules.
+
+    Returns None if it is unknown.
+    """
     line = _modules(text).get(MODULE)
     if line is None or not line[0].isdigit():
         return None
@@ -100,7 +110,7 @@ def _unexplained_by_modules(text: str) -> int | None:
 
 
 def _modules(text: str) -> Mapping[str, Tuple[str, str, str]]:
-    """Return (use count, users, flags) by module (proc_modules(5))."""
+    """Return (use count, users, flags) for each module (proc_modules(5))."""
     modules: Dict[str, Tuple[str, str, str]] = {}
     for name, count, users, flags in _LINE.findall(text):
         modules[name] = (count, users, flags)

@@ -3,10 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH116, PTH120
-"""Identify watchers: processes that keep GPUs open for NVML or the driver and never create a context.
+"""Identify watchers: processes that keep GPUs open but never create a context.
 
-They do not block changes of instances, but do block a reset and a change of MIG mode (nvml.h, nvmlDeviceSetMigMode). They are
-identified by the file that they execute and by who may change it, not by name.
+Watchers use NVML or the driver. They do not block changes of instances. They block a reset and a change of the MIG mode
+(nvml.h, nvmlDeviceSetMigMode). A watcher is identified by the file that it executes and by the users who can change
+this file, not by its name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..accounts import account_of
 from ..file_worker import NoAnswerError, ask, task
 from .processes import Processes, executable_of
 
-#: Programs that also run in containers, and all programs.
+#: Watchers that also run in containers, and all watchers.
 _IN_CONTAINERS = (
     "nvidia-persistenced",
     "nv-hostengine",
@@ -28,23 +29,27 @@ _IN_CONTAINERS = (
     "gpu-feature-discovery",
 )
 WATCHERS = (*_IN_CONTAINERS, "nvidia-smi", "nvtop")
-#: Directories of these programs.
+#: Directories with these programs.
 DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-#: System units of watchers with a separate user: the role dcgm_exporter's (Python), and the driver's, whose program a package may
-#: have replaced. Only root's systemd starts processes there.
+#: System units of watchers that run as their own user. The first belongs to the role dcgm_exporter and runs Python. The
+#: second belongs to the driver, and a package may have replaced its program. Only root's systemd starts processes in
+#: these units.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
-#: A container id from a cgroup. containers.py queries Docker for the name.
+#: A container id from a cgroup. containers.py queries Docker for the container's name.
 UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def is_watcher(processes: Processes, pid: int) -> bool:
-    """Return whether a process only watches GPUs. The caller checks for an open capability of an instance."""
+    """Return whether a process only watches GPUs.
+
+    The caller must check whether the process has a capability of an instance open.
+    """
     origin = processes.origin(pid)
     if origin.unit_or_container in WATCHER_UNITS:
         return True
     if origin.container_id or origin.pod or processes.in_container(pid):
-        # Root in a container can name files freely. A pod is covered by the kubelet's records. Docker's name of a container is
-        # checked later, in with_names.
+        # Root in a container can give files any name. A pod is accepted because the records of the kubelet cover it.
+        # The name that Docker has for a container is checked later, in `with_names`.
         container = origin.unit_or_container
         believed = bool(origin.pod) or is_named_so(container) or bool(UNNAMED.fullmatch(container or ""))
         return believed and any(processes.is_roots(pid, program) for program in _IN_CONTAINERS)
@@ -52,15 +57,19 @@ def is_watcher(processes: Processes, pid: int) -> bool:
 
 
 def is_named_so(container: str | None) -> bool:
-    """Return whether a container of root's engine has a watcher's name, which only root can choose."""
+    """Return whether a container of root's engine has the name of a watcher.
+
+    Only root can choose this name.
+    """
     _engine, separator, name = (container or "").rpartition("container ")
     return bool(separator) and "@" not in (container or "") and any(program in name for program in _IN_CONTAINERS)
 
 
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
-    """Return whether it executes the host's own watcher, which only root can change. Any user may run nvidia-smi.
+    """Return whether a process executes a watcher that belongs to the host.
 
-    The path in /proc only gives the name, since a process can choose it by a mount or its root directory.
+    Only root can change the file. Any user may run nvidia-smi. The path in /proc is used only for the name of the
+    program, because a process can choose the path with a mount or another root directory.
     """
     process = "%s/%d" % (processes.proc, pid)
     name = executable_of(pid, processes.proc)
@@ -70,20 +79,27 @@ def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
     try:
         device, inode = ask(account_of(process), _identity, process + "/exe")
     except (OSError, NoAnswerError):
-        # It has ended, or its file is on a file system that does not answer, and so is not the host's.
+        # The process has ended, or its file is on a file system that does not answer. Such a file does not belong to
+        # the host.
         return False
     return (device, inode) in hosts
 
 
 @task
 def _identity(path: str) -> list[int]:
-    """Run in a child process, since the executed file may be on a user's own file system."""
+    """Identify the executed file in a child process.
+
+    The file may be on a user's own file system.
+    """
     status = os.stat(path)
     return [status.st_dev, status.st_ino]
 
 
 def _file_of(directory: str, name: str) -> tuple[int, int] | None:
-    """Return device and inode of the host's program, or None if it is missing or others than root may change it."""
+    """Return the (device, inode) of a program on the host.
+
+    Returns None if the program is missing or if a user other than root may change it.
+    """
     path = os.path.realpath("%s/%s" % (directory, name))
     try:
         status = os.stat(path)
@@ -101,6 +117,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _only_root_changes(path: str) -> bool:
-    # The path is resolved, so it has no links, whose mode would allow every user.
+    # The path is resolved and contains no links. The mode of a link would permit every user.
     status = os.lstat(path)
     return status.st_uid == 0 and not status.st_mode & (0o002 if status.st_gid == 0 else 0o022)

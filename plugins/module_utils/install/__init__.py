@@ -1,4 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install programs and units on a host. The command gpu-layout contains only its own installer."""
+"""Install programs and units on a host.
+
+The command gpu-layout contains only its own installer.
+"""

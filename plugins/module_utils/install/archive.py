@@ -3,16 +3,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the command gpu-layout as one file: a zip archive that Python runs.
 
-Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. So the archive contains the
-installing interpreter's bytecode. Other interpreters use the source next to it.
+Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. The archive therefore
+contains the bytecode of the installing interpreter. Other interpreters use the source, which is in the archive too.
 
-Bytecode of the same source may differ, so archives are not compared byte by byte. An archive ends with a comment instead: a
-digest of its inputs and a digest of all preceding bytes. If either differs, the command is replaced.
+The bytecode of equal sources may differ, so archives are not compared byte by byte. Instead, an archive ends with a
+comment that has two digests: one of its inputs and one of all bytes before the comment. If one of them differs, the
+command is replaced.
 
-Modules also run the archive's code (installed.py) and carry this file, so imports for building are local.
+Modules also run the code in the archive (installed.py) and are sent with this file. Imports for building are therefore
+local.
 
-In a checkout, `python3 plugins/module_utils/install/archive.py FILE` builds the command with pynvml, one file for hosts without
-Ansible. So this file imports only the standard library.
+In a checkout, `python3 plugins/module_utils/install/archive.py FILE` builds the command together with pynvml as one
+file, for hosts without Ansible. This file must therefore import only the standard library.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
-# Mode of the command.
+# Permission bits of the command.
 MODE = 0o755
-# Length of a SHA-256 in hexadecimal.
+# Length of a SHA-256 in hexadecimal digits.
 DIGEST_LENGTH = 64
 
 PACKAGE = "openfleet_gpu"
-# A short run spends a sixth of its time on garbage collection, on a second read of each module, and on the destruction of its
-# objects. MAIN avoids all three.
+# A short run spends a sixth of its time on garbage collection, on reading each module a second time, and on destroying
+# its objects. MAIN avoids all three.
 MAIN = (
     """\
 import gc
@@ -61,18 +63,18 @@ os._exit(status)
 """
     % PACKAGE
 )
-# Files of the command below module_utils, including the modules `layout` and `layout_boot`.
+# Patterns for the files of the command below module_utils. They include the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
     *("%s/*.py" % name for name in ("change", "cli", "export", "holders", "keep", "layout", "metrics", "nvml")),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
-# Matching files that the command does not need.
+# Files that match the patterns but are not needed by the command.
 LEFT_OUT = ("service_module.py",)
 
 
 def read_sources() -> dict[str, str]:
-    """Return the sources of the command: texts by path below module_utils."""
+    """Return the sources of the command. Keys are paths below module_utils."""
     utils = Path(__file__).resolve().parents[1]
     files = [file for pattern in PATTERNS for file in utils.glob(pattern) if file.name not in LEFT_OUT]
     return {str(file.relative_to(utils)): file.read_text(encoding="utf-8") for file in files}
@@ -85,18 +87,27 @@ def sources_digest(sources: Mapping[str, str]) -> str:
 
 
 def origin(digest: str) -> bytes:
-    """Return the digest of the command's inputs: the sources' digest and this interpreter."""
+    """Return a text that identifies the inputs of the command.
+
+    The inputs are the digest of the sources and this interpreter.
+    """
     parts = [sys.version, shebang(sys.executable), digest]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 
 def shebang(interpreter: str) -> str:
-    """Return the interpreter line. Isolated (-I), so that root imports nothing from the caller's environment or folders."""
+    """Return the interpreter line of the command.
+
+    The option -I isolates the interpreter, so that root imports nothing from the caller's environment or folders.
+    """
     return "%s -I" % interpreter
 
 
 def difference(command: Path, made_from: bytes) -> str | None:
-    """Return why the command must be written: "" if it is missing, None if it is current."""
+    """Return why the command must be written.
+
+    Returns "" if the command is missing, and None if it is current.
+    """
     try:
         return problem(command.lstat(), command, made_from)
     except FileNotFoundError:
@@ -118,7 +129,10 @@ def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | No
 
 
 def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:
-    """Return the command from `sources` (texts by path below the package), with bytecode of each Python file."""
+    """Return the command as bytes.
+
+    `sources` are texts by path below the package. The archive also has the bytecode of each Python file.
+    """
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
     import io
@@ -127,7 +141,7 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
-        # The comment is the end of the archive.
+        # The comment is at the end of the archive.
         bundled.comment = made_from + b"." * DIGEST_LENGTH
         for path, text in sorted(members.items()):
             _add(bundled, os.path.normpath(path), text.encode())
@@ -162,7 +176,7 @@ def _bytecode(path: str, text: str) -> bytes:
 
 
 def build(file: Path) -> None:
-    """Write the command as one file that includes pynvml."""
+    """Write the command, together with pynvml, as one file."""
     import pynvml
 
     binding = Path(pynvml.__file__).read_text(encoding="utf-8")

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Common parts of installers: atomically written files below a root, check mode and one lock."""
+"""Share code between installers.
+
+It writes files atomically below a root, supports check mode, and holds one lock.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,15 @@ from .. import durable, systemd_reload
 from ..command import Run, run_to_end
 from ..errors import FleetError
 
-# Held while files are written and units started, so that two runs do not stop each other's sockets. It is removed at the end. A
-# killed run leaves it in /run until the next boot.
+# The lock is held while files are written and units are started, so that two runs do not stop each other's sockets. It
+# is removed at the end. If a run is killed, the file stays in /run until the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
-# Folders of unit files, of drop-ins and of quadlets.
+# Folders for unit files, drop-ins and quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
 
-# The message of a unit if another run has the host's lock, and the number of last lines in which it appears.
+# The log message of a unit if another run holds the lock of the host, and the number of last log lines in which it is
+# searched.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 # Differences are shown only for files that every user may read.
@@ -33,25 +37,29 @@ _ALL_READ = 0o004
 
 
 class InstallError(FleetError):
-    """An installation failed. `where` is the variable of the role or the file."""
+    """An installation failed. `where` is the variable of the role, or the file."""
 
 
 class Installation:
-    """The files below `root`. With `check`, changes are only reported. Methods raise FleetError or OSError."""
+    """The files below `root`. Methods raise FleetError or OSError.
+
+    If `check` is true, changes are only reported.
+    """
 
     def __init__(self, root: Path, check: bool, call: Run = run_to_end) -> None:
         self.root, self.check, self.call = root, check, call
-        #: Steps taken, and Ansible's differences of text files.
+        #: The steps taken, and the differences of text files for Ansible.
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
-        # Whether a unit file changed, and whether systemd reloads because of it, in check mode too.
+        # Whether a unit file changed, and whether systemd must reload for this reason. Both are also set in check mode.
         self._units_changed = self.reloads = False
 
     def mark(self, relative: str) -> bool:
-        """Write this file before the first change, until `finish`. Return whether an interrupted run left it.
+        """Write this marker file before the first change. `finish` removes it.
 
-        Such a run may have written all files without starting its units.
+        Returns whether an interrupted run left the marker. Such a run may have written all files without starting its
+        units.
         """
         self._mark = self.path(relative)
         interrupted = self._mark.exists()
@@ -59,12 +67,15 @@ class Installation:
         return interrupted
 
     def finish(self) -> None:
-        """Remove the mark."""
+        """Remove the marker file."""
         if self._mark is not None and not self.check:
             self._mark.unlink(missing_ok=True)
 
     def doing(self, step: str) -> bool:
-        """Report the next step and write the mark. Return whether to take it, which is false in check mode."""
+        """Report the next step and write the marker file.
+
+        Returns whether the step must be taken. This is false in check mode.
+        """
         self.done.append(step)
         if not self.check and self._mark is not None and not self._mark.exists():
             durable.make_folder(self._mark.parent)
@@ -73,7 +84,7 @@ class Installation:
 
     @property
     def is_host(self) -> bool:
-        """Return whether the root is the host's, with its systemd and accounts."""
+        """Return whether the root is that of the host, with its systemd and accounts."""
         return self.root == Path("/")
 
     def path(self, relative: str) -> Path:
@@ -81,7 +92,7 @@ class Installation:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Run the body while no other installation runs on this host."""
+        """Run the block while no other installation runs on this host."""
         if self.check:
             yield
             return
@@ -95,15 +106,15 @@ class Installation:
             lock.unlink(missing_ok=True)
             os.close(descriptor)
             for folder in created:
-                with suppress(OSError):  # not empty: it contains the installation
+                with suppress(OSError):  # keep the folder, which has the installation
                     folder.rmdir()
 
     def write(
         self, relative: str, content: bytes, mode: int = 0o644, accept: Callable[[Path], None] | None = None
     ) -> bool:
-        """Write the file. Return False if it was unchanged. A link is replaced.
+        """Write a file. Return False if it was unchanged. Replace a link.
 
-        `accept` checks the new file before it replaces the old one, and raises if it is invalid.
+        `accept` checks the new file before it replaces the old one. It raises an exception if the file is invalid.
         """
         path = self.path(relative)
         before = path.read_bytes() if path.is_file() and not path.is_symlink() else None
@@ -119,7 +130,7 @@ class Installation:
     ) -> None:
         """Replace the file atomically."""
         if self.doing("write %s%s" % (path, ": " + reason if reason else "")):
-            # Readable by all users, regardless of the umask.
+            # Make the folder readable for all users, whatever the umask is.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
         self._note_unit(path)
@@ -128,7 +139,10 @@ class Installation:
         self._units_changed |= str(path.relative_to(self.root)).startswith(_UNIT_FOLDERS)
 
     def make(self, folder: Path) -> list[str]:
-        """Create the directory, readable by all users. Return the created directories, outermost first."""
+        """Create the folder with access for all users.
+
+        Returns the folders that were created, outermost first.
+        """
         missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
         for path in missing:
             self.done.append("make %s" % path)
@@ -138,7 +152,7 @@ class Installation:
         return [str(path) for path in missing]
 
     def remove(self, relative: str) -> bool:
-        """Remove the file or link. Return False if it does not exist."""
+        """Remove a file or link. Return False if it does not exist."""
         path = self.path(relative)
         if not path.is_file() and not path.is_symlink():
             return False
@@ -150,7 +164,7 @@ class Installation:
         return True
 
     def prune(self, folder: Path, report: bool = True) -> None:
-        """Remove the directory if it is empty."""
+        """Remove the folder if it is empty."""
         if folder.is_dir() and not any(folder.iterdir()):
             if report:
                 self.done.append("remove %s" % folder)
@@ -158,9 +172,10 @@ class Installation:
                 folder.rmdir()
 
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
-        """Call systemctl if the root is this host's. Raises InstallError with the end of the log of the unit `log_of`.
+        """Run systemctl if the root is that of this host.
 
-        `enable` and `disable` run with --no-reload, because only `reload` may reload systemd.
+        Raises InstallError with the end of the log of the unit `log_of`. `enable` and `disable` are run with
+        --no-reload, because only `reload` may reload systemd.
         """
         if not self.is_host or self.check:
             return
@@ -169,21 +184,27 @@ class Installation:
         self.run("systemctl", *arguments, log_of=log_of)
 
     def reload(self, run: bool = True, changed: bool = False) -> None:
-        """Reload systemd if a unit file changed, or if `changed`.
+        """Reload systemd if a unit file changed, or if `changed` is true.
 
-        With `run` false, a later command reloads it. `sources.bring_about` calls `systemd_reload.guard` before, because a
-        reload can detach GPUs from containers.
+        If `run` is false, a later command reloads systemd. A reload can detach GPUs from containers.
+        `sources.bring_about` therefore calls `systemd_reload.guard` first.
         """
         self.reloads |= changed or self._units_changed
         if self.reloads and run and not self.check:
             self.run(*systemd_reload.RELOAD)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Run a command that changes the host, except in check mode. Return its output. Raises InstallError as `systemctl`."""
+        """Run a command that changes the host, and return its output.
+
+        In check mode, the command does not run. Raises InstallError like `systemctl`.
+        """
         return "" if self.check else self.ask(*command, log_of=log_of, **options)
 
     def ask(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Return a command's output, also in check mode. Raises InstallError as `systemctl`."""
+        """Return the output of a command that changes nothing. It also runs in check mode.
+
+        Raises InstallError like `systemctl`.
+        """
         done = self.call(list(command), **options)
         output = done.stdout + done.stderr
         if done.returncode:
@@ -196,7 +217,7 @@ class Installation:
         return output
 
     def result(self) -> dict[str, Any]:
-        """Return the part of the module's result."""
+        """Return this installation's part of the module result."""
         return {"changed": bool(self.done), "done": self.done, "diff": self.differences}
 
     def _differ(self, path: Path, before: bytes, after: bytes) -> None:
@@ -210,7 +231,10 @@ class Installation:
 
 
 def _raise_other_run(journal: str) -> None:
-    """Raise InstallError if the end of a unit's log shows that another run holds the lock (`transaction.locked`)."""
+    """Raise InstallError if another run holds the lock (`transaction.locked`).
+
+    This is shown by the end of a unit's log.
+    """
     for line in journal.splitlines()[-_LAST_LINES:]:
         match = _OTHER_RUN.search(line)
         if match:
@@ -218,13 +242,16 @@ def _raise_other_run(journal: str) -> None:
 
 
 def _wait_for(lock: Path) -> int:
-    """Return a locked descriptor of the file. Raises InstallError if another run holds it for LOCK_SECONDS."""
+    """Return a descriptor of the locked file.
+
+    Raises InstallError if another run holds the lock for LOCK_SECONDS.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
         descriptor = os.open(str(lock), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file: a lock on it has no effect.
+            # The previous holder may have removed the file. A lock on a removed file has no effect.
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except (BlockingIOError, FileNotFoundError):

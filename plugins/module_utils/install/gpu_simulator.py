@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install or remove simulated GPUs: the NVML library, the tool gpusim, model files and the host's GPUs.
+"""Install or remove simulated GPUs.
 
-The sources are texts by name: `src/NAME` of the library, `gpusim/NAME` of the tool, `models/NAME`.
+This includes the NVML library, the tool gpusim, the model files and the GPUs of the host. The sources are texts by
+name: `src/NAME` for the library, `gpusim/NAME` for the tool, and `models/NAME`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from .trees import link, remove_tree
 LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
 
-# Both exist if a real driver is loaded and this host may use it. A container sees the first one of its machine's driver, and the
-# real library creates the second one without a driver.
+# If both exist, a real driver is loaded and this host may use it. One alone proves nothing: a container sees the first
+# if its machine has a driver, and the real library creates the second without a driver.
 DRIVER_VERSION, CONTROL_NODE = "proc/driver/nvidia/version", "dev/nvidiactl"
-# Marks a driver version written by gpusim (kernel_files.py).
+# Marks a driver version that gpusim wrote (kernel_files.py).
 SIMULATED = "simulated"
 
-# Files of an installation, below the root.
+# Files of an installation, relative to the root.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
 LIBRARY = LIBRARY_DIRECTORY + "/" + LIBRARY_NAME
-# Digest of the library's sources.
+# Digest of the sources of the library.
 STAMP = LIBRARY_DIRECTORY + "/source.sha256"
 MANIFEST = LIBRARY_DIRECTORY + "/manifest.json"
 TOOL = "usr/local/bin/gpusim"
@@ -48,7 +49,7 @@ STATE_DIRECTORY = "var/lib/gpusim"
 KERNEL_FILES_SERVICE_NAME = "gpusim-kernel-files.service"
 KERNEL_FILES_UNIT = "etc/systemd/system/" + KERNEL_FILES_SERVICE_NAME
 KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/" + KERNEL_FILES_SERVICE_NAME
-# Exists while systemd runs: sd_booted(3).
+# This folder exists while systemd runs: sd_booted(3).
 SYSTEMD_RUNS = Path("/run/systemd/system")
 
 KERNEL_FILES_SERVICE = """[Unit]
@@ -67,7 +68,10 @@ WantedBy=multi-user.target
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
-    """Install according to the module's parameters. If build programs are missing, return them and change nothing."""
+    """Apply the parameters of the module.
+
+    If build programs are missing, nothing is changed, and the result names the programs.
+    """
     if not wanted["hide_real_gpus"] and _has_real_driver(target):
         raise InstallError(
             "this host",
@@ -90,7 +94,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _install_kernel_files(target)
     else:
         _remove_kernel_files(target)
-    # Last, so that the file never contains GPUs that the tool refused.
+    # Written last, so that the file never has GPUs that the tool refused.
     target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
     return {"missing": missing}
 
@@ -123,7 +127,10 @@ def _part(given: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _install_library(target: Installation, source: Mapping[str, str]) -> None:
-    """Build the library with the host's compiler and C library, and configure the loader, unless current."""
+    """Build the library and configure the loader, unless they are current.
+
+    The compiler and the C library are those of the host.
+    """
     parts = [*platform.libc_ver(), platform.machine(), *(part for item in sorted(source.items()) for part in item)]
     stamp = hashlib.sha256("\0".join(parts).encode()).hexdigest() + "\n"
     loader_line = "/%s\n" % LIBRARY_DIRECTORY
@@ -134,7 +141,7 @@ def _install_library(target: Installation, source: Mapping[str, str]) -> None:
         target.done.append("install %s" % target.path(LIBRARY))
         return
     content = target.path(LIBRARY).read_bytes() if built else _compiled(target, source)
-    # Remove the stamp first and write it last, so that an interrupted installation is repeated.
+    # The stamp is removed first and written last, so that an interrupted installation is repeated.
     target.path(STAMP).unlink(missing_ok=True)
     target.write(LIBRARY, content, 0o755)
     link(target, LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
@@ -163,7 +170,10 @@ def _refresh_loader(target: Installation) -> None:
 
 
 def _archive(tool: Mapping[str, str]) -> bytes:
-    """Return the tool as one executable file. Equal input gives equal bytes, so it is written only on a change."""
+    """Return the tool as one executable file.
+
+    Equal sources give equal bytes, so the file is written only if it changes.
+    """
     members = {"gpusim/%s" % name: text for name, text in tool.items()}
     members["__main__.py"] = members.pop("gpusim/__main__.py")
     content = io.BytesIO(b"#!/usr/bin/env python3\n")
@@ -175,7 +185,10 @@ def _archive(tool: Mapping[str, str]) -> bytes:
 
 
 def _lay_out(target: Installation, configuration: str) -> None:
-    """Create the GPUs with the tool. It can predict changes only if it is installed."""
+    """Create the GPUs with the tool.
+
+    The tool must be installed to predict changes.
+    """
     if target.check and target.done:
         target.done.append("lay out the GPUs if they are not as configured")
         return
@@ -194,19 +207,25 @@ def _lay_out(target: Installation, configuration: str) -> None:
 
 
 def _install_kernel_files(target: Installation) -> None:
-    """Write the files now, at each boot and at each instance change. Another root gets only the unit."""
+    """Write the files now, at each boot, and each time instances change.
+
+    If the root is not that of the host, only the unit is installed.
+    """
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     link(target, KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
-        # Directly first, so that errors appear here and not in the journal.
+        # Run the tool directly first, so that errors appear here and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
         target.reload(SYSTEMD_RUNS.exists())
-        # A running service uses the previous tool.
+        # A service that is running still uses the previous tool.
         _systemctl(target, "restart", KERNEL_FILES_SERVICE_NAME)
 
 
 def _remove_kernel_files(target: Installation) -> None:
-    """Remove the unit, and the files from /proc, /sys and /dev while the tool is installed."""
+    """Remove the unit, and the simulated files in /proc, /sys and /dev.
+
+    The files are removed while the tool is still installed.
+    """
     target.remove(KERNEL_FILES_AT_BOOT)
     if not target.path(KERNEL_FILES_UNIT).exists():
         return
@@ -223,9 +242,9 @@ def _systemctl(target: Installation, *arguments: str) -> None:
 
 
 def uninstall(target: Installation) -> None:
-    """Remove everything. Running clients keep their mapped library."""
+    """Remove everything. Running clients keep the library that they have mapped."""
     _remove_kernel_files(target)
-    # Refresh the loader before removing the directory, so that an interrupted removal repeats the refresh.
+    # Refresh the loader before removing the folder, so that an interrupted removal repeats the refresh.
     if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         _refresh_loader(target)
     for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module with the code of the command gpu-layout, if the host has the controller's version.
+"""Run a module with the code in the command gpu-layout.
 
-The code of `layout` has about seventy files, which each run would send and compile. The command has them as bytecode.
+This requires that the host has the same version as the controller. The code of `layout` has about seventy files.
+Without the command, each run would send and compile them. The command has their bytecode.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from .archive import PACKAGE, origin, problem
 
-# Modules use it to find another Python if theirs lacks pynvml. It is not sent, because another Python needs other code.
+# Modules use this code to find another Python if theirs has no pynvml. It is not sent, because another Python needs
+# other code.
 _RESPAWN = "ansible.module_utils.common.respawn"
-# By module: its file in the command, with a function `bring_about`, and the function that returns its options.
+# By module: the file in the command that has its function `bring_about`, and the function that returns its options.
 CODE = {"layout": ("change.layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
 
 
 class OtherCodeError(Exception):
-    """The command is missing or has other code than requested."""
+    """The command is missing, or its code is not the requested code."""
 
 
 def argspec() -> dict[str, Any]:
@@ -39,9 +41,10 @@ def argspec() -> dict[str, Any]:
 
 
 def open_code(command: Path, made_from: bytes) -> str:
-    """Open the command and return a path for importing its code. Raises OtherCodeError if it has other code.
+    """Open the command, and return a path from which its code can be imported.
 
-    The path refers to the open file, so a later replacement of the command is not read.
+    The path refers to the open file. If the command is replaced later, the new file is not read. Raises OtherCodeError
+    if the code is not the requested code.
     """
     try:
         file = os.open(str(command), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -57,9 +60,12 @@ def open_code(command: Path, made_from: bytes) -> str:
 
 
 def run_installed(module: Any) -> None:
-    """Exit with the result of the named module, or with the reason why its code must be sent (`code_needed`)."""
+    """Exit with the result of the named module.
+
+    If its code must be sent, exit with the reason (`code_needed`).
+    """
     try:
-        # It contains only the package.
+        # The archive contains only the package.
         sys.path.insert(0, open_code(Path(module.params["command"]), origin(module.params["digest"])))
     except OtherCodeError as error:
         reason = str(error)
@@ -71,10 +77,10 @@ def run_installed(module: Any) -> None:
 
 
 def _run(module: Any, code: Any, options: dict[str, Any]) -> str:
-    """Exit with the result of this code, or return why its code must be sent."""
+    """Exit with the result of this code, or return why the code must be sent."""
     checked = ArgumentSpecValidator(options).validate(module.params["arguments"])
     if checked.error_messages:
-        # The module itself reports the error.
+        # The module itself reports this error.
         return "wrong arguments"
     runner = importlib.import_module(PACKAGE + ".runner")
     try:

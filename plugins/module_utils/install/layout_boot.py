@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install or remove the command gpu-layout, the host's layout, and the units that restore and watch it.
+"""Install or remove the command gpu-layout, the host's layout, and their units.
 
-A layout on trial (module_utils/change/trial.py) is written but not applied, and the previous one is kept.
+The units apply the layout at boot and watch it. If a layout is on trial (module_utils/change/trial.py), it is written
+but not applied, and the previous layout is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
 from .sources import Sources
 
-# Files of an installation, below the root.
+# Files of an installation, relative to the root.
 COMMAND = "usr/local/bin/gpu-layout"
 LAYOUT = "etc/openfleet-gpu/layout.json"
 UNIT = "gpu-layout.service"
@@ -31,34 +32,35 @@ UNIT_FILE = "etc/systemd/system/" + UNIT
 # Files that a layout on trial replaces.
 KEPT = (LAYOUT, UNIT_FILE)
 
-# Writes metrics of the layout, at the timer's interval.
+# The service writes metrics of the layout. The timer sets the interval.
 METRICS, METRICS_TIMER = "gpu-layout-metrics.service", "gpu-layout-metrics.timer"
 METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS_TIMER))
-# Records the directory of the metrics file and the directories created for it.
+# Records the directory of the metrics file, and the directories that were created for it.
 METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
 TEXTFILE = "openfleet_gpu_layout.prom"
-# State of the unit between runs, in its RuntimeDirectory.
+# RuntimeDirectory of the unit, with its state between runs.
 METRICS_RUNTIME = "run/openfleet-gpu-metrics"
 METRICS_KEPT = ("lock", "mps-servers.json")
 _NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
 
-# The keep socket, by which owners keep idle services, and its service's settings.
+# The service and socket with which owners keep their idle services, and the settings of the service.
 KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
 KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
 KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
 
-# The agent that serves turnstiles to the layout's tenants.
+# The agent that provides turnstiles to the tenants of the layout.
 AGENT = "openfleet-vgpu-agent.service"
 AGENT_FILE = "etc/systemd/system/" + AGENT
 
-# Exists from the first change until the units are started.
+# This file exists from the first change until the units are started.
 UNFINISHED = "etc/openfleet-gpu/installing"
 
-# Sudo rule for accounts that may list GPU holders. sudo ignores file names with a dot, such as those of unfinished files.
+# Sudo rule for accounts that may list the holders of GPUs. sudo ignores files with a dot in their name, such as
+# unfinished files.
 SUDOERS = "etc/sudoers.d/openfleet-gpu-holders"
 READERS = "etc/openfleet-gpu/readers.json"
 ASK = "/%s holders --json" % COMMAND
-# No capital letters, which are aliases in sudoers, such as ALL.
+# Capital letters are not permitted, because they form aliases in sudoers, such as ALL.
 ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 RULE = """\
 # Written by the role openfleet.gpu.gpu_layout. Set gpu_layout_readers: [] to remove it.
@@ -102,7 +104,7 @@ def _part(**options: Any) -> dict[str, Any]:
 
 
 def bring_about(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Apply the state of the parameters, and return the module's result."""
+    """Apply the requested state, and return the result of the module."""
     return on_demand.bring_about(params, check_mode, _body)
 
 
@@ -116,7 +118,10 @@ def _body(params: Mapping[str, Any], target: Installation, given: Sources) -> No
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> None:
-    """Install according to the module's parameters. Raises SourcesNeededError before any change."""
+    """Apply the parameters of the module.
+
+    Raises SourcesNeededError before any change.
+    """
     metrics, keep, readers = wanted["metrics"], wanted["keep"], wanted["readers"]
     _refuse(target, metrics["directory"], keep, readers["accounts"])
     made_from = origin(sources.digest)
@@ -144,9 +149,9 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _start(target, not wanted["on_trial"], watched, kept)
         if served:
             target.systemctl("enable", "--quiet", AGENT)
-            # Running tenants have the turnstiles mapped, and systemd preserves them.
+            # Running tenants have the turnstiles mapped. systemd keeps the memory during a restart.
             target.systemctl("restart", AGENT, log_of=AGENT)
-    # Last, because no unit uses it.
+    # Installed last, because no unit uses them.
     _install_readers(target, readers)
     target.finish()
 
@@ -155,7 +160,7 @@ def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None
     target.reload(target.is_host)
     target.systemctl("enable", "--quiet", UNIT)
     if tried:
-        # The layout is already applied, so this changes no GPU. It proves that the next boot can restore it.
+        # The layout is already applied, so this changes no GPU. It proves that the next boot can apply the layout.
         target.systemctl("restart", UNIT, log_of=UNIT)
     if watched:
         target.systemctl("enable", "--quiet", METRICS_TIMER)
@@ -165,13 +170,14 @@ def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None
             target.systemctl("start", METRICS, log_of=METRICS)
     if kept:
         target.systemctl("enable", "--quiet", KEEP_SOCKET)
-        # Both at once: a user who connects in between would restart the service, and a socket whose service runs cannot start.
+        # Stop both at once. Otherwise a user who connects in between would restart the service, and a socket cannot
+        # start while its service runs.
         target.systemctl("stop", KEEP, KEEP_SOCKET, log_of=KEEP)
         target.systemctl("start", KEEP_SOCKET, log_of=KEEP)
 
 
 def restore_former(target: Installation) -> None:
-    """Undo a layout on trial, and the unit that restores it."""
+    """Restore the previous layout and unit after a trial."""
     for relative in KEPT:
         former = target.path(relative + FORMER)
         if not former.exists():
@@ -186,7 +192,7 @@ def restore_former(target: Installation) -> None:
 
 
 def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
-    """Remove everything, and the directory of records if the parameters name one."""
+    """Remove everything. If the parameters name a directory of records, remove it too."""
     for where, requested, disable in (
         ("gpu_layout_readers", wanted["readers"]["accounts"], "gpu_layout_readers: []"),
         ("gpu_layout_metrics_dir", wanted["metrics"]["directory"], 'gpu_layout_metrics_dir: ""'),
@@ -217,7 +223,7 @@ def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accou
         raise InstallError(
             "gpu_layout_readers", "%s is no name of an account (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
         )
-    # In a dry run, an earlier task may be about to install sudo or create the account.
+    # In check mode, an earlier task may plan to install sudo or create the account.
     if accounts and not target.check:
         _refuse_readers(target, accounts)
     longest = str(keep["settings"].get("max"))
@@ -234,7 +240,7 @@ def _refuse_readers(target: Installation, accounts: list[str]) -> None:
         raise InstallError(
             "gpu_layout_readers", "sudo is not installed on this host", "Install it, or set gpu_layout_readers: []."
         )
-    # Another root has other accounts.
+    # If the root is not that of the host, it has other accounts.
     missing = [name for name in accounts if not _exists(name)] if target.is_host else []
     if missing:
         raise InstallError(
@@ -257,18 +263,21 @@ def _visudo() -> str | None:
 
 
 def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
-    """Install or remove the sudo rule and the command's settings for it."""
+    """Install or remove the sudo rule and the command's settings for this rule."""
     if not readers["accounts"]:
         _uninstall_readers(target)
         return
     target.write(READERS, _json(readers), 0o600)
-    # The settings first: they limit concurrent runs of the command.
+    # The settings are written first, because they limit how many of these commands run at once.
     rule = RULE.format(ask=ASK, accounts=", ".join(sorted(set(readers["accounts"]))))
     target.write(SUDOERS, rule.encode(), 0o440, _accept)
 
 
 def _accept(new: Path) -> None:
-    """Check a new sudoers file with visudo. An invalid one would disable sudo for all users."""
+    """Check a new sudoers file with visudo.
+
+    An invalid file would disable sudo for all users.
+    """
     done = run_to_end([_visudo() or "visudo", "-cf", str(new)])
     if done.returncode:
         raise InstallError("gpu_layout_readers", "visudo refuses the rule:\n%s" % (done.stdout + done.stderr).rstrip())
@@ -280,7 +289,10 @@ def _uninstall_readers(target: Installation) -> None:
 
 
 def _install_metrics(target: Installation, metrics: Mapping[str, Any]) -> bool:
-    """Install or remove the metrics unit and its timer. Return whether they are installed."""
+    """Install or remove the metrics unit and its timer.
+
+    Returns whether they are installed.
+    """
     directory, before = metrics["directory"], _recorded(target)
     if before["directory"] != directory:
         _uninstall_metrics(target, before)
@@ -304,7 +316,10 @@ def _recorded(target: Installation) -> Mapping[str, Any]:
 
 
 def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
-    """Remove the metrics units and their file, which Prometheus would keep reading."""
+    """Remove the metrics units and the metrics file.
+
+    Prometheus would keep reading an old file.
+    """
     if target.path(METRICS_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", METRICS_TIMER, log_of=METRICS)
         target.systemctl("stop", METRICS, log_of=METRICS)
@@ -321,7 +336,10 @@ def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
 
 
 def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
-    """Install or remove the keep socket and its service. Return whether they are installed."""
+    """Install or remove the keep socket and its service.
+
+    Returns whether they are installed.
+    """
     if not keep["wanted"]:
         _uninstall_keep(target)
         return False
@@ -332,7 +350,7 @@ def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
 
 
 def _uninstall_keep(target: Installation) -> None:
-    """Remove the keep units. Recorded keeps remain until they expire."""
+    """Remove the keep units. Recorded keeps stay valid until they expire."""
     if target.path(KEEP_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", KEEP_SOCKET, log_of=KEEP)
         target.systemctl("stop", KEEP, log_of=KEEP)
@@ -341,7 +359,10 @@ def _uninstall_keep(target: Installation) -> None:
 
 
 def _install_agent(target: Installation, unit: str) -> bool:
-    """Install the tenants' agent, or remove it if the text is empty. Return whether it is installed."""
+    """Install the agent for tenants. If the text is empty, remove the agent.
+
+    Returns whether the agent is installed.
+    """
     if not unit:
         _uninstall_agent(target)
         return False
@@ -350,14 +371,17 @@ def _install_agent(target: Installation, unit: str) -> bool:
 
 
 def _uninstall_agent(target: Installation) -> None:
-    """Remove the agent. Running programs keep their mappings."""
+    """Remove the agent. Running programs keep the memory that they have mapped."""
     if target.path(AGENT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", AGENT, log_of=AGENT)
     target.remove(AGENT_FILE)
 
 
 def _remove_records(target: Installation, folder: Path) -> None:
-    """Remove the host's records. The run's own lock does not count as a record."""
+    """Remove the records of the host.
+
+    The lock that this run holds does not count as a record.
+    """
     if not folder.is_dir():
         return
     if any(path.name != "lock" for path in folder.iterdir()):

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record installed files and the version of their sources, so that an unchanged host needs no sources."""
+"""Record the installed files and the version of their sources.
+
+If nothing has changed on a host, the sources need not be sent to it.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from .files import Installation
 
 
 class Manifest:
-    """Checksums of installed files, and the version of their sources."""
+    """Checksums of the installed files, and the version of their sources."""
 
     def __init__(self, target: Installation, relative: str, *made_from: str) -> None:
         self._target, self._relative = target, relative
-        #: Equal versions have equal sources for the same kind of machine.
+        #: For the same kind of machine, equal versions mean equal sources.
         self.version = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:12]
         self._sums: dict[str, str] = {}
         try:
@@ -30,15 +33,21 @@ class Manifest:
 
     @property
     def files(self) -> list[str]:
-        """Files installed from these sources, below the root."""
+        """Return the paths of the files that were installed from these sources.
+
+        The paths are relative to the root.
+        """
         return list(self._sums)
 
     def holds(self, *files: str) -> bool:
-        """Return whether the files are unchanged since their installation."""
+        """Return whether the files are unchanged since they were installed."""
         return all(self._sums.get(path, "") == _sum_of(self._target.path(path)) for path in files)
 
     def record(self, files: Iterable[str]) -> None:
-        """Record the current files. Call it last, so that an interrupted installation is repeated."""
+        """Record the current files.
+
+        Call this last, so that an interrupted installation is repeated.
+        """
         sums = {path: _sum_of(self._target.path(path)) for path in files}
         manifest = {"version": self.version, "sha256": {path: checksum for path, checksum in sums.items() if checksum}}
         self._target.write(self._relative, (json.dumps(manifest, indent=2) + "\n").encode())

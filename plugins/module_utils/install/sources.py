@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sources of an installation, sent only to hosts that need them, because they are large.
+"""Send the sources of an installation only to hosts that need them.
 
-Each run sends their digest. A module that needs the sources returns `sources_needed`, and its action plugin runs it again with
-them (plugin_utils/on_demand.py).
+The sources are large. Each run sends only their digest. If a module needs the sources, it returns `sources_needed`, and
+its action plugin runs it again with the sources (plugin_utils/on_demand.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ class SourcesNeededError(Exception):
 
 
 class Sources:
-    """The controller's texts by name. Only their digest is known until they are sent."""
+    """Texts from the controller, by name.
+
+    Until they are sent, only their digest is known.
+    """
 
     def __init__(self, digest: str, packed: str | None = None) -> None:
         self.digest, self._packed = digest, packed
 
     def texts(self) -> dict[str, str]:
-        """Return the sources. Raises SourcesNeededError if they were not sent."""
+        """Return the texts. Raises SourcesNeededError if they were not sent."""
         if self._packed is None:
             raise SourcesNeededError
         return json.loads(zlib.decompress(base64.b64decode(self._packed)))
@@ -46,18 +49,21 @@ def digest(sources: Mapping[str, str]) -> str:
 
 
 def pack(sources: Mapping[str, str]) -> str:
-    """Return the sources packed for the module's parameter."""
+    """Return the sources in packed form, for the parameter of the module."""
     return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
 def argspec() -> dict[str, Any]:
-    """Return the common options of modules with sources, documented in doc_fragments/install.py."""
+    """Return the common options of modules that have sources.
+
+    They are documented in doc_fragments/install.py.
+    """
     return {
         "root": {"type": "path", "default": "/"},
         "on_busy": {"type": "str", "choices": list(systemd_reload.POLICIES), "default": systemd_reload.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
         "sources_digest": {"type": "str", "default": ""},
-        # Not a secret, but it would fill the host's log.
+        # Not a secret, but it would fill the log of the host.
         "sources": {"type": "str", "no_log": True},
     }
 
@@ -67,11 +73,11 @@ def bring_about(
     check_mode: bool,
     body: Callable[[Mapping[str, Any], Installation, Sources], Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """Run `body` with the parameters under the installation lock. Raises FleetError.
+    """Run `body` with the parameters while holding the installation lock.
 
-    Return the module's result, including that of `body`.
+    Returns the module's result, which includes that of `body`. Raises FleetError.
     """
-    # Other users read the installed files.
+    # Other users must be able to read the installed files.
     os.umask(0o022)
     target = Installation(Path(params["root"]), check_mode)
     sources = Sources(params["sources_digest"], params["sources"])
@@ -87,10 +93,10 @@ def bring_about(
 
 
 def _guard(params: Mapping[str, Any], target: Installation, body: Callable[[Installation], Any]) -> None:
-    """Refuse a reload of systemd that would detach GPUs from containers.
+    """Refuse a systemd reload that would detach GPUs from containers.
 
-    Raises ApplyError before the first change.
-    Only a host with such containers pays for a rehearsal in check mode, which shows whether a unit file changes.
+    Raises ApplyError before the first change. If the host has such containers, the body is first run in check mode, to
+    find out whether a unit file changes.
     """
     if not systemd_reload.containers_at_risk(target.root, run_to_end):
         return

@@ -13,7 +13,7 @@ from .files import Installation
 
 
 def link(target: Installation, relative: str, to: str) -> None:
-    """Create or replace the link atomically."""
+    """Create or replace a link atomically."""
     path = target.path(relative)
     if not (path.is_symlink() and os.readlink(str(path)) == to) and target.doing("link %s to %s" % (path, to)):
         durable.make_folder(path.parent)
@@ -21,7 +21,7 @@ def link(target: Installation, relative: str, to: str) -> None:
 
 
 def remove_tree(target: Installation, relative: str) -> None:
-    """Remove a directory with its content, a file or a link."""
+    """Remove a directory with its content, or a file or link."""
     path = target.path(relative)
     if path.is_symlink() or not path.is_dir():
         target.remove(relative)

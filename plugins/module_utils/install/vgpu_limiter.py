@@ -1,13 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install or remove the vGPU limiter: library, commands, drop-ins of tenant units, and labels for confined programs.
+"""Install or remove the vGPU limiter.
 
-The library's name has a version, and an atomically replaced link points to it. So a starting process finds the old or the new
-library, and a running process keeps its mapped file.
+This includes the library, commands, drop-ins for units of tenants, and labels for confined programs. The name of the
+library contains its version. A link points to it and is replaced atomically. A process that starts finds either the old
+or the new library, and a running process keeps the file that it has mapped.
 
-The sources are texts by name: `src/PATH` to build, or `built/NAME` in Base64 for files built elsewhere, and files installed
-unchanged.
+The sources are texts by name: `src/PATH` for files to build, `built/NAME` (in Base64) for files that were built
+elsewhere, and all other names for files that are installed unchanged.
 """
 
 from __future__ import annotations
@@ -33,42 +34,46 @@ from .trees import link
 
 BUILD_PROGRAMS = ("cc", "make")
 
-# Files of an installation, below the root.
+# Files of an installation, relative to the root.
 DIRECTORY = "usr/lib/openfleet-gpu/vgpu"
 LIBRARY = "libopenfleet-vgpu.so"
 LINK = DIRECTORY + "/" + LIBRARY
-# Mounted in containers as /etc/ld.so.preload.
+# Containers mount this file as /etc/ld.so.preload.
 PRELOAD = DIRECTORY + "/ld.so.preload"
-# Library that containers load as libcuda.so.1 instead of the driver's, and the loader configuration with its folder.
+# The library that containers load as libcuda.so.1 in place of the driver's file, and the loader configuration with its
+# folder.
 FRONT = "libcuda.so.1"
 FRONT_PATH, FRONT_CONF = DIRECTORY + "/front/" + FRONT, DIRECTORY + "/front.conf"
-# Results of a build.
+# Files that a build creates.
 BUILT = (LIBRARY, FRONT, "vgpu-top")
-# Checksums of installed files, written last.
+# Checksums of the installed files. Written last.
 MANIFEST = DIRECTORY + "/manifest.json"
 RUN, TOP = "usr/bin/vgpu-run", "usr/bin/vgpu-top"
-# SELinux module as installed. The file name is the module's name.
+# The SELinux module as installed. The name of the file is the name of the module.
 SELINUX = DIRECTORY + "/openfleet-vgpu.cil"
 APPARMOR = "etc/apparmor.d/abstractions/openfleet-vgpu"
 UNITS = "etc/systemd/system"
-# Exists while systemd has not read changed drop-ins. A boot reads them and removes it.
+# This file exists while systemd has not read changed drop-ins. A boot reads the drop-ins and removes the file.
 UNREAD = "run/openfleet-gpu/vgpu-drop-ins-changed"
 DROP_IN, TENANTS_DROP_IN = "50-openfleet-vgpu.conf", "51-openfleet-vgpu-tenant.conf"
 TENANTS = "etc/openfleet-gpu/vgpu"
 REGIONS = "run/openfleet-gpu/vgpu"
 
-# Time limit for reading the mappings of all processes.
+# Time limit in seconds for reading the mappings of all processes.
 _LOOK_SECONDS = 20.0
 
 UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]+\.service\Z")
 TENANT_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]+\Z")
 
-# e_machine of an ELF file.
+# Value of e_machine in an ELF file, by architecture.
 MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 def install(target: Installation, services: Mapping[str, str], built: bool, sources: Sources) -> dict[str, Any]:
-    """Install files built elsewhere, or build them here. If build programs are missing, return them and change nothing."""
+    """Install the limiter, from files built elsewhere or built here.
+
+    If build programs are missing, nothing is changed, and the result names the programs.
+    """
     _refuse_names(services)
     installed = _Installed(target, sources)
     missing: list[str] = []
@@ -91,7 +96,7 @@ def install(target: Installation, services: Mapping[str, str], built: bool, sour
     link(target, LINK, Path(installed.library).name)
     if given is not None:
         _install_labels(target, given)
-        # Last, so that an interrupted installation is repeated.
+        # Recorded last, so that an interrupted installation is repeated.
         installed.record()
     _remove_old_versions(target, Path(installed.library).name)
     _install_services(target, services)
@@ -120,7 +125,7 @@ class _Installed:
         self.library = "%s.%s" % (LINK, self._manifest.version)
 
     def has_library(self) -> bool:
-        """Return whether the results of the build are installed and unchanged."""
+        """Return whether the built files are installed and unchanged."""
         return self._manifest.holds(self.library, FRONT_PATH, TOP)
 
     def is_whole(self) -> bool:
@@ -130,14 +135,14 @@ class _Installed:
         return self.has_library() and self._manifest.holds(RUN, *labels)
 
     def record(self) -> None:
-        """Write the manifest of the current files."""
+        """Write the manifest for the current files."""
         self._manifest.record((self.library, FRONT_PATH, TOP, RUN, SELINUX, APPARMOR))
 
 
 def _install_library(
     target: Installation, library: str, given: Mapping[str, str], binaries: Mapping[str, bytes]
 ) -> None:
-    """Install the library with its front and vgpu-top."""
+    """Install the library, its front and vgpu-top."""
     if target.check:
         target.done.append("install %s" % target.path(library))
         return
@@ -149,7 +154,10 @@ def _install_library(
 
 
 def _binary(name: str, encoded: str) -> bytes:
-    """Return a file built elsewhere. Raises InstallError if it is for another kind of machine."""
+    """Return a file that was built elsewhere.
+
+    Raises InstallError if the file is for another kind of machine.
+    """
     content, machine = base64.b64decode(encoded), platform.machine()
     if content[:4] != b"\x7fELF" or int.from_bytes(content[18:20], "little") != MACHINES.get(machine):
         raise InstallError(
@@ -172,7 +180,10 @@ def _compiled(target: Installation, given: Mapping[str, str]) -> dict[str, bytes
 
 
 def _refuse_what_does_not_load(target: Installation, library: Path) -> None:
-    """Raise InstallError if the library does not load. The dynamic loader only warns and starts programs without it."""
+    """Raise InstallError if the library does not load.
+
+    The dynamic loader would only print a warning and start programs without the library.
+    """
     done = target.call([program("true") or "/bin/true"], env={"LD_PRELOAD": str(library)})
     output = (done.stdout + done.stderr).strip()
     if done.returncode or output:
@@ -185,7 +196,7 @@ def _refuse_what_does_not_load(target: Installation, library: Path) -> None:
 
 
 def _remove_old_versions(target: Installation, current: str) -> None:
-    """Remove old libraries that no process has mapped."""
+    """Remove old versions of the library that no process has mapped."""
     old = [path.name for path in sorted(target.path(DIRECTORY).glob(LIBRARY + ".*")) if path.name != current]
     used = _mapped(old) if old else set()
     for name in old:
@@ -194,21 +205,22 @@ def _remove_old_versions(target: Installation, current: str) -> None:
 
 
 def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
-    """Return the files that some process has mapped, by any path, because containers may mount them elsewhere.
+    """Return the names of the files that a process has mapped.
 
-    Return all of them if this is unknown: mappings on a user's own file system may block reading.
+    The files are found under any path, because containers may mount them elsewhere. If this cannot be determined, all
+    names are returned: mappings on a user's own file system may block the read.
     """
     mapped: set[str] = set()
     with one_look(time.monotonic() + _LOOK_SECONDS):
         for process in Path(proc).glob("[0-9]*"):
             if process.name == "1":
-                continue  # never a tenant, and root of a container may not read it
+                continue  # is never a tenant, and root in a container may not read it
             try:
-                # A main thread that has ended shows no mappings of its process.
+                # After the main thread has ended, its folder shows no mappings of the process.
                 folder = folder_of(proc, int(process.name), live_task(proc, int(process.name)))
                 mapped.update(ask(account_of(str(process)), _mapped_by, folder + "/maps", names))
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended
+                continue  # the process has ended
             except (OSError, NoAnswerError):
                 return set(names)
     return mapped
@@ -216,7 +228,10 @@ def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
 
 @task
 def _mapped_by(path: str, names: list[str]) -> list[str]:
-    """Return the mapped files of a process. Runs in a child, because /proc/PID/maps may be huge or block."""
+    """Return the files that a process has mapped.
+
+    Runs in a child process, because /proc/PID/maps may be huge or block.
+    """
     mapped = set()
     with open(path, errors="replace", newline=LINE_END) as lines:  # noqa: PTH123
         for line in lines:
@@ -229,15 +244,18 @@ def _mapped_by(path: str, names: list[str]) -> list[str]:
 
 
 def _install_services(target: Installation, services: Mapping[str, str]) -> None:
-    """Write the drop-ins and reload systemd. A service without a loaded drop-in would start without a quota."""
+    """Write the drop-ins and reload systemd.
+
+    If systemd has not loaded the drop-in of a service, the service would start without a quota.
+    """
     drop_ins = Installation(target.root, target.check, target.call)
-    # Otherwise systemd reads them when it starts.
+    # If systemd does not run, it reads the drop-ins when it starts.
     booted = systemd.booted(target.root)
     unread = booted and drop_ins.mark(UNREAD)
     _write_drop_ins(drop_ins, services)
     if booted and (drop_ins.done or unread):
         drop_ins.done.append("reload systemd")
-        # Links to the drop-ins of tenants are unit files, too.
+        # The links to drop-ins of tenants are unit files, too.
         drop_ins.reload(changed=True)
         target.reloads = True
         drop_ins.finish()
@@ -247,7 +265,10 @@ def _install_services(target: Installation, services: Mapping[str, str]) -> None
 
 
 def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
-    """Write drop-ins that run units as tenants. A unit with a missing tenant fails to start instead of running unlimited."""
+    """Write drop-ins that run units as tenants.
+
+    If its tenant is missing, a unit fails to start instead of running without a limit.
+    """
     wanted = set()
     for unit, tenant in sorted(services.items()):
         folder = "%s/%s.d" % (UNITS, unit)
@@ -257,7 +278,8 @@ def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
             "[Service]\nEnvironmentFile=/%s/%s/env\nReadWritePaths=-/%s\n" % (tenant, TENANTS, tenant, REGIONS)
         )
         target.write("%s/%s" % (folder, DROP_IN), text.encode())
-        # Further settings of the tenant's provider, such as a slice. The target exists as long as the tenant.
+        # Links to further settings from the tenant's provider, such as a slice. The target of the link exists as long
+        # as the tenant.
         link(target, "%s/%s" % (folder, TENANTS_DROP_IN), "/%s/%s/systemd.conf" % (TENANTS, tenant))
     for path in sorted(target.path(UNITS).glob("*.service.d")):
         folder = str(path.relative_to(target.root))
@@ -279,7 +301,10 @@ def _has_apparmor(target: Installation) -> bool:
 
 
 def _lacks_module(target: Installation, given: Mapping[str, str]) -> bool:
-    """Return whether the SELinux module must be installed. False without SELinux."""
+    """Return whether the SELinux module must be installed.
+
+    Returns False if the host has no SELinux.
+    """
     module = target.path(SELINUX)
     return _has_selinux(target) and not (module.is_file() and module.read_bytes() == given[Path(SELINUX).name].encode())
 
@@ -294,7 +319,7 @@ def _refuse_selinux(target: Installation, given: Mapping[str, str]) -> None:
 
 
 def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
-    """Install the labels. The SELinux mode is never changed."""
+    """Install the labels. The mode of SELinux is never changed."""
     if _lacks_module(target, given):
         module = given[Path(SELINUX).name].encode()
         with tempfile.TemporaryDirectory(prefix="openfleet-vgpu-") as directory:
@@ -304,7 +329,7 @@ def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
         folders = [str(target.path(path)) for path in (DIRECTORY, TENANTS, REGIONS) if target.path(path).exists()]
         if folders and program("restorecon"):
             target.run("restorecon", "-R", *folders)
-        # Last, so that an interrupted installation is repeated.
+        # Written last, so that an interrupted installation is repeated.
         target.write(SELINUX, module)
     if _has_apparmor(target):
         target.write(APPARMOR, given["openfleet-vgpu.apparmor"].encode())
@@ -314,9 +339,9 @@ def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
 
 
 def uninstall(target: Installation) -> None:
-    """Remove everything. Running processes keep their mapped files."""
+    """Remove everything. Running processes keep the files that they have mapped."""
     tenants = sorted(path.parent.name for path in target.path(TENANTS).glob("*/quota"))
-    # In a dry run, the layout has not removed its tenants yet.
+    # In check mode, the layout has not removed its tenants yet.
     if tenants and not target.check:
         raise InstallError(
             "this host",

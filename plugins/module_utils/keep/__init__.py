@@ -1,4 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let users exempt their idle workloads from reclaim: records, and the service that accepts requests."""
+"""Let users exempt their idle workloads from reclaim.
+
+The package has the records, and the service that accepts requests.
+"""

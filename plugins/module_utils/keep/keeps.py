@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and write keeps: temporary exemptions of idle holders from reclaim, in a file of root on the host.
+"""Read and write keeps: temporary exemptions of idle holders from reclaim.
 
-A keep is bound to a unit's name, a container's id, or a process by pid and start time. A recreated container with the
-same name, or another process with the same pid, is not kept.
+They are in a file on the host that belongs to root. A keep is bound to the name of a unit, the id of a container, or
+the PID and start time of a process. If a container is recreated with the same name, or another process gets the same
+PID, it is not kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .notices import FOLDER, utc
 
 SCHEMA = 1
 NAME = "keeps.json"
-#: Limits per host and per user.
+#: Maximum number of keeps on a host, and for one user.
 MOST, MOST_OF_USER = 256, 16
 LEAST_SECONDS = 60
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -39,7 +40,10 @@ class KeepError(FleetError):
 
 @frozen
 class Keep:
-    """A keep. `identity` is what it is bound to, `until` and `made` are Unix times, `uid` is the requesting user."""
+    """A keep.
+
+    `identity` identifies the target. `until` and `made` are Unix times. `uid` is the user who requested the keep.
+    """
 
     kind: str
     name: str
@@ -54,7 +58,10 @@ class Keep:
 
 
 def duration(text: str) -> int:
-    """Convert a duration such as 30m, 12h, 3d or 1w to seconds. Raises KeepError."""
+    """Return the seconds in a duration such as 30m, 12h, 3d or 1w.
+
+    Raises KeepError.
+    """
     match = re.fullmatch(r"(\d{1,6})([mhdw])", str(text).strip(), re.ASCII)
     if not match or int(match.group(1)) == 0:
         raise KeepError("duration", "%r is not a duration" % str(text)[:40], "Write 30m, 12h, 3d or 1w.")
@@ -65,7 +72,10 @@ def duration(text: str) -> int:
 
 
 def read(state_directory: str, now: float) -> list[Keep]:
-    """Return the keeps that have not expired. Raises KeepError if the file cannot be read."""
+    """Return the keeps that have not expired.
+
+    Raises KeepError if the file cannot be read.
+    """
     path = Path(state_directory, FOLDER, NAME)
     try:
         data = durable.read(path, SCHEMA)
@@ -86,7 +96,10 @@ def write(state_directory: str, keeps: Sequence[Keep]) -> None:
 
 
 def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
-    """Add a keep, replacing an earlier one of the same target. Raises KeepError at a limit."""
+    """Return the keeps with a new one added.
+
+    An earlier keep for the same target is replaced. Raises KeepError if a limit is reached.
+    """
     left = [keep for keep in keeps if (keep.kind, keep.identity) != (new.kind, new.identity)]
     if new.uid != 0 and sum(keep.uid == new.uid for keep in left) >= MOST_OF_USER:
         cure = "End one first: gpu-layout keep --list, gpu-layout keep --end NAME."
@@ -97,31 +110,38 @@ def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
     return [*left, new]
 
 
-# -- What a keep is bound to -------------------------------------------------------------------------------------------
+# -- Targets of keeps --------------------------------------------------------------------------------------------------
 
 
 def container_of(holder: Holder) -> tuple[str, str] | None:
-    """Return (runtime, name) of a holder in a container, or None."""
+    """Return (runtime, name) for a holder in a container, or None."""
     match = _CONTAINER.fullmatch(holder.unit_or_container or "")
     return (match.group("runtime") or "", match.group("name")) if match else None
 
 
 def container_id(holder: Holder) -> str:
-    """Return the container id of a holder's process from its cgroup, or "" if it has none."""
+    """Return the container id of a holder's process.
+
+    It comes from the cgroup. Returns "" if the process is in no container.
+    """
     process = _of_kernel(holder)
     return process[0] if process else ""
 
 
 def process_identity(holder: Holder) -> str:
-    """Return pid, start and boot id of a holder's process, or "" if it has ended."""
+    """Return the PID, start and boot id of a holder's process as text.
+
+    Returns "" if the process has ended.
+    """
     process = _of_kernel(holder)
     return "%d %d %s" % (holder.pid or 0, process[1], _boot()) if process else ""
 
 
 def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep]) -> Keep | None:
-    """Return the latest keep of a unit or container, or of one of its processes that use a GPU, or None.
+    """Return the latest keep for a unit or container, or None.
 
-    `holders` are those of the unit or container that count as using a GPU.
+    A keep for one of its processes that use a GPU counts, too. `holders` are the holders of the unit or container that
+    count as using a GPU.
     """
     if not keeps:
         return None
@@ -135,7 +155,10 @@ def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep])
 
 
 def _of_kernel(holder: Holder) -> tuple[str, int] | None:
-    """Return (container id, start time in ticks) of a holder's process, or None if the pid was reused."""
+    """Return (container id, start time in ticks) for a holder's process.
+
+    Returns None if the PID was reused.
+    """
     if holder.pid is None:
         return None
     with peer.looking_at(holder.pid) as process:
@@ -153,5 +176,5 @@ def _boot() -> str:
 
 
 def to_row(keep: Keep) -> dict[str, Any]:
-    """Return a keep as sent to clients."""
+    """Return a keep in the form that is sent to clients."""
     return {"name": keep.name, "kind": keep.kind, "user": keep.user, "until": keep.until}

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record the notices before idle holders are stopped, in a file on the host, so that each is sent once.
+"""Record the notices before idle holders are stopped.
 
-An idle holder is stopped only after a notice period. The record is keyed by unit or container with its GPUs. Findings
-that a run no longer lists are removed. If one recurs, it gets a new notice.
+The record is a file on the host. It ensures that each notice is sent once, and that an idle holder is stopped only
+after the notice period. The key of a record is the unit or container with its GPUs. If a run no longer lists a finding,
+its record is removed. If the finding recurs, there is a new notice.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from .. import durable
 from ..errors import ApplyError, FleetError
 
 SCHEMA = 1
-#: Below the host's state directory.
+#: Folder in the state directory of the host, and name of the file.
 FOLDER, NAME = "reclaim", "notices.json"
-#: Key of a finding: kind, name, runtime, GPUs.
+#: Key of a finding: (kind, name, runtime, GPUs).
 Finding = Tuple[str, str, str, Tuple[str, ...]]
 
 
@@ -36,7 +37,10 @@ def finding(item: Mapping[str, Any]) -> Finding:
 
 
 def folder(state_directory: str) -> Path:
-    """Create the folder of this record and of the keeps, readable by root only. Raises NoticeError."""
+    """Create the folder for this record and for the keeps.
+
+    Only root can read it. Raises NoticeError.
+    """
     made = Path(state_directory, FOLDER)
     try:
         made.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -49,16 +53,20 @@ def folder(state_directory: str) -> Path:
 
 
 class Record:
-    """Times of the notices (Unix time) by finding, and the notice period in seconds."""
+    """The times of the notices by finding, and the notice period.
+
+    The times are Unix times. The period is in seconds.
+    """
 
     def __init__(self, path: Path, period_seconds: float, announced: Mapping[Finding, float]) -> None:
         self._path, self.period_seconds = path, period_seconds
         self._announced = dict(announced)
 
     def announced(self, item: Mapping[str, Any], now: float) -> float | None:
-        """Return the time of the notice as a Unix time, or None if a notice is due.
+        """Return the Unix time of the notice, or None if a notice is due.
 
-        A notice from before the current idle period does not count, nor does one from the future (the clock was set back).
+        A notice from before the current idle period does not count. Neither does a notice from the future, because the
+        clock was set back.
         """
         at = self._announced.get(finding(item))
         if at is None or at > now:
@@ -67,7 +75,7 @@ class Record:
         return None if quiet is not None and at < now - quiet else at
 
     def add(self, items: Sequence[Mapping[str, Any]], now: float) -> None:
-        """Record notices of these items. Raises NoticeError."""
+        """Record that notices for these items were sent. Raises NoticeError."""
         self._announced.update((finding(item), now) for item in items)
         self._write()
 
@@ -97,9 +105,9 @@ class Record:
 
 @contextlib.contextmanager
 def opened(state_directory: str, period_seconds: float, dry: bool = False) -> Iterator[Record]:
-    """Open and lock the host's record. Raises NoticeError, also if another run has locked it.
+    """Open and lock the record of the host.
 
-    With `dry` it is only read, without a lock.
+    If `dry` is true, the record is only read and not locked. Raises NoticeError, also if another run holds the lock.
     """
     path = Path(state_directory, FOLDER, NAME)
     if dry:
@@ -125,5 +133,5 @@ def _read(path: Path) -> dict[Finding, float]:
 
 
 def utc(seconds: float) -> str:
-    """Format a Unix time for messages."""
+    """Return a Unix time as text for messages."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,16 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the target of a keep among the holders of a host, and its owner as reported by the kernel.
+"""Find the target of a keep among the holders of a host, and the target's owner.
+
+The kernel reports the owner:
 
 | target | owner |
 |---|---|
-| a process outside of containers | its user ids, if they are all the same; else root |
-| a unit | the user ids of its running main process, if they are all the same; else root |
-| a container of a user's own engine | that user |
+| a process outside of containers | its user ids, if they are all equal; otherwise root |
+| a unit | the user ids of its running main process, if they are all equal; otherwise root |
+| a container of a user's own engine | this user |
 | a container of root's engine, and its processes | root |
 
-Root and members of the groups in the inventory may keep all of them.
+Root and the members of the groups in the inventory may keep every target.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ _ROOT = 0
 
 @frozen
 class Target:
-    """The target of a keep. `identity` as in `Keep`. `owner` is the uid that may keep it, besides administrators."""
+    """The target of a keep.
+
+    `identity` is the same as in `Keep`. `owner` is the uid that may keep the target. Administrators may keep it too.
+    """
 
     kind: str
     name: str
@@ -42,7 +47,10 @@ class Target:
 
 
 def find(name: str, holders: Sequence[Holder]) -> Target:
-    """Return the holder with this name or pid. Raises KeepError if there is none or several."""
+    """Return the holder with this name or PID.
+
+    Raises KeepError if there is none or more than one.
+    """
     if re.fullmatch(r"[0-9]{1,9}", name):
         return _process(int(name), holders)
     named = {holder.unit_or_container: holder for holder in holders if holder.pid and _is_called(name, holder)}
@@ -57,7 +65,10 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
 
 
 def is_administrator(uid: int, groups: Sequence[str]) -> bool:
-    """Return whether a user is root, or a member of one of the groups in the host's database."""
+    """Return whether a user is an administrator.
+
+    Administrators are root and the members of these groups in the host's database.
+    """
     if uid == _ROOT:
         return True
     try:
@@ -75,7 +86,7 @@ def is_administrator(uid: int, groups: Sequence[str]) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """Return the user's name from the host's database, or the uid."""
+    """Return the name of a user in the host's database, or the uid."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -97,7 +108,7 @@ def _process(pid: int, holders: Sequence[Holder]) -> Target:
         raise KeepError(where, "no process with this pid holds a GPU on this host", cure)
     with peer.looking_at(pid) as process:
         uids = process.uids if process else set()
-    # Check the identity again, since the pid may have been reused.
+    # Check the identity again, because the PID may have been reused.
     if not uids or process_identity(mine[0]) != identity:
         raise KeepError(where, "the process has just ended", "")
     container = container_of(mine[0])

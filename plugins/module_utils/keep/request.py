@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer one request of the keep socket. The kernel reports the user, and all other values are checked.
+"""Answer one request on the keep socket.
 
-A request is one JSON object: {"op": "keep", "name": NAME, "seconds": N}, {"op": "list"} or {"op": "end", "name": NAME}.
+The kernel reports the user. All other values are checked. A request is one JSON object: {"op": "keep", "name": NAME,
+"seconds": N}, {"op": "list"} or {"op": "end", "name": NAME}.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _KEYS = {"keep": {"op", "name", "seconds"}, "list": {"op"}, "end": {"op", "name"
 
 @frozen
 class Settings:
-    """Settings from the role: longest keep in seconds, groups of administrators, state directory."""
+    """The settings from the role.
+
+    They are the longest keep in seconds, the groups of administrators, and the state directory.
+    """
 
     most_seconds: int
     groups: tuple[str, ...]
@@ -37,7 +41,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: str = SETTINGS) -> Settings:
-        """Read the settings. Raises KeepError if the file is not valid."""
+        """Return the settings. Raises KeepError if the file is invalid."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(keeps.duration(data["max"]), tuple(map(str, data["groups"])), str(data["state_directory"]))
@@ -55,7 +59,7 @@ class Request:
 
 
 def parse(line: bytes) -> Request:
-    """Parse a request. Raises KeepError if it is invalid."""
+    """Return the request in a line. Raises KeepError if the request is invalid."""
     try:
         data = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -75,7 +79,10 @@ def parse(line: bytes) -> Request:
 def answer(
     request: Request, uid: int, settings: Settings, holders: Callable[[], Sequence[Holder]], now: float | None = None
 ) -> dict[str, Any]:
-    """Execute a request of this user and return the answer. Raises FleetError. `uid` is from the kernel."""
+    """Execute a request of this user and return the answer. Raises FleetError.
+
+    The kernel has reported `uid`.
+    """
     now = time.time() if now is None else now
     administrator = keep_owner.is_administrator(uid, settings.groups)
     current = keeps.read(settings.state_directory, now)
@@ -131,7 +138,7 @@ def _advice(groups: Sequence[str]) -> str:
 
 
 def to_log(request: Request, uid: int, result: Mapping[str, Any]) -> str:
-    """Return the journal line for a change, or "" for a list."""
+    """Return the journal line for a change, or "" for a request to list keeps."""
     user = keep_owner.user_name(uid)
     if "kept" in result:
         return "%s keeps %s until %s" % (user, result["kept"]["name"], utc(result["kept"]["until"]))

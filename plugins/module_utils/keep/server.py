@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the keep socket, to which every user may connect, with limits of connections, bytes, time and requests.
+"""Serve the keep socket, to which every user may connect.
 
-A child process answers each request, with a timeout. Meanwhile other connections wait in the socket's queue.
+Connections, bytes, time and requests are limited. A child process answers each request, with a timeout. Until it has
+answered, other connections wait in the queue of the socket.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ from .keeps import KeepError
 
 SOCKET = "/run/openfleet-gpu-keep.sock"
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536
-#: Open connections in all and per user, and seconds to send the line.
+#: Maximum number of open connections for all users and for one user, and seconds in which a client must send its line.
 MOST_CONNECTIONS, MOST_OF_USER, LINE_SECONDS = 32, 2, 5.0
-#: Requests per user and minute.
+#: Maximum number of requests for each user per minute.
 MOST_REQUESTS, _MINUTE = 20, 60.0
-#: Limit for a scan of the host's processes.
+#: Time limit in seconds for a scan of the host's processes.
 ANSWER_SECONDS = 30.0
-#: The service ends after this idle time. The socket unit starts it again.
+#: Seconds without requests after which the service ends. The socket unit starts it again.
 IDLE_SECONDS = 60.0
-#: Users whose requests are counted: more than a host has at once.
+#: Maximum number of users whose requests are counted. A host has fewer users at once.
 _MOST_USERS = 4096
-#: Connections accepted before open ones are read again.
+#: Maximum number of connections that are accepted before open ones are read again.
 _MOST_AT_ONCE = 64
 _ROOT = 0
-#: Since Linux 6.5; the constant is not in Python's socket module.
+#: Socket option SO_PEERPIDFD, available since Linux 6.5. Python's socket module has no constant for it.
 _SO_PEERPIDFD = 77
 
-#: Takes the line and the uid, returns the answer as JSON.
+#: A function that takes the line and the uid, and returns the answer as JSON.
 Answer = Callable[[bytes, int], str]
 
 
 class _BusyError(KeepError):
-    """A request that can be sent again after others were answered."""
+    """A request that the client can send again after others were answered."""
 
 
 @dataclass
@@ -64,18 +65,18 @@ class _Connection:
 
 
 class Server:
-    """Serves a listening socket until it is idle for a while."""
+    """Serves a listening socket until there are no requests for a while."""
 
     def __init__(self, listener: socket.socket, answer: Answer, log: Callable[[str], None] = print) -> None:
         self._listener, self._answer, self._log = listener, answer, log
         self._open: dict[int, _Connection] = {}
         self._requests: dict[int, Deque[float]] = {}
-        #: Connections that already carry a passed file, which is neither received nor closed.
+        #: Connections on which a client has passed a file. The file is neither received nor closed.
         self._left: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
     def serve(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Return after `idle_seconds` without a connection."""
+        """Serve. Return after `idle_seconds` without a connection."""
         self._listener.setblocking(False)
         passed_files.refuse(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -95,7 +96,7 @@ class Server:
             self._selector.close()
 
     def _accept(self) -> None:
-        """Accept all waiting connections, so that one user does not fill the queue."""
+        """Accept all waiting connections, so that no single user fills the queue."""
         for _number in range(_MOST_AT_ONCE):
             try:
                 made, _address = self._listener.accept()
@@ -119,7 +120,10 @@ class Server:
         self._selector.register(made, selectors.EVENT_READ)
 
     def _admit(self, uid: int) -> None:
-        """Raise KeepError at a limit of connections or requests. Root only has the limit for all."""
+        """Raise KeepError if a limit for connections or requests is reached.
+
+        For root, only the limit for all connections applies.
+        """
         if uid == _ROOT and len(self._open) < MOST_CONNECTIONS:
             return
         if sum(one.uid == uid for one in self._open.values()) >= MOST_OF_USER or len(self._open) >= MOST_CONNECTIONS:
@@ -159,7 +163,7 @@ class Server:
             self._log_change(text)
         _send(connection.socket, text)
         self._close(connection)
-        # Other connections were not read meanwhile.
+        # The other connections have not been read since then.
         for other in self._open.values():
             other.ends += time.monotonic() - began
 
@@ -184,30 +188,34 @@ class Server:
 
 
 def failure(error: FleetError, again: bool = False) -> str:
-    """Return the answer to a failed request. `again`: the client may send it again soon."""
+    """Return the answer for a request that failed.
+
+    `again` is true if the client may soon send the request again.
+    """
     fields = {"where": error.where, "problem": error.problem, "cure": error.cure}
     return json.dumps({"error": {**fields, **({"again": True} if again else {})}})
 
 
 def caller(connection: socket.socket) -> int:
-    """Return the user at the other end of a connection, as reported by the kernel. Raises KeepError.
+    """Return the user at the other end of a connection, as the kernel reports it.
 
-    Processes in containers are refused: a container may have the socket mounted, and its root is not the host's.
+    Raises KeepError. Processes in containers are refused: a container may have the socket mounted, and root in the
+    container is not root on the host.
     """
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     with peer.looking_at(pid) as process:
-        # The pidfd shows whether the pid still belongs to the process that connected.
+        # The pidfd shows whether the PID still belongs to the process that connected.
         if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
             raise KeepError("this host", "the requesting process has ended", "Use gpu-layout keep.")
         if is_foreign("%s/%d" % (peer.PROC, pid)):
-            # There a user has tens of thousands of user ids, each with its own limits.
+            # In a user namespace, a user has tens of thousands of user ids, and each would have its own limits.
             raise KeepError(
                 "this host",
                 "requests from a user namespace are refused",
                 "Run gpu-layout keep outside of containers and unshare.",
             )
         if account_of_id(uid) != uid:
-            # The id comes from a set-user-id file created in a user namespace.
+            # This id comes from a set-user-id file that was created in a user namespace.
             raise KeepError(
                 "this host",
                 "requests with a subordinate user id are refused",
@@ -221,11 +229,14 @@ def caller(connection: socket.socket) -> int:
 
 
 def _pid_by_descriptor(connection: socket.socket) -> int | None:
-    """Return the pid of the process that connected, -1 if it has ended or is unknown, or None before Linux 6.5."""
+    """Return the PID of the process that connected.
+
+    Returns -1 if the process has ended or is unknown, and None before Linux 6.5.
+    """
     try:
         descriptor = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
     except OSError as error:
-        # Linux 6.5 to 6.15 return no descriptor for an ended process, whose pid may have been reused.
+        # If the process has ended, Linux 6.5 to 6.15 return no descriptor. The PID may have been reused.
         return None if error.errno == errno.ENOPROTOOPT else -1
     try:
         with open("/proc/self/fdinfo/%d" % descriptor) as file:  # noqa: PTH123
@@ -236,6 +247,9 @@ def _pid_by_descriptor(connection: socket.socket) -> int | None:
 
 
 def _send(connection: socket.socket, text: str) -> None:
-    """Send a text without waiting for the reader: it fits the socket's buffer."""
+    """Send a text without waiting for the reader.
+
+    The text fits into the buffer of the socket.
+    """
     with contextlib.suppress(OSError):
         connection.send(text.encode() + b"\n", socket.MSG_NOSIGNAL)

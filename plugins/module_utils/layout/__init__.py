@@ -1,4 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read `gpu_layout` into typed entries and write it. Techniques' forms read and write their parts."""
+"""Read `gpu_layout` into typed entries, and write it.
+
+The forms of the techniques read and write their parts.
+"""

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read common fields of techniques' parts: names, percentages, sizes."""
+"""Read fields that are common to the parts of techniques.
+
+They are names, percentages and sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
-    """Reserve a key for a node. Report a second node with the same key."""
+    """Reserve a key for a node. Report an error if the key is already reserved."""
     if key in taken:
         node.report("%s is already named by %s" % (what, taken[key]), cure)
     else:
@@ -25,7 +28,7 @@ def claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure
 
 
 def percent(node: Node) -> int | None:
-    """Return a percentage from 1 to 100, or None after reporting the error."""
+    """Return a percentage from 1 to 100, or None after reporting an error."""
     if isinstance(node.value, str) and node.value.endswith("%"):
         node.report("percentages are numbers", "Write it like `%s`, without quotes and sign." % node.example)
         return None
@@ -33,7 +36,7 @@ def percent(node: Node) -> int | None:
 
 
 def size_bytes(node: Node) -> int | None:
-    """Return a size in bytes, or None after reporting the error."""
+    """Return a size in bytes, or None after reporting an error."""
     if is_integer(node.value):
         node.report(
             "the bare number %s has no unit" % number(node.value), "Write it like `%s`, in MiB or GiB." % node.example
@@ -48,7 +51,10 @@ def size_bytes(node: Node) -> int | None:
 
 
 def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | None:
-    """Return a text that matches the whole pattern, or None after reporting the error."""
+    """Return a text that matches the whole pattern.
+
+    Returns None after reporting an error.
+    """
     text = node.text()
     if text is not None and not pattern.fullmatch(text):
         node.report("%s cannot be %s" % (quoted(text), kind), cure)
@@ -57,20 +63,23 @@ def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | No
 
 
 def read_name(node: Node) -> str | None:
-    """Return a name, which need not be unique, or None after reporting the error."""
+    """Return a name that need not be unique, or None after reporting an error."""
     cure = "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first."
     return word(node, _NAME, "a name", cure)
 
 
 class Names:
-    """The names in a layout, unique by kind, and earlier names."""
+    """The current and the earlier names in a layout. Current names are unique by kind."""
 
     def __init__(self) -> None:
         self._taken: dict[str, dict[Hashable, str]] = {}
         self._former: dict[str, dict[str, Node]] = {}
 
     def read(self, node: Node, kind: str) -> str | None:
-        """Return a name that is unique in its kind, or None after reporting the error."""
+        """Return a name that is unique among names of its kind.
+
+        Returns None after reporting an error.
+        """
         name = read_name(node)
         if name is not None:
             claim(
@@ -83,7 +92,7 @@ class Names:
         return name
 
     def read_former(self, node: Node, kind: str) -> str | None:
-        """Return an earlier name of an object, or None after reporting the error."""
+        """Return an earlier name of an object, or None after reporting an error."""
         name = read_name(node)
         if name is not None:
             first = self._former.setdefault(kind, {}).setdefault(name, node)
@@ -95,7 +104,10 @@ class Names:
         return name
 
     def check_former(self) -> None:
-        """Report earlier names that are in use. Call it after all parts are read, when all names are known."""
+        """Report earlier names that are still in use.
+
+        Call this after all parts were read, because all names are known only then.
+        """
         for kind, former in self._former.items():
             for name, node in former.items():
                 declared = self._taken.get(kind, {}).get(name)
@@ -122,7 +134,10 @@ def _report_former(node: Node, name: str, kind: str, owner: str) -> None:
 
 @frozen
 class PartContext:
-    """The context for reading a technique's part: the layout's names, and the entry's GPUs (None if unreadable)."""
+    """The context for reading the part of a technique.
+
+    It has the names in the layout, and the GPUs of the entry (None if they cannot be read).
+    """
 
     names: Names
     selectors: tuple[Selector | None, ...] = ()

@@ -14,7 +14,10 @@ from .types import Selector
 
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
-    """Return the matching GPUs, at least one. Raises SelectorError with the available GPUs."""
+    """Return the GPUs that match a selector. There is at least one.
+
+    Raises SelectorError with the available GPUs if there is none.
+    """
     found = [gpu for gpu in gpus if matches(selector, gpu)]
     if found:
         return found
@@ -29,7 +32,10 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
 
 
 def _indices(gpus: Sequence[Gpu]) -> str:
-    """Return the indices of GPUs in words: ``GPU 0 alone``, ``GPUs 0 to 7``, ``GPUs 0, 2 and 3``."""
+    """Return the indices of GPUs as text.
+
+    Examples: ``GPU 0 alone``, ``GPUs 0 to 7``, ``GPUs 0, 2 and 3``.
+    """
     indices = sorted(gpu.index for gpu in gpus)
     if len(indices) == 1:
         return "GPU %d alone" % indices[0]
@@ -39,14 +45,20 @@ def _indices(gpus: Sequence[Gpu]) -> str:
 
 
 def _octal_hint(selector: Selector) -> str:
-    """Return a hint if the index may have had a leading zero, which YAML 1.1 reads as octal."""
+    """Return a hint if the index may have been written with a leading zero.
+
+    YAML 1.1 reads such a number as octal.
+    """
     if not isinstance(selector.value, int) or selector.value < 8:
         return ""
     return " YAML reads 0%o as %d: write indices without leading zeros." % (selector.value, selector.value)
 
 
 def matches(selector: Selector, gpu: Gpu | LostGpu) -> bool:
-    """Return whether the selector matches the GPU. Only the attribute of the selector's kind must be known."""
+    """Return whether the selector matches the GPU.
+
+    Only the attribute for the selector's kind must be known.
+    """
     if selector.kind == "all":
         return True
     if selector.kind == "index":

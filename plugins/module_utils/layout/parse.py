@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse `gpu_layout` from YAML data into typed values.
+"""Parse `gpu_layout` from YAML data into typed values. Pure functions.
 
-Pure, without Ansible and NVML: the checks are the same for every host. Profiles, combinations and selectors are checked later
-against the GPUs. The techniques' forms (techniques/forms.py) read their parts.
+The module uses neither Ansible nor NVML, so the checks are the same for every host. Profiles, combinations and
+selectors are checked later against the GPUs of the host. The techniques' forms (techniques/forms.py) read their parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .types import MOST_GPUS, WITHOUT_PART, Entry, Layout, Selector
 
 
 def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
-    """Return the keys of an entry, with the parts in alphabetical order."""
+    """Return the keys of an entry. The parts are in alphabetical order."""
     return {
         "gpus": Key("gpus: [0, 1]", required=True),
         "sharing": Key("sharing: mig", required=True),
@@ -31,9 +31,9 @@ def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
 
 
 def parse(data: Any, forms: Sequence[Form]) -> Layout:
-    """Return the layout of `data` (lists, mappings and scalars). Raises LayoutError with all problems.
+    """Return the layout that `data` describes (lists, mappings and scalars).
 
-    An empty list is a layout that changes no GPU.
+    An empty list is a layout that changes no GPU. Raises LayoutError with all problems.
     """
     problems: list[Problem] = []
     root = Node(data, "gpu_layout", problems, "gpu_layout: [{gpus: all, sharing: shared}]")
@@ -44,7 +44,10 @@ def parse(data: Any, forms: Sequence[Form]) -> Layout:
 
 
 class _Parser:
-    """Read one layout. Invalid values are None. The result is discarded if there is any problem."""
+    """Reads one layout.
+
+    An invalid value becomes None. If there is any problem, the result is discarded.
+    """
 
     def __init__(self, forms: Sequence[Form]) -> None:
         self._forms = forms
@@ -72,7 +75,7 @@ class _Parser:
         readers: dict[str, Callable[[Node], Any]] = {
             form.key: functools.partial(form.parse, context=context) for form in self._forms
         }
-        # Read each part, to report the problems of unexpected parts too.
+        # Read every part, so that problems in unexpected parts are reported too.
         parts = {key: fields.read(key, readers[key]) for key in self._parts}
         return Entry(index, selectors, sharing, parts.get(sharing))
 
@@ -90,7 +93,7 @@ class _Parser:
                 )
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
-        # A single string or mapping is allowed, but no number, because `gpus: 2` could mean two GPUs.
+        # A single string or mapping is permitted. A number is not, because `gpus: 2` could mean two GPUs.
         if isinstance(node.value, (str, Mapping)):
             nodes = [node]
         elif is_integer(node.value):

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse names of MIG profiles: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
+"""Parse the names of MIG profiles.
 
-Only the form is checked. The GPU's profiles are read from NVML when a layout is applied.
+Examples: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
+Only the form is checked. The profiles of a GPU are read from NVML when a layout is applied.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ _LOOSE = re.compile(
 
 
 class ProfileNameError(FleetError):
-    """Raised for a text that is not a profile name."""
+    """A text is not the name of a profile."""
 
 
 @frozen
 class ProfileName:
-    """A profile. `compute_slices` are the compute instance's. They equal `gpu_slices` if it spans the GPU instance."""
+    """A profile.
+
+    `compute_slices` are the slices of the compute instance. They equal `gpu_slices` if the compute instance spans the
+    GPU instance.
+    """
 
     compute_slices: int
     gpu_slices: int
     memory_gb: int
-    #: ``+me``, ``+me.all``, ``+gfx``, ``-me`` or empty.
+    #: ``+me``, ``+me.all``, ``+gfx``, ``-me`` or "".
     attribute: str = ""
 
     @property
@@ -45,7 +50,7 @@ class ProfileName:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the name means a part of a GPU instance."""
+        """Return whether the name describes a part of a GPU instance."""
         return self.compute_slices != self.gpu_slices
 
     def __str__(self) -> str:
@@ -53,7 +58,10 @@ class ProfileName:
 
 
 def parse_profile_name(text: str) -> ProfileName:
-    """Parse a name. Raises ProfileNameError with an empty `where`, which the caller knows."""
+    """Parse the name of a profile.
+
+    Raises ProfileNameError with an empty `where`. The caller knows the place.
+    """
     match = _NAME.fullmatch(text)
     if not match:
         loose = _LOOSE.fullmatch(text[:60].strip().lower())
@@ -81,7 +89,10 @@ def parse_profile_name(text: str) -> ProfileName:
 
 
 def nearest_profile(text: str, known: Iterable[str]) -> str:
-    """Return the known profile with the same slices and the most similar attribute and memory, or an empty text."""
+    """Return the known profile that is most similar to a text, or "".
+
+    Its slices must be equal. Its attribute and memory are as similar as possible.
+    """
     try:
         name = parse_profile_name(text)
         others = [parse_profile_name(other) for other in known]

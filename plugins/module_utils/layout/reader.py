@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read YAML-like data into typed values, and collect all problems, each with its place and fix.
+"""Read YAML-like data into typed values, and collect all problems.
 
-Independent of `gpu_layout`. A failed read reports the problem and returns None, so that reading continues.
+Each problem has its place and its fix. The module is independent of `gpu_layout`. If a value cannot be read, the
+problem is reported and None is returned, so that reading continues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONGEST_NUMBER = 20
 
 
 class Key(NamedTuple):
-    """An optional or required key of a mapping. `example` shows its use, for messages."""
+    """A key of a mapping, optional or required. `example` shows its use in messages."""
 
     example: str
     required: bool = False
@@ -34,14 +35,17 @@ def quoted(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Return the number in digits, or its length if it is very long, which Python refuses to format."""
+    """Return the number in digits.
+
+    If it is very long, its length is returned, because Python refuses to format it.
+    """
     if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
         return "a number of more than %d digits" % _LONGEST_NUMBER
     return "%s" % value
 
 
 def described(value: object) -> str:
-    """Return the value's type in YAML's terms."""
+    """Return the type of a value in the terms of YAML."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
@@ -59,11 +63,12 @@ def described(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """Return the most similar known word. Among equally similar ones, prefer one that starts with `word`.
+    """Return the most similar known word, or None.
 
-    Without a similar one, return the only word that starts with it: sm_percent for sm.
+    If several are equally similar, a word that starts with `word` is preferred. If none is similar, the only word that
+    starts with `word` is returned. For example, "sm" leads to "sm_percent".
     """
-    # A correct layout does not need it.
+    # Imported here, because a correct layout does not need it.
     import difflib
 
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
@@ -75,17 +80,20 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 
 
 def is_digits(text: str) -> bool:
-    """Return whether the text is a number in digits. `str.isdigit` also accepts superscripts, which `int` refuses."""
+    """Return whether the text is a number in digits.
+
+    `str.isdigit` is not used, because it also accepts superscripts, which `int` refuses.
+    """
     return text.isascii() and text.isdigit()
 
 
 def is_integer(value: object) -> bool:
-    """Return whether it is a whole number and not a boolean."""
+    """Return whether the value is a whole number. A boolean is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Node:
-    """A value with its place (``gpu_layout[0].mig``), an example, and the list of problems."""
+    """A value with its place (``gpu_layout[0].mig``), an example and the problems."""
 
     def __init__(self, value: Any, where: str, problems: list[Problem], example: str = "") -> None:
         self.value = value
@@ -156,7 +164,10 @@ class Node:
         return None
 
     def items(self, at_least: int, at_most: int | None = None) -> list[Node] | None:
-        """Return the elements of a list. `at_least` is 0 if an empty list is valid."""
+        """Return the elements of a list, or None after reporting an error.
+
+        `at_least` is 0 if an empty list is valid.
+        """
         if not isinstance(self.value, (list, tuple)):
             self.report_type("a list")
             return None
@@ -172,7 +183,7 @@ class Node:
         ]
 
     def fields(self, keys: dict[str, Key]) -> Fields | None:
-        """Return the mapping's fields, after reporting unknown and missing keys."""
+        """Return the fields of a mapping, after reporting unknown and missing keys."""
         if not isinstance(self.value, Mapping):
             self.report_type("a mapping")
             return None
@@ -198,7 +209,7 @@ class Node:
 
 
 class Fields:
-    """The known fields of a mapping as nodes."""
+    """The known fields of a mapping, as nodes."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self._nodes = nodes
@@ -210,5 +221,5 @@ class Fields:
         return self._nodes[key]
 
     def read(self, key: str, reader: Callable[[Node], T | None], default: T | None = None) -> T | None:
-        """Return the field as read by `reader`, or the default if it is absent."""
+        """Return the field as read by `reader`, or the default if it is missing."""
         return reader(self._nodes[key]) if key in self._nodes else default

@@ -13,10 +13,10 @@ from .profile_name import parse_profile_name
 #: Increased when a valid layout becomes invalid or changes its meaning.
 LAYOUT_VERSION = 1
 
-#: Values of `sharing` without a part in the entry. The others have a part of the same name.
+#: Values of `sharing` that have no part in the entry. Every other value has a part of the same name.
 WITHOUT_PART = ("exclusive", "shared")
 
-#: Limits of a layout, above any real number of GPUs, instances, clients or tenants.
+#: Limits for a layout. They are above any real number of GPUs, instances, clients or tenants.
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
@@ -38,7 +38,7 @@ class Selector:
 
     @property
     def names_one_gpu(self) -> bool:
-        """Return whether it selects exactly one GPU on every host."""
+        """Return whether the selector matches exactly one GPU on every host."""
         return self.kind in ("index", "uuid", "pci")
 
     def __str__(self) -> str:
@@ -48,49 +48,59 @@ class Selector:
 
 @frozen
 class MigInstance:
-    """`count` GPU instances of one profile. `placement` is the start in memory units, or None for the planner's choice.
+    """`count` GPU instances with one profile.
 
-    `compute_instances` has the names of the parts in order. Empty means one that spans the GPU instance.
+    `placement` is the start in memory units, or None if the planner chooses it. `compute_instances` has the names of
+    the compute instances in order. If it is empty, one compute instance spans the GPU instance.
     """
 
     profile: str
     count: int = 1
     placement: int | None = None
     compute_instances: tuple[str, ...] = ()
-    #: Key of the technique that shares the instance, and its part.
+    #: Key of the technique that shares the instance, and the technique's part.
     sharing: str | None = None
     part: Any = None
 
     @property
     def compute_slices(self) -> tuple[int, ...]:
-        """Return the slices of each part of the split, or none without a split."""
+        """Return the slices of each compute instance that splits the GPU instance.
+
+        Returns an empty tuple if the GPU instance is not split.
+        """
         return tuple(parse_profile_name(name).compute_slices for name in self.compute_instances)
 
 
 @frozen
 class Entry:
-    """One entry of the list. `part` is the value of the key named by `sharing`. exclusive and shared have none."""
+    """An entry in the list.
+
+    `part` is the value of the key that `sharing` names. exclusive and shared have no part.
+    """
 
     index: int
     selectors: tuple[Selector, ...]
     sharing: str
     part: Any = None
-    #: Name in messages of an entry that is not in the variable.
+    #: Name in messages for an entry that is not in the variable.
     label: str = ""
 
     @property
     def instances(self) -> tuple[MigInstance, ...]:
-        """Return the instances that the part divides each GPU into, or none for other parts."""
+        """Return the instances that a part `mig` divides each GPU into.
+
+        Returns an empty tuple for any other part.
+        """
         return self.part if isinstance(self.part, tuple) else ()
 
     @property
     def where(self) -> str:
-        """Return the entry's place for messages."""
+        """Return the place of the entry for messages."""
         return self.label or "gpu_layout[%d]" % self.index
 
 
 @frozen
 class Layout:
-    """The whole variable. GPUs without an entry are not changed."""
+    """The whole variable. If a GPU has no entry, it is not changed."""
 
     entries: tuple[Entry, ...]

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write gpu_layout as readable, canonical YAML, so that equal layouts have equal text.
+"""Write gpu_layout as readable, canonical YAML.
 
-A separate writer, because hosts may lack PyYAML. It writes only the data of `layout_to_data`.
+Equal layouts have equal text. The module has its own writer, because hosts may lack PyYAML. It writes only the data
+from `layout_to_data`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import json
 import re
 from typing import Any
 
-#: Words that are text in YAML 1.1 and 1.2 without quotes: names, profiles and sizes, but no numbers.
+#: Words that YAML 1.1 and 1.2 read as text without quotes: names, profiles and sizes. Numbers are excluded.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*|([0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z.+-]*|[0-9]+[MG]iB")
-#: Words that YAML 1.1 reads as something else.
+#: Words that YAML 1.1 does not read as text.
 _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def layout_yaml(data: list[dict[str, Any]]) -> str:
-    """Return the variable gpu_layout with this value, ending in a line break. Entries are blocks with short contents."""
+    """Return the variable gpu_layout with this value, ending in a line break.
+
+    Entries are blocks, and their short contents are in one line.
+    """
     if not data:
         return "gpu_layout: []\n"
     lines = ["gpu_layout:"]
@@ -37,7 +41,10 @@ def _field(mark: str, key: str, value: Any) -> list[str]:
 
 
 def _part(indent: str, value: Any) -> list[str]:
-    """Return the lines of a list of mappings, or of a mapping that contains one. None if one line is enough."""
+    """Return the lines for a list of mappings, or a mapping that contains one.
+
+    Returns None if one line is enough.
+    """
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return ["%s- %s" % (indent, flow(item)) for item in value]
     if not isinstance(value, dict):
@@ -62,7 +69,7 @@ def flow(value: Any) -> str:
         return value
     if isinstance(value, str):
         return '"%s"' % "".join(map(_escaped, value))
-    # JSON's numbers and booleans are YAML too.
+    # The numbers and booleans of JSON are valid in YAML too.
     return json.dumps(value)
 
 

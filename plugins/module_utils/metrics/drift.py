@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare a host's GPUs with its layout, even if some GPUs are broken. Pure.
+"""Compare a host's GPUs with its layout. Pure functions.
 
-Differences are the steps of a plan. Unlike a run, this continues after an error: GPUs that cannot be compared are reported as
-problems, and the rest are compared.
+The differences are the steps of a plan. Unlike a run, the comparison continues after an error. If a GPU cannot be
+compared, it is reported as a problem, and the other GPUs are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from ..services import Service
 
 @frozen
 class GpuDrift:
-    """A GPU of the layout: its desired sharing, and its differences as the steps of a plan."""
+    """A GPU in the layout.
+
+    It has its desired sharing, and its differences as the steps of a plan.
+    """
 
     gpu_uuid: str
     sharing: str
@@ -36,10 +39,11 @@ class GpuDrift:
 def compare(
     layout: Layout, host: Host, ownership: Ownership, services: Sequence[Service], lost: bool = False
 ) -> tuple[tuple[GpuDrift, ...], tuple[FleetError, ...]]:
-    """Return the drift of each GPU in the layout, and problems of GPUs that cannot be compared.
+    """Return the drift of each GPU in the layout, and problems.
 
-    `lost`: a GPU does not answer and is missing from `host`. Then an entry with a missing GPU is not reported as a problem, and
-    services across its GPUs are not compared.
+    There is a problem for each GPU that cannot be compared. `lost` is true if a GPU does not answer and is missing from
+    `host`. If so, it is not a problem if an entry lacks a GPU, and services that span the GPUs of this entry are not
+    compared.
     """
     desired, partial, problems = _targets(layout, host, lost)
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
@@ -53,7 +57,7 @@ def compare(
     plan = Plan(tuple(sorted(plans, key=lambda each: each.gpu.index)))
     whole = Layout(tuple(entry for entry in layout.entries if entry.where not in partial))
     differences = {each.gpu.uuid: [str(step) for step in each.shown_steps] for each in plan.gpus}
-    # Services on the GPUs of an incomplete entry cannot be judged.
+    # If an entry is incomplete, services on its GPUs cannot be compared.
     comparable = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
     for service in services:
         try:
@@ -67,7 +71,7 @@ def compare(
 
 
 def _targets(layout: Layout, host: Host, lost: bool) -> tuple[tuple[Target, ...], set[str], list[FleetError]]:
-    """Return the target of each GPU, the entries with a missing GPU, and the problems."""
+    """Return the target of each GPU, the entries that lack a GPU, and the problems."""
     entries, partial, problems = [], set(), []
     for entry in layout.entries:
         present = tuple(selector for selector in entry.selectors if any(matches(selector, gpu) for gpu in host.gpus))
@@ -104,5 +108,5 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
     except PlanError:
         if ownership is planner.ALL_OURS:
             raise
-        # Instances of others occupy the space, so the GPU differs from the layout.
+        # Instances of other owners occupy the space, so the GPU differs from the layout.
         return planner.plan_gpu(gpu, target)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a host once and compare it with its layout. Changes nothing, and does not wait for a running change."""
+"""Read a host once and compare it with its layout. Changes nothing.
+
+If a run is changing the host, this module does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ T = TypeVar("T")
 
 
 def look(read: Callable[[], Layout], directory: str, unlisted: str) -> Snapshot:
-    """Return a snapshot of the host, compared with the layout that `read` returns.
+    """Return a snapshot of the host, compared with the layout from `read`.
 
-    Partial failures become problems of the snapshot. Raises NvmlError if NVML does not start.
+    Partial failures become problems in the snapshot. Raises NvmlError if NVML does not start.
     """
     return _HostReading(directory, unlisted).snapshot(read)
 
@@ -49,17 +52,17 @@ class _HostReading:
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
             if busy is not None:
-                # The run may reset GPUs, so they must not be opened here.
+                # The run may reset GPUs, so this process must not open them.
                 return Snapshot(time.time(), changing=busy)
             hung = hung_children()
             if hung:
-                # This runs every minute. With a driver that hangs, each run would leave another process behind.
+                # This code runs every minute. If the driver hangs, each run would leave another process behind.
                 problem = "an earlier NVML call has not returned (pid %s)" % ", ".join(map(str, hung))
                 raise NvmlError("this host", problem, UnansweredCallError.ADVICE)
             session = held.enter_context(BoundedSession())
             session.observers = observers or ()
             host, private = session.observe(), session.private
-        # GPUs off the bus are not a failure here, because GpuLost reports them.
+        # GPUs that are off the bus are not problems here, because the alert GpuLost reports them.
         self._problems += [lost_error("this host", [gpu]) for gpu in host.lost if gpu.state != "is lost"]
         services = [each for each in (each.service(private) for each in SERVING) if self._succeeds(each.observe)]
         holders = _holders(host, services)
@@ -111,6 +114,9 @@ class _HostReading:
 
 
 def _holders(host: Host, services: Sequence[Service]) -> tuple[Holder, ...]:
-    """Return holders that run work. A service's own processes are excluded; its clients are not."""
+    """Return the holders that run work.
+
+    The processes of a service itself are excluded, but its clients are not.
+    """
     own = merged(service.own(clients=False) for service in services)
     return tuple(h for h in find_holders(host) if not h.watches and h.pid not in own.get(h.gpu_uuid, ()))

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render a host's snapshot in Prometheus' text format. Pure.
+"""Render a host's snapshot in the text format of Prometheus. Pure functions.
 
-Format: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and labels: docs/gpu-layout-metrics.md. Unknown values
-are omitted, never 0.
+The format is https://prometheus.io/docs/instrumenting/exposition_formats/. docs/gpu-layout-metrics.md has the names and
+labels. If a value is unknown, its sample is left out. It is never 0.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 @frozen
 class Snapshot:
-    """State of a host at one time. `gpus` are those that answered."""
+    """The state of a host at one time. `gpus` are the GPUs that answered."""
 
     time_seconds: float
     gpus: tuple[Gpu, ...] = ()
     #: GPUs in the layout.
     standing: tuple[GpuDrift, ...] = ()
-    #: GPUs that the collection changed and that the layout does not name.
+    #: GPUs that the collection changed and that lost their layout entry.
     unmanaged: tuple[Unmanaged, ...] = ()
     holders: tuple[Holder, ...] = ()
-    #: Metrics of services.
+    #: Metrics of the services.
     service_families: tuple[Family, ...] = ()
-    #: Failed parts of the check.
+    #: Parts of the check that failed.
     problems: tuple[FleetError, ...] = ()
     #: Set if a run was changing the host.
     changing: FleetError | None = None
@@ -46,7 +46,10 @@ class Snapshot:
 
 
 def render(families: Iterable[Family]) -> str:
-    """Return the text of the families with help and type, without empty families."""
+    """Return the text of the metric families, with help and type.
+
+    Empty families are left out.
+    """
     lines = []
     for family in families:
         if family.samples:
@@ -117,13 +120,16 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
 
 
 def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
-    """Return samples of each GPU and instance by kind. The kind process is present even if it is 0."""
+    """Return the number of holders of each GPU and instance, by kind.
+
+    The kind "process" has a sample even if its number is 0.
+    """
     samples = []
     for gpu in gpus:
         own = [holder for holder in holders if holder.gpu_uuid == gpu.uuid]
         places = {None: ("", ""), **{each.id: (each.profile, str(each.id)) for each in gpu.mig.instances}}
         for place, (profile, instance) in places.items():
-            # If its instance was destroyed meanwhile, the holder counts for the whole GPU.
+            # If the instance of a holder was destroyed after the scan, the holder counts for the whole GPU.
             kinds = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
             for kind in (PROCESS, *sorted(set(kinds) - {PROCESS})):
                 labels = dict(
@@ -138,9 +144,10 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
 
 
 def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sample]:
-    """Yield a sample for each device, which is an instance or a GPU without instances.
+    """Yield a sample for each device.
 
-    A process with an unknown instance counts for every instance, because it may work there.
+    A device is an instance, or a GPU without instances. If the instance of a process is unknown, the process counts for
+    every instance, because it may work there.
     """
     for gpu in gpus:
         own = _with_work([holder for holder in holders if holder.gpu_uuid == gpu.uuid])
@@ -159,9 +166,10 @@ def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sam
 
 
 def _with_work(holders: Sequence[Holder]) -> list[Holder]:
-    """Return holders with a context, and device handles of the same unit, container or job, such as data loaders.
+    """Return the holders that have a context, and device handles that belong to them.
 
-    Other device handles are excluded, because any user who may open the device node could make the GPU look busy.
+    A device handle belongs to a context if it is in the same unit, container or job. Data loaders are an example. Other
+    device handles are excluded. Otherwise any user who may open the device node could make the GPU look busy.
     """
     running = [holder for holder in holders if holder.kind in (PROCESS, MPS)]
     origins = {origin for origin in map(_origin, running) if any(origin)}

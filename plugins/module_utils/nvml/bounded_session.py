@@ -3,10 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run NVML calls in a child process, with a time limit for each call.
 
-A hung driver blocks the calling thread in the kernel, where no signal ends it, along with everything its process has open. The
-child has only its socket and the GPUs open, so a run that abandons it still exits and releases the host's lock.
+A hung driver blocks the calling thread in the kernel. No signal ends the thread, and everything that its process has
+open stays open. The child has only its socket and the GPUs open. A run can therefore abandon the child, exit, and
+release the lock of the host.
 
-The child writes the name of each call to shared memory first. The parent reads it if no response arrives.
+The child writes the name of each call to shared memory before the call. If no response arrives, the parent reads the
+name.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from ..proc_files import read
 from .calls import _binding
 from .session import Observer, Session
 
-# Seconds for reading calls. They take milliseconds, or seconds with a busy driver.
+# Time limit in seconds for calls that read. They take milliseconds, or seconds if the driver is busy.
 READ_SECONDS = 30.0
-# Seconds for calls that initialize GPUs. Each GPU takes up to 3 s (NVIDIA's page "Driver Persistence"), and a host has up to 16.
-# nvml.h: nvmlDeviceGetHandleByIndex and ...ByUUID "cause NVML to initialize the target GPU".
+# Time limit in seconds for calls that initialize GPUs. Each GPU takes up to 3 s (NVIDIA's page "Driver Persistence"),
+# and a host has up to 16 GPUs. nvml.h: nvmlDeviceGetHandleByIndex and ...ByUUID "cause NVML to initialize the target
+# GPU".
 START_SECONDS = 120.0
-# Seconds for calls that change a GPU. A change of MIG mode includes a reset, so the limit is that of a reset
-# (`reset.TIMEOUT_SECONDS`). NVIDIA documents no times for other calls.
+# Time limit in seconds for calls that change a GPU. A change of the MIG mode includes a reset, so the limit equals that
+# of a reset (`reset.TIMEOUT_SECONDS`). NVIDIA documents no times for other calls.
 CHANGE_SECONDS = 300.0
 _STARTS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandle")
 _CHANGES = (
@@ -47,19 +50,20 @@ _CHANGES = (
     "nvmlComputeInstanceDestroy",
 )
 _OF_A_GPU = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")
-# Calls named like a GPU's that concern the host.
+# Calls that affect the host, although they are named like calls for a GPU.
 _OF_THE_HOST = ("nvmlDeviceGetCount",)
-# Shared memory: start of the call in seconds of time.monotonic(), and its name with the GPU's label.
+# Layout of the shared memory: start of the call in seconds of time.monotonic(), and a text with the call's name and the
+# GPU's label.
 _NOTE, _TEXT_BYTES = struct.Struct("=d256s"), 256
-# Header of a message: number of the request, length of the content.
+# Header of a message: number of the request, and length of the content.
 _HEADER = struct.Struct("=QQ")
 _CHUNK_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
-# The child's name in /proc, at most 15 characters.
+# Name of the child in /proc. It may have at most 15 characters.
 COMM = "gpu-layout-nvml"
-# Abandoned children of this process that have not ended, with the error of each.
+# Abandoned children of this process that have not ended, and the error of each.
 _hanging: dict[int, UnansweredCallError] = {}
-# The child of the next session, if it was started ahead: note, connection and pid.
+# The child for the next session, if it was started ahead: (note, connection, PID).
 _ahead: list[tuple[CallNote, socket.socket, int]] = []
 
 
@@ -71,12 +75,12 @@ def seconds_for(call: str) -> float:
 
 
 def hung_children(proc: str = "/proc") -> list[int]:
-    """Return the pids of abandoned children of earlier runs whose NVML calls have not returned."""
+    """Return the PIDs of children that earlier runs abandoned in an NVML call."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _hangs("%s/%d" % (proc, pid))]  # noqa: PTH208
 
 
 def _hangs(folder: str) -> bool:
-    # Users can choose this name, so only root's processes count.
+    # Users can choose this name, so only processes of root count.
     if read(folder + "/comm").rstrip("\n") != COMM:
         return False
     status = read(folder + "/status")
@@ -84,15 +88,18 @@ def _hangs(folder: str) -> bool:
 
 
 class CallNote:
-    """Shared memory with the current NVML call of a child process."""
+    """Shared memory with the current NVML call of the child process."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NOTE.size)
 
     def write(self, call: str, where: str) -> None:
-        """Write the call that starts now, with the label of its GPU or host. An empty name means no call."""
+        """Record the call that is about to start, and the label of its GPU or host.
+
+        An empty name means that no call is running.
+        """
         text = "%s\t%s" % (call, where)
-        # The time first, so that the previous call's text never has an older time.
+        # Write the time first, so that the text of the previous call never has an older time.
         self._memory[:8] = struct.pack("=d", time.monotonic())
         self._memory[8 : _NOTE.size] = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
 
@@ -104,7 +111,7 @@ class CallNote:
 
 
 def _start() -> tuple[CallNote, socket.socket, int]:
-    """Start a child. Return the note of its calls, the connection to it, and its pid."""
+    """Start a child. Return (note of its calls, connection to it, its PID)."""
     note, parent = CallNote(), os.getpid()
     near, far = socket.socketpair()
     with far:
@@ -112,16 +119,17 @@ def _start() -> tuple[CallNote, socket.socket, int]:
 
 
 def start_ahead() -> None:
-    """Start the child of the next session.
+    """Start the child for the next session.
 
-    It loads pynvml while this process does other work, and makes no NVML call. The session reports a missing pynvml.
+    The child loads pynvml while this process does other work. It makes no NVML call. If pynvml is missing, the session
+    reports this.
     """
     if not _ahead:
         _ahead.append(_start())
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls this method of the child's Session."""
+    """Return a method that calls the method of the same name in the child's session."""
 
     @functools.wraps(method)
     def ask(self: BoundedSession, *args: Any, **named: Any) -> Any:
@@ -131,10 +139,11 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class BoundedSession:
-    """An NVML session in a child process, as a context manager. Not safe for several threads at once.
+    """An NVML session in a child process, as a context manager.
 
-    It has the methods of `Session`. Each also raises UnansweredCallError if an NVML call does not return or ends the child.
-    Later calls raise the same error immediately.
+    The session is not safe for several threads at once. It has the methods of `Session`. Each of them also raises
+    UnansweredCallError if an NVML call does not return or ends the child. All later calls then raise the same error
+    immediately.
     """
 
     give_up = _forwarded(Session.give_up)
@@ -152,12 +161,12 @@ class BoundedSession:
         if not _ahead:
             # Report a missing pynvml here. The child inherits the import.
             _binding()
-        #: Called after reading the GPUs, in this process.
+        #: Called in this process after the GPUs were read.
         self.observers: Sequence[Observer] = ()
         self.simulated = False
         self._child = 0
         self._number = 0
-        #: Whether a response is outstanding.
+        #: Whether the response to a request is pending.
         self._waits = False
         self._received = bytearray()
         #: Whether a request may have changed a GPU.
@@ -166,12 +175,15 @@ class BoundedSession:
 
     @property
     def private(self) -> bool:
-        """Return whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
+        """Return whether the GPUs are simulated for this process only.
+
+        Services and containers do not see such GPUs (docs/simulator.md).
+        """
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def __enter__(self) -> BoundedSession:
         for child, failure in list(_hanging.items()):
-            # A polling service leaves at most one such child.
+            # A service that polls therefore leaves at most one such child.
             if not child_process.has_ended(child):
                 raise failure
             del _hanging[child]
@@ -185,7 +197,8 @@ class BoundedSession:
 
     def __exit__(self, *_exc: Any) -> None:
         if self._failure is None and not self._waits:
-            # The child shuts NVML down. A hang here is not an error: all results were read, and the next run reports it.
+            # The child shuts NVML down. If it hangs here, this is not an error: all results have been read, and the
+            # next run reports the hang.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + seconds_for("nvmlShutdown")
@@ -203,7 +216,7 @@ class BoundedSession:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Close all GPUs during the body, as `Session.suspended` does."""
+        """Close all GPUs while the block runs, as in `Session.suspended`."""
         self._ask("suspend")
         try:
             yield
@@ -224,7 +237,7 @@ class BoundedSession:
             self._connection.sendall(_HEADER.pack(self._number, len(content)) + content)
             number, answer = self._message()
             while number != self._number:
-                # Skip the response to an interrupted request, as after Ctrl-C.
+                # Skip the response to an earlier request that was interrupted, such as by Ctrl-C.
                 number, answer = self._message()
         except UnansweredCallError as error:
             self._failure = error
@@ -240,7 +253,7 @@ class BoundedSession:
         return value
 
     def _message(self) -> tuple[int, bytes]:
-        """Return the number of the request and the content of the next response.
+        """Return (number of the request, content) of the next response.
 
         Raises UnansweredCallError if the current call takes too long or the child has ended.
         """
@@ -261,12 +274,15 @@ class BoundedSession:
                     raise self._ended()
                 received += chunk
             elif self._note.read() == (call, where, began):
-                # The child has not started another call meanwhile.
+                # The child has not started another call in the meantime.
                 name = call or "the process that calls NVML"
                 raise self._unanswered(where, "%s did not return within %d s" % (name, seconds), call)
 
     def _ready(self, deadline: float) -> bool:
-        """Wait for data until the deadline (seconds of time.monotonic()). Return whether data is available."""
+        """Wait until data is available. Return False at the deadline.
+
+        The deadline is in seconds of time.monotonic().
+        """
         return child_process.readable(self._connection, deadline)
 
     def _ended(self) -> UnansweredCallError:
@@ -278,7 +294,7 @@ class BoundedSession:
         return UnansweredCallError(where, problem, call=call or None, changes=self._changes)
 
     def _end(self) -> None:
-        """End the child, or abandon it if it hangs in the kernel."""
+        """End the child. If it hangs in the kernel, abandon it."""
         if self._child:
             child, self._child = self._child, 0
             self._connection.close()
@@ -287,7 +303,7 @@ class BoundedSession:
 
 
 class _ChildSession(Session):
-    """The child's session, which writes the note of each call first."""
+    """The session in the child. It records each call in the note first."""
 
     def __init__(self, note: CallNote) -> None:
         super().__init__()
@@ -296,7 +312,10 @@ class _ChildSession(Session):
         self._suspension: Any = None
 
     def _noted(self, call: str, gpu: str | None = None) -> None:
-        """Write the note of the next call. Calls without a GPU concern the last one."""
+        """Record the next call in the note.
+
+        A call that names no GPU belongs to the GPU of the previous call.
+        """
         gpu = gpu or self._gpu
         if gpu is not None:
             self._gpu_label = self._label(gpu)
@@ -331,19 +350,20 @@ class _ChildSession(Session):
 
 
 def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
-    """Answer requests in the child until the parent closes its end."""
-    # End with the parent, also when stopped or working on a request.
+    """Answer requests in the child until the parent closes its end of the socket."""
+    # End with the parent, even while the child is stopped or handles a request.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    # Garbage collection would copy every page that the child shares with its parent.
+    # Garbage collection would copy every memory page that the child shares with its parent.
     gc.disable()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
         file.write(COMM)
-    # The parent has loaded pynvml already, unless it started this child ahead. A missing one is the answer to the first request.
+    # If the parent did not start this child ahead, it has already loaded pynvml. If pynvml is missing, the first
+    # request returns this error.
     with contextlib.suppress(DriverAbsentError):
         _binding()
-    # Afterwards, because entries of the search path may be relative.
+    # Change the directory only after the import, because the search path may have relative entries.
     os.chdir("/")
     session: _ChildSession | None = None
 
@@ -369,7 +389,7 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
 
 
 def _answer(work: Callable[..., Any], *request: Any) -> bytes:
-    """Return (error, result) of a request."""
+    """Return (error, result) of a request as bytes."""
     try:
         return pickle.dumps((None, work(*request)), 4)
     except Exception as error:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Call NVML. Only this file imports pynvml (the package nvidia-ml-py).
+"""Call NVML. Only this file imports pynvml (package nvidia-ml-py).
 
-Every failure becomes an NvmlError with the call, NVML's code and the GPU.
+Every failure becomes an NvmlError that has the call, NVML's error code and the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Iterator, Sequence, TypeVar
 from ..errors import DriverAbsentError, NvmlError
 from ..model import LostGpu
 
-# Directory in which the role gpu_layout installs pynvml.py, for any interpreter.
+# The role gpu_layout installs pynvml.py in this directory, for any interpreter.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
 # Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
@@ -31,9 +31,9 @@ UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 1, 2, 9,
 INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 8, 11, 15, 18, 999
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
-# Codes that concern the driver or its library, also from a call for one GPU.
+# Error codes that affect the driver or its library, even if the call was for one GPU.
 _OF_HOST = (UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
-# Codes that concern a GPU as a whole, from any call.
+# Error codes that affect the whole GPU, whatever the call was.
 _OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
 
 _CURES = {
@@ -45,16 +45,16 @@ _CURES = {
     VERSION_MISMATCH: "The driver was upgraded while its kernel module was loaded. Reload the module or reboot the host.",
 }
 
-# More than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
+# Size of a list for a GPU's instances or placements. A GPU has at most 15 GPU instances with 8 compute instances each.
 _LIST_LENGTH = 32
 
 
-# Exists while the driver is loaded.
+# This file exists while the driver is loaded.
 _LOADED = "/proc/driver/nvidia/version"
 
 
 def driver_loaded() -> bool:
-    """Return whether the host has a driver for NVML, without using pynvml."""
+    """Return whether the host has a driver for NVML. Works without pynvml."""
     if Path(_LOADED).exists():
         return True
     try:
@@ -65,8 +65,11 @@ def driver_loaded() -> bool:
 
 
 def respawn_with_pynvml() -> None:
-    """Run the module again under an interpreter with pynvml and do not return, if there is one."""
-    # The command gpu-layout runs without Ansible.
+    """Restart the module with an interpreter that has pynvml.
+
+    If there is such an interpreter, this function does not return.
+    """
+    # Imported here, because the command gpu-layout runs without Ansible.
     from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
     if not has_respawned():
@@ -76,7 +79,10 @@ def respawn_with_pynvml() -> None:
 
 
 def lend(source: str) -> None:
-    """Use this text of pynvml.py in this process if the host has no pynvml. Writes nothing to the host."""
+    """Use the given text of pynvml.py in this process if the host has no pynvml.
+
+    Nothing is written to the host.
+    """
     try:
         _binding()
     except DriverAbsentError:
@@ -86,9 +92,9 @@ def lend(source: str) -> None:
 
 
 def installed_binding() -> str:
-    """Return the SHA-256 of pynvml.py in BINDING_DIRECTORY, in hexadecimal digits.
+    """Return the SHA-256 of the pynvml.py in BINDING_DIRECTORY as hex digits.
 
-    Empty if it is not a regular file of root with mode 0644, or if users other than root may replace it.
+    Returns "" if the file is not a regular file of root with mode 0644, or if users other than root may replace it.
     """
     # Imported here, because most modules do not need it.
     import hashlib
@@ -98,7 +104,8 @@ def installed_binding() -> str:
         status, folder = file.lstat(), file.parent.lstat()
         if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, stat.S_IFREG | 0o644):
             return ""
-        # Below a directory of Debian's group staff, the folder has that group and the set-group-id bit, which is safe.
+        # On Debian, the parent directory may belong to the group staff. The folder then has this group and the
+        # set-group-id bit, which is safe.
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != 0 or folder.st_mode & 0o022:
             return ""
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -107,8 +114,11 @@ def installed_binding() -> str:
 
 
 def _binding() -> Any:
-    """Return pynvml from BINDING_DIRECTORY or the interpreter's path. Raises DriverAbsentError with call=import."""
-    # The role's version precedes the interpreter's, which may be years old.
+    """Return pynvml from BINDING_DIRECTORY or the interpreter's search path.
+
+    Raises DriverAbsentError with call="import".
+    """
+    # The version from the role has precedence, because the interpreter's version may be years old.
     sys.path.insert(0, BINDING_DIRECTORY)
     try:
         import pynvml
@@ -124,17 +134,17 @@ def _binding() -> Any:
     return pynvml
 
 
-# Subclass of Calls, for the type of `with Session() as session`.
+# A subclass of Calls. Gives `with Session() as session` the right type.
 Started = TypeVar("Started", bound="Calls")
 
 
 class Calls:
-    """A started NVML library as a context manager, with methods for calls."""
+    """The started NVML library as a context manager, with methods for calls."""
 
     def __init__(self) -> None:
         self._nvml = _binding()
         self._handles: dict[str, Any] = {}
-        #: NVML's index of each known UUID, for messages.
+        #: Index in NVML for each known UUID, for messages.
         self._indices: dict[str, int] = {}
         #: The GPU for calls that do not name one: its UUID, or its index if the UUID is unknown.
         self._gpu: str | None = None
@@ -162,7 +172,10 @@ class Calls:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Close all GPUs during the body, because a reset is refused while any client has the GPU open."""
+        """Close all GPUs while the block runs.
+
+        A GPU refuses a reset while any client has the GPU open.
+        """
         self._nvml.nvmlShutdown()
         self._handles.clear()
         try:
@@ -171,7 +184,10 @@ class Calls:
             self._call("nvmlInit")
 
     def _list(self, item: Any, call: str, owner: Any, profile_id: int, optional: bool = False) -> list[Any]:
-        """Call a list function with a buffer of `item` for a profile of a device or GPU instance."""
+        """Call a function that returns a list, with a buffer of `item` elements.
+
+        `owner` is a device or a GPU instance, and `profile_id` one of its profiles.
+        """
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
         method = self._optional if optional else self._call
         if method(call, owner, profile_id, buffer, ctypes.byref(count)) is None:
@@ -179,10 +195,13 @@ class Calls:
         return [buffer[i] for i in range(count.value)]
 
     def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
-        """Return the call's result, or None if this GPU, driver or caller does not support it."""
+        """Return the result of a call, or None if it is not supported.
+
+        The GPU, the driver or the caller may not support the call.
+        """
         function = getattr(self._nvml, call, None)
         if function is None:
-            # An nvidia-ml-py older than the call.
+            # The installed nvidia-ml-py is older than this call.
             return None
         try:
             return function(*args)
@@ -191,12 +210,12 @@ class Calls:
                 return None
             raise self._error(call, error, None) from error
         except UnicodeDecodeError as error:
-            # nvidia-ml-py decodes all texts as UTF-8, but users choose the names of their programs.
+            # nvidia-ml-py decodes every text as UTF-8, but users choose the names of their programs.
             return _decoded(error)
 
     @contextlib.contextmanager
     def _error_context(self, gpu: str) -> Iterator[None]:
-        """Name this GPU in errors of calls in the body, also of calls on its instances."""
+        """Name this GPU in errors from the block, including calls for its instances."""
         before, self._gpu = self._gpu, gpu
         try:
             yield
@@ -204,9 +223,9 @@ class Calls:
             self._gpu = before
 
     def _best_effort(self, call: str, *args: Any) -> Any:
-        """Return the call's result, or None if it fails, for optional values.
+        """Return the result of a call for an optional value, or None if it fails.
 
-        Raises NvmlError if the code concerns the GPU as a whole.
+        Raises NvmlError if the error code affects the whole GPU.
         """
         try:
             return self._optional(call, *args)
@@ -233,7 +252,7 @@ class Calls:
             return _decoded(error)
 
     def _label(self, gpu: str | None) -> str:
-        """Return the GPU's index and UUID for messages."""
+        """Return the index and UUID of a GPU for messages."""
         if gpu in self._indices:
             return "gpu %d (%s)" % (self._indices[gpu], gpu)
         return "gpu %s" % gpu if gpu else "this host"
@@ -253,9 +272,12 @@ class Calls:
 
 
 def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError:
-    """Return the error for these lost GPUs, with the fix. `done` describes the result for other GPUs."""
+    """Return the error for these lost GPUs, with the fix.
+
+    `done` describes the result for the other GPUs.
+    """
     first = gpus[0]
-    # A GPU without any other information counts as off the bus.
+    # If only the index of the GPU is known, the GPU is assumed to be off the bus.
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
     if code in (None, GPU_IS_LOST):
@@ -282,5 +304,8 @@ def _decoded(error: UnicodeDecodeError) -> str:
 
 
 def _code_name(error: Any) -> str:
-    """Return NVML's name of the code without NVML_ERROR_, in the spelling of nvidia-ml-py's exceptions."""
+    """Return NVML's name of an error code without NVML_ERROR_.
+
+    The spelling is that of the exceptions in nvidia-ml-py.
+    """
     return type(error).__name__.replace("NVMLError_", "")

@@ -13,15 +13,18 @@ from typing import Sequence
 from ..model import Gpu, LostGpu
 
 DEVICES = "/sys/bus/pci/devices"
-# The driver's file of a GPU, with its UUID.
+# The driver's information file for a GPU. It contains the UUID.
 _INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
 _NVIDIA = "0x10de"
-# PCI base class 03 is a display controller. Data center GPUs are 0302 (3D controller).
+# PCI base class 03 is a display controller. Data center GPUs have class 0302 (3D controller).
 _DISPLAY = "0x03"
 
 
 def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
-    """Return `address` and `device_id` (four hex digits) of each NVIDIA GPU by address, or [] without sysfs."""
+    """Return the NVIDIA GPUs on the PCI bus, in the order of their addresses.
+
+    Each has `address` and `device_id` (four hex digits). Returns [] if there is no sysfs.
+    """
     gpus = []
     folder = Path(devices)
     for device in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -34,8 +37,9 @@ def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
 def expected_gpus(devices: str = DEVICES) -> list[str]:
     """Return the addresses of the NVIDIA GPUs that the driver should list, in order.
 
-    They are bound to the driver nvidia or to none. GPUs of other drivers (vfio-pci, nouveau) and virtual functions do not
-    count. Neither does a boot display adapter without a driver, which may be too old for this one.
+    These GPUs are bound to the driver nvidia or to no driver. GPUs with other drivers (vfio-pci, nouveau) and virtual
+    functions do not count. A boot display adapter without a driver does not count either, because it may be too old for
+    the NVIDIA driver.
     """
     expected = []
     for gpu in nvidia_gpus(devices):
@@ -48,9 +52,10 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
 
 
 def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> tuple[LostGpu, ...]:
-    """Return the lost GPUs, with GPUs that the driver does not list and the address of one without an address.
+    """Return the lost GPUs, and add GPUs that the driver does not list.
 
-    Simulated GPUs are not on the machine's bus, unless gpusim kernel-files covers it.
+    If one lost GPU has no address, its address is added if it can be determined. Simulated GPUs are not on the bus of
+    the machine, unless `gpusim kernel-files` simulates the bus.
     """
     if simulated and not os.path.ismount(DEVICES):
         return tuple(lost)
@@ -59,7 +64,7 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
     unplaced = [gpu for gpu in lost if gpu.pci_address is None]
     elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
     if len(missing) == len(unplaced) == 1 and not elsewhere:
-        # The only GPU without an address must be at the only address without a GPU.
+        # If one GPU has no address and one address has no GPU, they belong together.
         placed = dataclasses.replace(unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or _uuid(missing[0]))
         return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
     if len(missing) <= len(unplaced) + len(elsewhere):
@@ -69,7 +74,7 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
 
 
 def _uuid(address: str) -> str | None:
-    """Return the UUID in the driver's file of the GPU at this address, or None."""
+    """Return the UUID from the driver's information file for this address, or None."""
     try:
         lines = Path(_INFORMATION % address).read_text().splitlines()
     except OSError:

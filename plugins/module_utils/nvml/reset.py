@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reset a GPU, the only step of a MIG mode change without an NVML call.
+"""Reset a GPU. This step of a MIG mode change has no NVML call.
 
-nvidia-smi resets hardware. It refuses simulated GPUs, which gpusim resets.
+nvidia-smi resets hardware, but refuses to reset simulated GPUs. gpusim resets those.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from typing import Callable
 from ..command import TimeoutExpired, run_tool
 from ..errors import ResetRefusedError
 
-# Resets of an 8-GPU baseboard take tens of seconds. Longer ones hang.
+# The GPUs of an 8-GPU baseboard take tens of seconds to reset. A reset that takes longer than this limit hangs.
 TIMEOUT_SECONDS = 300
 
-# Resets the GPU with a UUID. The second argument is whether it is simulated.
+# A function that resets the GPU with this UUID. The second argument is true if the GPU is simulated.
 Reset = Callable[[str, bool], None]
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:
-    """Reset the GPU with this UUID. Raises ResetRefusedError with the tool's message, as for a GPU in use."""
+    """Reset the GPU with this UUID.
+
+    Raises ResetRefusedError with the message of the tool, for example if the GPU is in use.
+    """
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop the processes that use the GPU and run again, or reboot the host."
     try:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read `model` values and perform single actions with NVML. Use one Session per process."""
+"""Read `model` values and make single changes with NVML.
+
+Use one Session per process.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ from .pci import with_bus
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 # NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
 _VGPU_GUEST = 2
-# The device for GPUs in the Windows Subsystem for Linux.
+# Device node of the GPUs in the Windows Subsystem for Linux.
 WSL_DEVICE = "/dev/dxg"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
-# Longs of a bitmap of NUMA nodes. Linux has at most 1024 (CONFIG_NODES_SHIFT).
+# Number of longs in a bitmap of NUMA nodes. Linux has at most 1024 nodes (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
 # Kind of the placeholder for processes that NVML does not list.
 UNKNOWN = "unknown"
-# NVML's values for "no such instance" in process lists, and "no value" in sizes.
+# NVML's values for "no such instance" in process lists, and for "no value" in sizes.
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
@@ -51,39 +54,51 @@ class Observer(Protocol):
 
 
 class Session(Calls):
-    """One NVML session, as a context manager. Not safe for several threads at once."""
+    """One NVML session, as a context manager.
+
+    The session is not safe for several threads at once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: Called each time that GPUs are observed.
+        #: Called each time the GPUs are observed.
         self.observers: Sequence[Observer] = ()
-        #: Whether NO_PERMISSION concerns one GPU (a container without its device node). For users other than root it concerns
-        #: the user and all GPUs.
+        #: Whether NO_PERMISSION affects one GPU only, as in a container without its device node. For users other than
+        #: root, it affects all GPUs.
         self.denied_is_lost = os.geteuid() == 0
-        #: UUIDs of the GPUs that reported a list of MIG profiles, by model and list.
+        #: By model: each reported list of MIG profiles, and the UUIDs of the GPUs that reported it.
         self._profiles: dict[tuple[str, int], dict[tuple[GpuInstanceProfile, ...], set[str]]] = {}
-        #: The last read GPUs, by UUID.
+        #: GPUs as last read, by UUID.
         self._read: dict[str, Gpu] = {}
-        #: Readable GPUs that count as lost, with the failure of another call, by UUID.
+        #: GPUs that are readable but count as lost, by UUID, and the failure that caused this.
         self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
 
     @property
     def simulated(self) -> bool:
-        """Return whether the library is the collection's simulated one, which exports an additional symbol."""
+        """Return whether the library is the collection's simulated NVML.
+
+        The simulated library exports an additional symbol.
+        """
         return hasattr(self._nvml.nvmlLib, "gpusimVersion")
 
     @property
     def private(self) -> bool:
-        """Return whether the GPUs are simulated for this process only (docs/simulator.md), unknown to services and containers."""
+        """Return whether the GPUs are simulated for this process only.
+
+        Services and containers do not see such GPUs (docs/simulator.md).
+        """
         return self.simulated and "GPUSIM_STATE" in os.environ
 
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
-        """Read everything that planning needs, and with `telemetry` also current utilization.
+        """Read everything that planning needs.
 
-        A GPU with a failing call is in `lost` with the failure, as is one on the PCI bus that the driver does not list. With
-        `only` (a UUID), only this GPU is read, and the others are those last read. Raises NvmlError for failures of the host.
+        If `telemetry` is true, also read the current utilization. If `only` is a UUID, only this GPU is read, and the
+        other GPUs are returned as last read.
+
+        If a call for a GPU fails, the GPU is in `lost` with the failure. A GPU that is on the PCI bus but not listed by
+        the driver is in `lost`, too. Raises NvmlError if a call for the host fails.
         """
         cuda = self._best_effort("nvmlSystemGetCudaDriverVersion_v2")
         readings = [self._read_gpu(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
@@ -101,13 +116,16 @@ class Session(Calls):
         )
 
     def give_up(self, gpu: str, error: NvmlError) -> None:
-        """Count the GPU as lost for the rest of the session, because it is readable but fails to change."""
+        """Count a GPU as lost for the rest of the session.
+
+        The GPU is readable, but a change of it failed.
+        """
         self._given_up[gpu] = error
 
     def utilizations(self) -> dict[str, tuple[int, int | None]]:
-        """Return each GPU's index and utilization over the last second in percent (None in MIG mode), by UUID.
+        """Return (index, utilization in percent) of each GPU, by UUID.
 
-        GPUs that fail are omitted.
+        The utilization is that of the last second. It is None in MIG mode. GPUs that fail are left out.
         """
         utilizations = {}
         for index in range(self._call("nvmlDeviceGetCount")):
@@ -119,7 +137,10 @@ class Session(Calls):
         return utilizations
 
     def memory_by_process(self, gpu: str) -> dict[int, int]:
-        """Return the memory of a GPU's processes in bytes by pid, summed over MIG instances. Raises NvmlError."""
+        """Return the memory of each process on a GPU in bytes, by PID.
+
+        The memory on all MIG instances is added. Raises NvmlError.
+        """
         handle = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
         memory: dict[int, int] = {}
         for entry in self._call("nvmlDeviceGetComputeRunningProcesses", handle, gpu=gpu):
@@ -148,9 +169,9 @@ class Session(Calls):
             return self._lost(index, handle, error)
 
     def _without_sick_profiles(self, readings: Sequence[Gpu | LostGpu]) -> list[Gpu | LostGpu]:
-        """Count GPUs without MIG profiles as lost if others of their model have some.
+        """Count GPUs without MIG profiles as lost if others of the same model have some.
 
-        Only GPUs in the same mode are compared: driver 535 lists no profiles while MIG mode is off.
+        Only GPUs in the same mode are compared, because driver 535 lists no profiles while MIG mode is off.
         """
         gpus = [gpu for gpu in readings if isinstance(gpu, Gpu) and gpu.mig.capable]
         listed = {(gpu.name, gpu.mig.enabled) for gpu in gpus if gpu.mig.profiles}
@@ -165,7 +186,10 @@ class Session(Calls):
         ]
 
     def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
-        """Return the lost GPU with the identity that it still reports, or reported earlier in this session."""
+        """Return the lost GPU with its identity.
+
+        The GPU still reports the identity, or reported it earlier in this session.
+        """
         identity: dict[str, Any] = {}
         if handle is not None:
             for name, call in (
@@ -224,7 +248,10 @@ class Session(Calls):
         )
 
     def _compute_mode_fixed(self, handle: Any, mode: int | None) -> str | None:
-        """Return why the compute mode cannot be set, as far as is known without trying."""
+        """Return why the compute mode cannot be set, or None.
+
+        Only reasons that are known without trying are returned.
+        """
         if mode is None:
             return "the driver reports no compute mode for it"
         if self._best_effort("nvmlDeviceGetVirtualizationMode", handle) == _VGPU_GUEST:
@@ -234,8 +261,8 @@ class Session(Calls):
         return None
 
     def _numa_node(self, handle: Any, address: str | None) -> int | None:
-        # The kernel knows the slot's node. Without /sys, use the node whose memory is nearest according to NVML.
-        # nvmlDeviceGetNumaNodeId is for GPUs that are NUMA nodes themselves (with a Grace CPU).
+        # The kernel knows the NUMA node of the slot. Without /sys, NVML's nearest memory node is used.
+        # nvmlDeviceGetNumaNodeId is not used, because it is for GPUs that are NUMA nodes themselves (with a Grace CPU).
         try:
             node = int(Path("/sys/bus/pci/devices", address or "none", "numa_node").read_text())
             return node if node >= 0 else None
@@ -277,13 +304,16 @@ class Session(Calls):
         )
 
     def _processes(self, handle: Any) -> tuple[Process, ...]:
-        """Return the processes of a GPU, with MIG of all its instances (nvml.h: aggregated for permitted callers)."""
+        """Return the processes on a GPU.
+
+        In MIG mode, the list has the processes of all instances, if the caller has permission (nvml.h).
+        """
         compute = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
         graphics = self._optional("nvmlDeviceGetGraphicsRunningProcesses", handle)
         mps = self._optional("nvmlDeviceGetMPSComputeRunningProcesses", handle)
         found = []
         if compute is None:
-            # Unlisted processes may exist, so the GPU counts as in use.
+            # There may be processes that are not listed, so the GPU counts as in use.
             found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
         # MPS clients are in both lists (H200, driver 580).
         clients = {_identity(entry) for entry in mps or ()}
@@ -315,10 +345,11 @@ class Session(Calls):
         return Mig(True, enabled, pending, profiles, instances)
 
     def _profiles_of(self, handle: Any, model: tuple[str, int], uuid: str) -> tuple[GpuInstanceProfile, ...]:
-        """Return the GPU's profiles, from other GPUs if two of its model agree.
+        """Return the MIG profiles of a GPU.
 
-        This saves most calls on large hosts. One list is not trusted: a sick GPU reports too few profiles, and no call
-        distinguishes an unsupported profile from a fault.
+        If two GPUs of the same model have reported equal lists, this list is returned. This saves most of the calls on
+        large hosts. A single list is not trusted: a faulty GPU reports too few profiles, and no call distinguishes an
+        unsupported profile from a fault.
         """
         lists = self._profiles.setdefault(model, {})
         agreed = [profiles for profiles, uuids in lists.items() if profiles and len(uuids) > 1]
@@ -372,7 +403,10 @@ class Session(Calls):
         return tuple(sorted(instances, key=lambda i: i.placement))
 
     def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
-        """Return UUIDs of MIG devices by (GPU instance id, compute instance id). Any slot may be empty."""
+        """Return the UUIDs of the MIG devices.
+
+        The keys are (GPU instance id, compute instance id). Any slot may be empty.
+        """
         uuids = {}
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             device = self._optional("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -431,11 +465,14 @@ class Session(Calls):
     # ------------------------------------------------------------------ single actions
 
     def set_mig_mode(self, gpu: str, enabled: bool) -> int:
-        """Request a MIG mode. Return the activation status: SUCCESS, or IN_USE or RESET_REQUIRED if it is pending."""
+        """Request a MIG mode and return the activation status.
+
+        The status is SUCCESS. If the mode is pending, it is IN_USE or RESET_REQUIRED.
+        """
         return self._call("nvmlDeviceSetMigMode", self._handle(gpu), int(enabled), gpu=gpu)
 
     def mig_mode(self, gpu: str) -> tuple[bool, bool]:
-        """Return the (current, pending) MIG mode."""
+        """Return (current MIG mode, pending MIG mode)."""
         current, pending = self._call("nvmlDeviceGetMigMode", self._handle(gpu), gpu=gpu)
         return bool(current), bool(pending)
 
@@ -455,7 +492,10 @@ class Session(Calls):
     def create_compute_instance(
         self, gpu: str, profile_id: int, gpu_instance_start: int, compute_slices: int, start: int | None
     ) -> None:
-        """Create a compute instance in the GPU instance of this profile and start. `start` sets its placement there."""
+        """Create a compute instance in the GPU instance with this profile and start.
+
+        `start` is its placement in the GPU instance.
+        """
         instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
         with self._error_context(gpu):
             profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
@@ -481,7 +521,7 @@ class Session(Calls):
 
     def _handle(self, gpu: str) -> Any:
         if gpu not in self._handles:
-            # By UUID, because an index may refer to another GPU after a reset.
+            # Search by UUID, because an index may refer to another GPU after a reset.
             self._handles[gpu] = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
         return self._handles[gpu]
 
@@ -501,21 +541,24 @@ class Session(Calls):
 
 
 def _identity(entry: Any) -> tuple[int, int, int]:
-    """Return the pid of a listed process and NVML's ids of its instances."""
+    """Return the PID of a listed process, and the ids of its instances in NVML."""
     gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
     return entry.pid, gpu_instance, compute_instance
 
 
 def _line(text: str | None) -> str | None:
-    """Return a user's text in printable form. NVML truncates it."""
+    """Return a user's text in printable form. NVML truncates such texts."""
     return None if text is None else printable(text)
 
 
 def _text(value: bytes | str) -> str:
-    """Return a text. Older releases of nvidia-ml-py have bytes in structures."""
+    """Return a value as text. Older releases of nvidia-ml-py return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _pci_address(pci: Any) -> str:
-    """Return domain:bus:device.function in the form of sysfs. NVML pads the domain to eight digits."""
+    """Return a PCI address as domain:bus:device.function, as in sysfs.
+
+    NVML pads the domain to eight digits.
+    """
     return "%04x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)

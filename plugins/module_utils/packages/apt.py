@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run APT for all packages that this collection installs.
 
-Queries use a private directory with separate package lists, sources and pins. The host's package manager, lists and
-configuration do not change. So a dry run on a bare host knows exact versions, and a repository with a wrong signature, or one
-that does not answer, is found before any file is written.
+Queries use a private directory with its own package lists, sources and pins. They do not change the package manager,
+lists and configuration of the host. A run in check mode therefore knows exact versions even on a bare host. If a
+repository does not answer or has a wrong signature, this is found before any file is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ARCHIVES = "/var/cache/apt/archives"
 _FOLDERS = (("sources", "/etc/apt/sources.list.d"), ("preferences", "/etc/apt/preferences.d"))
 _BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
 _ADDRESS = re.compile(r"\w+://(\S+)")
-#: A mirror that hangs must not block the run. apt's default is two minutes a try.
+#: A mirror that hangs must not block the run. apt's own timeout is two minutes per try.
 _NETWORK = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30")
 CHANGE = (
     "apt-get", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages",
@@ -35,7 +35,7 @@ CHANGE = (
 
 
 class AptBase(Manager):
-    """The host's APT."""
+    """APT on this host."""
 
     manager = "apt"
     command = CHANGE
@@ -43,7 +43,10 @@ class AptBase(Manager):
     # -- Queries --------------------------------------------------------------------------------------------------------
 
     def open_private(self) -> Path:
-        """Return a directory for queries, with the host's sources, pins and lists, without those of this role."""
+        """Return a private directory for queries.
+
+        It has the sources, pins and lists of the host, without those of this role.
+        """
         private = self.make_private()
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
@@ -61,26 +64,32 @@ class AptBase(Manager):
             "-o", "Dir::Etc::preferencesparts=%s" % (private / "preferences"),
             "-o", "Dir::State::lists=%s" % (private / "lists"),
             "-o", "Dir::Cache=%s" % private,
-            # Downloads are kept for the change, which may follow after a drain.
+            # Keep downloads for the change, which may run later, after a drain.
             "-o", "Dir::Cache::archives=%s" % ARCHIVES,
             "-o", "APT::Get::List-Cleanup=0",
         )  # fmt: skip
         return private
 
     def ask_also(self, sources: Path, url: str) -> None:
-        """Download the lists of this sources file, for the repository at `url`. Raises PlanError if it is unusable."""
+        """Download the lists in this sources file, for the repository at `url`.
+
+        Raises PlanError if the repository is unusable.
+        """
         problem = self.update(sources)
         if problem:
             raise self.refused(url, problem)
 
     def update(self, sources: Path | None = None) -> str:
-        """Download the lists of one sources file, or of all. Returns an empty text or the error."""
+        """Download the lists of one sources file, or of all. Return "" or the error."""
         only = ("-o", "Dir::Etc::sourcelist=%s" % sources, "-o", "Dir::Etc::sourceparts=-") if sources else ()
         cleanup = ("-o", "APT::Get::List-Cleanup=0")
         return self.problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the sources' versions of each package, in apt's order of preference."""
+        """Return the versions that the sources have of each package.
+
+        They are in apt's order of preference.
+        """
         found: dict[str, list[str]] = {name: [] for name in names}
         done = self.call(["apt-cache", *self._options, "madison", *names])
         for line in done.stdout.splitlines():
@@ -90,13 +99,15 @@ class AptBase(Manager):
         return found
 
     def simulate(self, arguments: Sequence[str], retry: bool) -> str:
-        """Return the output of a simulation. `retry`: the lists may be old, or missing on a new host.
+        """Return the output of a simulation.
 
-        Raises PlanError if apt finds no solution."""
+        If `retry` is true, a failed simulation is repeated with new lists, because the lists may be old, or missing on
+        a new host. Raises PlanError if apt finds no solution.
+        """
         command = [*CHANGE, "--simulate", *self._options, *arguments]
         done = self.call(command)
         if done.returncode != 0 and retry:
-            # A source that does not answer matters only if the simulation fails without it.
+            # If a source does not answer, this matters only if the simulation fails without the source.
             self.update()
             done = self.call(command)
         if done.returncode != 0:
@@ -108,7 +119,7 @@ class AptBase(Manager):
             )
         return done.stdout
 
-    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:
@@ -128,23 +139,32 @@ class AptBase(Manager):
         return self.problem_of(self.call(["apt-mark", "unhold", *names]))
 
     def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
-        """Delete the files of installed packages (name, version): apt keeps files that it only downloaded."""
+        """Delete the files of installed packages, given as (name, version).
+
+        If apt only downloads a package, it keeps the file.
+        """
         for name, version in packages:
-            # apt quotes the colon of an epoch in file names.
+            # In file names, apt quotes the colon of an epoch.
             for path in Path(ARCHIVES).glob(glob.escape("%s_%s_" % (name, version.replace(":", "%3a"))) + "*.deb"):
                 path.unlink()
 
     def forget_lists(self, sources: str) -> None:
-        """Delete the lists of removed sources (a file's text), as the next `apt-get update` would."""
+        """Delete the lists of removed sources, as the next `apt-get update` would.
+
+        `sources` is the text of a sources file.
+        """
         for address in _ADDRESS.findall(sources):
-            # apt's file names have no scheme, underscores for slashes, and quoted underscores.
+            # In apt's file names, the scheme is missing, underscores are quoted, and slashes are underscores.
             name = address.rstrip("/").replace("_", "%5f").replace("/", "_")
             for path in Path(LISTS).glob(glob.escape(name) + "_*"):
                 path.unlink()
 
 
 def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
-    """Return packages in any state, with these names or all. Raises PlanError if dpkg fails."""
+    """Return packages in any state: those with these names, or all.
+
+    Raises PlanError if dpkg fails.
+    """
     form = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
     done = call(["dpkg-query", "-W", "-f", form, *names])
     # dpkg fails for an unknown name, but still prints the other packages.
@@ -160,7 +180,7 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
 
 
 def complaints(output: str) -> str:
-    """Return the error lines, else the warnings, else the last line."""
+    """Return the lines with errors, or else the warnings, or else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):
         found = [line for line in lines if line.startswith(marks)]

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run DNF (version 4, of RHEL 8 to 10) for all packages that this collection installs.
+"""Run DNF for all packages that this collection installs.
 
-Questions use a repository of the command line, not of /etc/yum.repos.d. Changes ignore version locks: the collection's own would
-hide the version that it is asked for. The driver refuses a plan that changes a package locked by an administrator.
+It is DNF version 4, on RHEL 8 to 10. Queries use a repository that is given on the command line, not one in
+/etc/yum.repos.d. Changes ignore version locks, because the collection's own locks would hide the requested version. If
+a plan changes a package that an administrator has locked, the driver refuses the plan.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _REPOSITORIES = "/etc/yum.repos.d"
 _LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 _SETTINGS = (
     "--setopt=install_weak_deps=False",
-    # Removing a package must not remove dependencies that others may need.
+    # When a package is removed, its dependencies must stay, because other packages may need them.
     "--setopt=clean_requirements_on_remove=False",
-    # By default DNF waits without limit for another DNF.
+    # By default, DNF waits for another DNF without a limit.
     "--setopt=exit_on_lock=True",
-    # A locked package is hidden in all other versions (versionlock of dnf-plugins-core).
+    # If a package is locked, all its other versions are hidden (versionlock in dnf-plugins-core).
     "--disableplugin=versionlock",
 )
 DNF = ("dnf", "--assumeyes", "--quiet", *_SETTINGS)
 #: DNF's exit status if another DNF is running, and the seconds to wait for it, as for apt.
 _LOCKED, _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 200, 120, 2
-#: A row of `dnf history list`, and a line of `dnf history info`.
+#: A row in `dnf history list`, and a line in `dnf history info`.
 _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$")
 
 
 class DnfBase(Manager):
-    """The host's DNF."""
+    """DNF on this host."""
 
     manager = "dnf"
     command = DNF
@@ -50,7 +51,10 @@ class DnfBase(Manager):
         super().__init__(owner, _Patient(call))
 
     def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
-        """Use this repository in addition to the host's. Raises PlanError if it is unusable."""
+        """Use this repository in addition to those of the host.
+
+        Raises PlanError if the repository is unusable.
+        """
         keyring = self.make_private() / "key"
         keyring.write_bytes(key)
         asked = self._asked
@@ -66,21 +70,27 @@ class DnfBase(Manager):
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
         if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
-            # The file of an earlier run may have another address.
+            # The file from an earlier run may have another address.
             self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property
     def _asked(self) -> str:
-        """Return the repository's name for queries. A file with its own name may exist already."""
+        """Return the name of the repository for queries.
+
+        It is a new name, because a file with the repository's own name may exist already.
+        """
         return self.owner.name + "-asked"
 
     def close(self) -> None:
-        """Remove the private directory and its downloads."""
+        """Remove the private directory with its downloads."""
         super().close()
         forget_cache(self._asked)
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the versions that the repositories have of each package, as VERSION-RELEASE."""
+        """Return the versions that the repositories have of each package.
+
+        The format is VERSION-RELEASE.
+        """
         found: dict[str, list[str]] = {name: [] for name in names}
         form = "%{name}\\t%{version}-%{release}\\n"
         done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
@@ -91,12 +101,13 @@ class DnfBase(Manager):
         return found
 
     def simulate(self, *arguments: str) -> list[tuple[str, str, str]]:
-        """Return what a change would do: (action, name, VERSION-RELEASE), where the action is install or remove.
+        """Return the predicted changes: (action, name, VERSION-RELEASE).
 
-        Raises PlanError if DNF finds no way."""
+        The action is "install" or "remove". Raises PlanError if DNF finds no solution.
+        """
         done = self.call(["dnf", "--assumeno", *_SETTINGS, *self._options, *arguments])
         rows = table(done.stdout)
-        # Its question remains without an answer, which is status 1.
+        # DNF asks a question and gets no answer, which leads to status 1.
         if done.returncode != 0 and not rows:
             raise PlanError(
                 "packages",
@@ -107,15 +118,15 @@ class DnfBase(Manager):
         return rows
 
     def dependents(self, names: Sequence[str]) -> list[str]:
-        """Return the installed packages that need one of these directly."""
+        """Return the installed packages that directly need one of these packages."""
         done = self.call(["rpm", "-e", "--test", *names])
-        # rpm prints "needed by (installed) NAME-VERSION" for packages that would break.
+        # If a package would break, rpm prints "needed by (installed) NAME-VERSION".
         needed = [
             line.rpartition("(installed) ")[2].strip() for line in done.stderr.splitlines() if "(installed)" in line
         ]
         return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
 
-    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
     def problem_of(done: Done) -> str:
@@ -123,11 +134,14 @@ class DnfBase(Manager):
 
     @property
     def comment(self) -> str:
-        """Return the option that marks a transaction as the role's own in DNF's history."""
+        """Return the option that marks a transaction in DNF's history as the role's own."""
         return "--comment=%s" % self.owner.name
 
     def repair(self) -> str:
-        """Complete a killed transaction: remove the old version of packages that are installed in two versions."""
+        """Complete a killed transaction.
+
+        If a package is installed in two versions, the old version is removed.
+        """
         if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
             problem = self.change(self.comment, "remove", "--duplicates")
             if problem:
@@ -136,12 +150,15 @@ class DnfBase(Manager):
         return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 
     def mark(self) -> str:
-        """Return the number of DNF's last transaction: 0 without one, empty if unreadable."""
+        """Return the number of DNF's last transaction.
+
+        It is "0" if there is none, and "" if it cannot be read.
+        """
         numbers = self._history()
         return "" if numbers is None else str(max(numbers, default=0))
 
     def undo(self, mark: str) -> str:
-        """Undo the role's own transactions after `mark`, the newest first."""
+        """Undo the role's own transactions after `mark`, newest first."""
         numbers = self._history() if mark else None
         if numbers is None:
             return "the history of DNF cannot be read"
@@ -164,7 +181,7 @@ class DnfBase(Manager):
         return comments == [self.owner.name]
 
     def hold(self, names: Sequence[str]) -> str:
-        """Lock the packages to their installed versions, in place of older locks."""
+        """Lock the packages to their installed versions. Older locks are replaced."""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
             problem = self.change("install", _LOCK_PLUGIN)
             if problem:
@@ -176,7 +193,7 @@ class DnfBase(Manager):
         names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
         if not names:
             return ""
-        # A lock on another version stays beside the new one otherwise, and permits both.
+        # An old lock on another version would stay besides the new one and would permit both versions.
         self.call(["dnf", "--quiet", "versionlock", "delete", *names])
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 
@@ -184,12 +201,12 @@ class DnfBase(Manager):
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
 
     def forget_lists(self, sources: str) -> None:
-        """Delete what DNF keeps of the owner's repository."""
+        """Delete the data that DNF keeps about the owner's repository."""
         forget_cache(self.owner.name)
 
 
 class _Patient:
-    """Run a command again while another DNF is at work."""
+    """Run a command again while another DNF is running."""
 
     def __init__(self, call: Run) -> None:
         self._call = call
@@ -204,9 +221,10 @@ class _Patient:
 
 
 def table(text: str) -> list[tuple[str, str, str]]:
-    """Parse the table that DNF prints before a change: (install or remove, name, VERSION-RELEASE).
+    """Parse the table that DNF prints before a change.
 
-    A row begins with one blank. Columns that are too long continue on lines that are indented further.
+    Returns (install or remove, name, VERSION-RELEASE) for each row. A row begins with one blank. If a column is too
+    long, it continues on a line with more indentation.
     """
     rows: list[tuple[str, list[str]]] = []
     action = ""
@@ -231,7 +249,7 @@ def table(text: str) -> list[tuple[str, str, str]]:
 
 
 def forget_cache(name: str) -> None:
-    """Delete DNF's cache of a repository."""
+    """Delete the cache that DNF has of a repository."""
     for path in Path(CACHE).glob(name + "-[0-9a-f]*"):
         if path.is_dir():
             shutil.rmtree(str(path), ignore_errors=True)
@@ -242,7 +260,10 @@ def forget_cache(name: str) -> None:
 
 
 def locked(text: str) -> set[str]:
-    """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
+    """Return the names in a versionlock.list.
+
+    Each line is NAME-EPOCH:VERSION-RELEASE.*
+    """
     lines = (line.strip() for line in text.splitlines())
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
@@ -250,8 +271,8 @@ def locked(text: str) -> set[str]:
 def is_held(name: str, version: str, text: str) -> bool:
     """Return whether a versionlock.list locks a package to this VERSION-RELEASE.
 
-    A lock with a wildcard in its version counts for all versions.
-    A lock on another version is a leftover: DNF was killed, or the package was changed past the lock.
+    If the version of a lock has a wildcard, the lock counts for all versions. A lock on another version is a leftover:
+    DNF was killed, or the package was changed despite the lock.
     """
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
     versions = [line.partition(":")[2] for line in lines]
@@ -266,7 +287,10 @@ def _lines(path: str) -> set[str]:
 
 
 def complaints(output: str) -> str:
-    """Return the lines that say what is wrong: errors, with the lines that are indented below them, or the last words."""
+    """Return the lines that describe the error.
+
+    They are the error lines with the indented lines below them, or else the last words.
+    """
     found: list[str] = []
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     for line in lines:

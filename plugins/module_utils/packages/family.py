@@ -13,9 +13,10 @@ _PROGRAMS = (("apt-get", "apt"), ("dnf", "dnf"))
 
 
 def package_manager(release: str = "/etc/os-release") -> str:
-    """Return apt, dnf, or "" for neither.
+    """Return "apt", "dnf", or "" if the host has neither.
 
-    The distribution decides, because EPEL has apt and Debian has dnf. Programs decide only for an unknown distribution.
+    The distribution decides. The installed programs do not, because EPEL has apt and Debian has dnf. They decide only
+    if the distribution is unknown.
     """
     fields = dict(line.split("=", 1) for line in (read_text(release) or "").splitlines() if "=" in line)
     names = " ".join(fields.get(name, "").strip("\"' ") for name in ("ID", "ID_LIKE")).split()

@@ -14,12 +14,15 @@ from ..http_opener import FAILURES, Request, opener
 from .model import Owner
 from .openpgp import KeyFormatError, binary, fingerprints
 
-#: Maximum size of a key. Key rings have some kilobytes.
+#: Maximum size of a key in bytes. Key rings have a few kilobytes.
 _LIMIT_BYTES = 1 << 20
 
 
 def of(keyring: str) -> tuple[str, ...]:
-    """Return the fingerprints of a key ring, none if the file is missing, or "damaged" if it is no key ring."""
+    """Return the fingerprints of the keys in a key ring.
+
+    Returns an empty tuple if the file is missing, and ("damaged",) if it is not a key ring.
+    """
     try:
         content = Path(keyring).read_bytes()
         return fingerprints(content) if content else ()
@@ -30,7 +33,7 @@ def of(keyring: str) -> tuple[str, ...]:
 
 
 def trusts(keys: Sequence[str], trusted: Sequence[str]) -> bool:
-    """Return whether a key ring has trusted keys and no others."""
+    """Return whether a key ring has trusted keys only, and at least one."""
     return bool(keys) and set(keys) <= set(trusted)
 
 
@@ -40,9 +43,10 @@ def normal(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url: str) -> bytes:
-    """Return the repository's key from the key ring, from `given`, or else from the address.
+    """Return the key of the repository.
 
-    Raises PlanError if its fingerprint is not trusted or it cannot be fetched.
+    It is taken from the key ring, from `given`, or else from the address. Raises PlanError if the fingerprint is not
+    trusted or the key cannot be fetched.
     """
     if not trusted:
         raise PlanError(
@@ -75,7 +79,7 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
 def _fetch(owner: Owner, url: str) -> bytes:
     request = Request(url, headers={"User-Agent": "openfleet.gpu"})
     try:
-        # Any address will do, because the fingerprint is verified.
+        # The key may be at any address, because its fingerprint is verified.
         with opener(redirects=True).open(request, timeout=30) as answer:
             return answer.read(_LIMIT_BYTES)
     except FAILURES as error:

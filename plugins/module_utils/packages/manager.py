@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share code between APT and DNF: queries with private options, changes, and errors of a repository."""
+"""Share code between APT and DNF.
+
+This is code for queries with private options, for changes, and for errors of a repository.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ from .model import Owner
 
 
 class Manager:
-    """A package manager of the host, for the packages of an owner."""
+    """The package manager of the host, for the packages of an owner."""
 
-    #: Name of the manager, as in Ansible's facts.
+    #: Name of the package manager, as in Ansible's facts.
     manager: str
-    #: The command with the options of every change.
+    #: The command with the options for every change.
     command: Sequence[str]
 
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
         self._private: Path | None = None
-        #: Options for queries in the private directory. Empty unless it is open.
+        #: Options for queries in the private directory. Empty if the directory is not open.
         self._options: tuple[str, ...] = ()
 
     def make_private(self) -> Path:
-        """Return a new private directory for queries, and remove an earlier one."""
+        """Return a new private directory for queries. Remove an earlier one."""
         self.close()
         self._private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
         return self._private
@@ -47,7 +50,7 @@ class Manager:
 
     @staticmethod
     def problem_of(done: Done) -> str:
-        """Return the error of a command, or ""."""
+        """Return the error of a command, or "" if it succeeded."""
         raise NotImplementedError
 
     def refused(self, url: str, problem: str) -> PlanError:

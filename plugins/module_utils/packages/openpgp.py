@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read fingerprints of OpenPGP keys without gpg, which few hosts have (RFC 9580, formerly RFC 4880).
+"""Read the fingerprints of OpenPGP keys without gpg, which few hosts have.
 
-apt, dnf and gpgv use the same bytes later. So anything that they might accept as a further key is refused: only packets of public
-keys are allowed (RFC 9580, 10.1), and the first is a primary key.
+The format is RFC 9580, formerly RFC 4880. apt, dnf and gpgv use the same bytes later. Everything that they might accept
+as a further key is therefore refused. Only packets of public keys are permitted (RFC 9580, 10.1), and the first packet
+must be a primary key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import hashlib
 from typing import Iterator
 
 _PUBLIC_KEY = 6
-#: Signature, public key, user id, public subkey, user attribute: RFC 9580, 5.
+#: Tags of signature, public key, user id, public subkey and user attribute (RFC 9580, 5).
 _OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
 #: Names of refused packets that may have been exported by mistake.
 _NAMES = {
@@ -32,7 +33,10 @@ class KeyFormatError(ValueError):
 
 
 def binary(content: bytes) -> bytes:
-    """Return the keys without ASCII armour, as every apt accepts them. Raises KeyFormatError."""
+    """Return the keys without ASCII armour, which every release of apt accepts.
+
+    Raises KeyFormatError.
+    """
     if b"-----BEGIN" not in content:
         return content
     blocks: list[bytes] = []
@@ -47,7 +51,7 @@ def binary(content: bytes) -> bytes:
                 raise KeyFormatError("its armour is damaged: %s" % error) from None
             body = None
         elif body is not None and b":" not in line and not line.startswith(b"="):
-            # Skip header lines (Version: ...) and the checksum.
+            # Header lines (Version: ...) and the checksum are skipped.
             body.append(line)
     if not blocks or body is not None:
         raise KeyFormatError("it has no complete public key block")
@@ -57,7 +61,7 @@ def binary(content: bytes) -> bytes:
 def fingerprints(content: bytes) -> tuple[str, ...]:
     """Return the fingerprints of the primary keys in upper case, in order.
 
-    Raises KeyFormatError if there is none, or for a packet that is not part of a public key.
+    Raises KeyFormatError if there is no key, or if a packet is not part of a public key.
     """
     found = []
     for tag, offset, body in _packets(binary(content)):
@@ -84,7 +88,10 @@ def _fingerprint(body: bytes) -> str:
 
 
 def _packets(content: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield tag, position and body of each packet (RFC 9580, 4.2). Other packets than those of public keys are errors."""
+    """Yield the tag, position and body of each packet (RFC 9580, 4.2).
+
+    Raises KeyFormatError if a packet is not part of a public key.
+    """
     position = 0
     while position < len(content):
         start, head = position, content[position]
@@ -108,10 +115,13 @@ def _packets(content: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _length(content: bytes, position: int) -> tuple[int | None, int]:
-    """Return length and start of a packet's body. The length is None for a body in parts or up to the end."""
+    """Return the length and the start of a packet's body.
+
+    The length is None if the body has several parts or extends to the end.
+    """
     head, position = content[position], position + 1
     if not head & 0x40:
-        # 1, 2 or 4 octets; 3 is up to the end (RFC 9580, 4.2.2).
+        # 1, 2 or 4 octets. 3 means that the body extends to the end (RFC 9580, 4.2.2).
         octets = 1 << (head & 3)
         return (None, position) if octets == 8 else (_number(content, position, octets), position + octets)
     first = content[position]

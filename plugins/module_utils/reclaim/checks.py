@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide from one scan of a host whether an idle unit or container may be stopped. Pure, except for the clock."""
+"""Decide whether an idle unit or container may be stopped.
+
+The decision uses one scan of the host. All functions are pure, except for the clock.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from ..essential_units import is_essential
 from ..holders.model import DEVICE_HANDLE
 from ..model import Gpu, Holder, Host
 
-#: Average number of cores between two scans that counts as work, as in the audit.
+#: Average number of busy cores between two scans that counts as work. The audit uses the same value.
 WORKING_CORES = 0.1
 
-#: UUID of a GPU, and the id of a GPU instance or None.
+#: (GPU UUID, GPU instance id). The id is None for the whole GPU.
 Place = Tuple[str, "int | None"]
 
 
@@ -28,10 +31,10 @@ def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
 
 
 def using(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders without bare handles, or all if there are no others: docs/holders.md, "Bare handles".
+    """Return the holders that are not bare handles, or all if there are no others.
 
-    A process without a context has no memory on the GPU and runs nothing. Any user of a shared unit could start one to
-    protect it.
+    For bare handles, see docs/holders.md. A process without a context has no memory on the GPU and runs nothing. In a
+    unit that several users share, any user could start such a process to protect the unit.
     """
     return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
 
@@ -39,7 +42,10 @@ def using(holders: Sequence[Holder]) -> list[Holder]:
 def spared(
     item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine: Sequence[Holder], parts: bool = False
 ) -> str:
-    """Return why an item must not be stopped now, or "". `parts`: only idle parts of it are stopped."""
+    """Return why an item must not be stopped now, or "".
+
+    `parts` is true if only idle parts of the item would be stopped.
+    """
     if is_essential(item["name"]):
         return "the host needs it"
     wanted = {place(text) for text in item["gpus"]}
@@ -55,7 +61,7 @@ def spared(
         gpu = gpus[uuid]
         if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
             return "the holders of gpu %d are not known" % gpu.index
-        # NVML reports no utilization of an instance: only the history counts.
+        # NVML reports no utilization for an instance, so only its history counts.
         if instance is None and not parts:
             reason = working(gpu.index, gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None)
             if reason:
@@ -71,7 +77,10 @@ def working(index: int, percent: int | None) -> str:
 
 
 def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
-    """Return why a process that started within the grace period forbids a stop, or ""."""
+    """Return why a process that has just started forbids a stop, or "".
+
+    A process has just started if it started within the grace period.
+    """
     for holder in mine:
         if holder.pid is None:
             continue
@@ -84,13 +93,14 @@ def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
 
 
 def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) -> str:
-    """Return why work between two scans, `seconds` apart, forbids a stop, or "" if the processes were idle.
+    """Return why work between two scans forbids a stop, or "" if there was none.
 
-    For an instance this is the only evidence, since NVML reports no utilization of it.
+    The scans are `seconds` apart. For an instance, they are the only evidence, because NVML reports no utilization for
+    it.
     """
     if max((one.clients or 0 for one in after), default=0) > max((one.clients or 0 for one in before), default=0):
         return "a new client has connected"
-    # The start time distinguishes processes that reuse a pid.
+    # If a PID is reused, the start time distinguishes the two processes.
     earlier = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
     spent = {}
     for one in after:
@@ -104,13 +114,13 @@ def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) ->
 
 
 def place(text: str) -> Place:
-    """Parse a GPU or instance of an item."""
+    """Return the GPU or instance that a text in an item names."""
     uuid, _blank, instance = text.partition(" ")
     return uuid, int(instance) if instance.isdigit() else None
 
 
 def in_words(text: str, host: Host) -> str:
-    """Format a GPU or instance for messages."""
+    """Return a GPU or instance as text for messages."""
     uuid, instance = place(text)
     index = next((gpu.index for gpu in host.gpus if gpu.uuid == uuid), None)
     words = uuid if index is None else "gpu %d (%s)" % (index, uuid)

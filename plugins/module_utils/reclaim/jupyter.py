@@ -1,14 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shut down idle kernels of a Jupyter server, without touching the server or files.
+"""Shut down idle kernels of a Jupyter server.
 
-Uses its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). A kernel's memory
-is lost, so a kernel that works or has a browser connected is never shut down, regardless of its last activity.
+The server and its files are not changed. The REST API of the server is used:
+https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). A kernel loses its memory when it is
+shut down. If a kernel works or a browser is connected to it, it is therefore never shut down, whatever its last
+activity is.
 
-Another process may have the server's port. Before anything is sent, the peer of each connection is verified as a
-process of the unit or container in the inventory (peer.py), with https after the certificate. Otherwise nothing is shut
-down.
+Another process may have the port of the server. Before anything is sent, the peer of each connection is verified: it
+must be a process of the unit or container in the inventory (peer.py). With https, this follows the check of the
+certificate. If the verification fails, nothing is shut down.
 """
 
 from __future__ import annotations
@@ -28,22 +30,25 @@ from ..foreign_text import one_line, text
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, TimeLimit, opener
 
-#: Timeouts: without a byte, and for all requests to a server.
+#: Timeouts in seconds: for a time without a byte, and for all requests to a server together.
 TIMEOUT_SECONDS, ALL_SECONDS = 30, 300
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
-#: Characters of the server's texts in a message.
+#: Maximum length of a text from the server in a message.
 _SHOWN = 200
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
 
 class JupyterError(FleetError):
-    """A server does not answer like Jupyter. `where` is its address, without the token."""
+    """A server does not answer like Jupyter.
+
+    `where` is the address of the server, without the token.
+    """
 
 
 @frozen
 class Server:
-    """Address and token of a server, and the owner of its processes."""
+    """The address and the token of a server, and the owner of its processes."""
 
     url: str
     owner: peer.Owner
@@ -51,9 +56,9 @@ class Server:
 
 
 def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dry: bool = False) -> list[str]:
-    """Shut down kernels that were idle for `quiet_seconds`, and return them as texts. Raises JupyterError.
+    """Shut down the kernels that were idle for `quiet_seconds`.
 
-    Kernels that have ended meanwhile are omitted.
+    Returns a text for each of these kernels. Kernels that have ended on their own are left out. Raises JupyterError.
     """
     now = time.time() if now is None else now
     ended = []
@@ -83,7 +88,7 @@ def _kernels(server: Server, limit: TimeLimit) -> list[Mapping[str, Any]]:
 
 
 def _seconds(server: Server, given: Any) -> float:
-    """Parse a time of Jupyter (UTC)."""
+    """Return a time from Jupyter (UTC) in seconds."""
     match = _TIME.fullmatch(str(given))
     if not match:
         raise _error(server, "it returns an invalid time '%s' of a kernel" % text(given, _SHOWN))
@@ -91,7 +96,10 @@ def _seconds(server: Server, given: Any) -> float:
 
 
 def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | None:
-    """Return the body of the answer, or None if the deleted object no longer exists."""
+    """Return the body of the answer.
+
+    Returns None if an object to delete no longer exists.
+    """
     url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise _error(server, "this is not the address of a server")

@@ -1,9 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stop idle units and containers that hold GPUs: notice, time to keep them, a longer check, stop.
+"""Stop idle units and containers that hold GPUs.
 
-A workload that was idle for days may have started to work a minute ago. Uncertain cases are spared, with the reason.
+The steps are: send a notice, wait while owners can keep their items, watch the GPUs again, stop. A workload that was
+idle for days may have started to work a minute ago. An item is therefore spared if there is any doubt, and the reason
+is reported.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from . import jupyter, tell, wording
 from .checks import held_by, in_words, spared, using, worked, young
 from .watch import Sample, watch
 
-#: Returns the host with telemetry, and all holders.
+#: A function that returns the host with telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
 
 RUNTIMES = ("docker", "podman")
-#: Docker and Podman kill a container 10 s after the stop signal.
+#: Time limit for a stop. Docker and Podman kill a container 10 s after the stop signal.
 STOP_SECONDS = 60
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -43,20 +45,23 @@ class ReclaimError(FleetError):
 
 @frozen
 class Policy:
-    """Options of a run. Without a `record` there are no notices, and idle items are stopped in this run."""
+    """The options of a run.
 
-    #: Ignore items with processes that started within this period.
+    If `record` is None, there are no notices, and idle items are stopped in this run.
+    """
+
+    #: An item is ignored if one of its processes started within this period.
     grace_seconds: float = 0.0
-    #: How long to watch the GPUs right before the stop.
+    #: Seconds to watch the GPUs right before the stop.
     look_seconds: float = 0.0
-    #: Dry run: change nothing.
+    #: Whether this is a dry run, which changes nothing.
     dry: bool = False
-    #: Jupyter servers, of which only idle kernels are shut down.
+    #: Jupyter servers. Only their idle kernels are shut down.
     jupyter: Sequence[Mapping[str, Any]] = ()
     record: Record | None = None
-    #: Record notices in this run. If False, the controller sends and confirms them.
+    #: Whether this run records notices. If false, the controller sends the notices and confirms them.
     records: bool = True
-    #: How to notify owners (tell.py).
+    #: How owners are notified (tell.py).
     ways: Sequence[str] = ()
     #: Name of the host in texts, and whether and where owners can keep their items.
     host: str = "this host"
@@ -69,9 +74,9 @@ class Tools:
     """Functions that read and change the host."""
 
     look: Look
-    #: Current utilization of all GPUs.
+    #: Returns the current utilization of all GPUs.
     sample: Sample
-    #: Reads the current keeps.
+    #: Returns the current keeps.
     keeps: Callable[[], Sequence[Keep]] = tuple
     stop: Callable[[Mapping[str, Any]], None] | None = None
     closure: Callable[..., Any] = units.closure
@@ -79,7 +84,7 @@ class Tools:
 
 @dataclass
 class _Done:
-    """Result of a run."""
+    """The result of a run."""
 
     noticed: list[dict[str, Any]] = field(default_factory=list)
     stopped: list[dict[str, Any]] = field(default_factory=list)
@@ -90,10 +95,10 @@ class _Done:
 
 
 def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) -> dict[str, Any]:
-    """Send notices for idle items, and stop those whose notice period has ended.
+    """Send notices for idle items, and stop items whose notice period has ended.
 
-    Returns `noticed`, `stopped` and `spared`. Items that cannot be checked or stopped are spared, and the others continue. Raises
-    FleetError if the record cannot be used.
+    Returns `noticed`, `stopped` and `spared`. If an item cannot be checked or stopped, it is spared, and the run
+    continues with the others. Raises FleetError if the record cannot be used.
     """
     done = _Done()
     run = _Run(tools, policy)
@@ -117,7 +122,7 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
         policy.record.keep_only(items)
         if done.noticed and policy.records:
             policy.record.add(done.noticed, run.now)
-    # Watch all items at once, since it takes a minute.
+    # All items are watched at the same time, because watching takes a minute.
     whole = [item for item in due if not run.is_jupyter(item)]
     busy = dict(zip(map(id, whole), watch(whole, tools.sample, policy.look_seconds)))
     run.not_idle += [item for item in whole if busy[id(item)]]
@@ -130,29 +135,32 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
 
 
 class _Run:
-    """One run on a host."""
+    """A run on one host."""
 
     def __init__(self, tools: Tools, policy: Policy) -> None:
         self._tools, self._policy = tools, policy
         self._servers = {_plain(server["name"]): server for server in policy.jupyter}
         self.now = time.time()
-        #: Items that are not certainly idle: they get a new notice before a stop.
+        #: Items that are not certainly idle. Their owners get a new notice before a stop.
         self.not_idle: list[Mapping[str, Any]] = []
-        #: Holders of each item at its last check, for comparison.
+        #: The holders of each item at its last check, for comparison.
         self._seen: dict[int, Sequence[Holder]] = {}
 
     def is_jupyter(self, item: Mapping[str, Any]) -> bool:
         return _plain(item["name"]) in self._servers
 
     def checked(self, item: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Check an item. Return (reason to spare it, {}) or ("", its row)."""
+        """Check an item.
+
+        Returns (reason to spare it, {}), or ("", its row) if it is idle.
+        """
         found: dict[str, Any] = {}
         try:
             host, holders = self._tools.look()
             mine = held_by(item, holders)
             count = using(mine)
             server = self._servers.get(_plain(item["name"]))
-            # A Jupyter server keeps running, and other kernels may use its GPU now.
+            # The Jupyter server keeps running, and its other kernels may use the GPU now.
             why = spared(item, host, holders, count, server is not None)
             if not why and server is None and id(item) in self._seen:
                 why = worked(self._seen[id(item)], count, self._policy.look_seconds)
@@ -199,7 +207,7 @@ class _Run:
         return row
 
     def end(self, item: Mapping[str, Any], busy: str, done: _Done) -> None:
-        """Check an item again and stop it, or only report it in a dry run."""
+        """Check an item again and stop it. In a dry run, only report the stop."""
         why, found = (busy, {}) if busy else self.checked(item)
         uid = None if why else tell.owner_of(item)
         try:
@@ -225,7 +233,7 @@ class _Run:
             return
         self._tell(row, uid, wording.stopped(self._policy.host, row))
         if self._policy.record is not None:
-            # If this fails, the next run removes it, since it no longer lists the item.
+            # If this fails, the next run removes the record, because it no longer lists the item.
             with contextlib.suppress(FleetError):
                 self._policy.record.remove(item)
 
@@ -242,7 +250,10 @@ class _Run:
 
 
 def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Server:
-    """Return the server of an item. Raises ReclaimError if its processes are not known."""
+    """Return the Jupyter server of an item.
+
+    Raises ReclaimError if the processes of the server are unknown.
+    """
     try:
         owner: Owner = (
             UserOfUnitOwner(item["name"]) if item["kind"] == "unit" else ContainerOwner(_runtime(item), item["name"])
@@ -261,7 +272,10 @@ def _plain(name: str) -> str:
 
 
 def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
-    """Return why a unit cannot be stopped alone, or "". Units that would start it again may stop too."""
+    """Return why a unit cannot be stopped alone, or "".
+
+    Units that would start it again may be stopped together with it.
+    """
     name = item["name"]
     if units.unit_name(name) != name or not name.endswith(".service"):
         return "it is not a service"
@@ -269,7 +283,7 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     if not unit.runs:
         return "it does not run"
     if unit.bus_name:
-        # Any user can pass it an open file, which the unit then holds (essential_units.py).
+        # Any user can pass an open file to the unit, which the unit then holds (essential_units.py).
         return "it is on D-Bus (%s), where users can pass files to others" % unit.bus_name
     affected = [one.name for one in found if one.name not in (name, *units.triggers_of(found)) and one.runs]
     return "this would also stop %s" % ", ".join(affected) if affected else ""
@@ -298,7 +312,10 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
 
 
 def _runtime(item: Mapping[str, Any]) -> str:
-    """Return the engine of a container. Raises ReclaimError if it is not root's docker or podman."""
+    """Return the engine of a container.
+
+    Raises ReclaimError if the container does not belong to root's docker or podman.
+    """
     runtime = item.get("runtime") or ""
     if runtime not in RUNTIMES or not _CONTAINER_NAME.fullmatch(item["name"]):
         where = "container %s" % item["name"]

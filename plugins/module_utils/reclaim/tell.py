@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notify the owner of an idle holder on its host: on terminals, or by a file in the owner's home.
+"""Notify the owner of an idle holder on its host.
 
-A home may be a link, contain a FIFO, or be on a server that does not answer. So a child process with the owner's user
-id writes the file. It has a timeout, and nothing open if it hangs. A failure is recorded and stops nothing.
+The notice is written to the owner's terminals, or into a file in the owner's home. A home may be a link, contain a
+FIFO, or be on a server that does not answer. A child process with the owner's user id therefore writes the file. It has
+a timeout, and nothing that matters is open in it if it hangs. A failure is recorded and stops nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _ROOT = 0
 
 
 def owner_of(item: Mapping[str, Any]) -> int | None:
-    """Return the uid of a unit's main process, or None for root, containers and unknown owners.
+    """Return the uid of a unit's main process.
 
-    User ids within a container are its own choice and do not identify an owner.
+    Returns None for root, containers and unknown owners. A container chooses the user ids inside, so they do not
+    identify an owner.
     """
     if item["kind"] != "unit":
         return None
@@ -43,7 +45,7 @@ def owner_of(item: Mapping[str, Any]) -> int | None:
 
 
 def user_of(uid: int | None) -> str:
-    """Return the name of an owner's account, or ""."""
+    """Return the account name of an owner, or ""."""
     if uid is None:
         return ""
     try:
@@ -53,7 +55,7 @@ def user_of(uid: int | None) -> str:
 
 
 def tell(way: str, item: Mapping[str, Any], uid: int | None, text: str) -> None:
-    """Send a notice by `way`. Raises FleetError."""
+    """Send a notice in this way. Raises FleetError."""
     if way == "wall":
         _wall(text)
     else:
@@ -70,7 +72,7 @@ def _wall(text: str) -> None:
 
 
 def file_name(name: str) -> str:
-    """Return the name of the file in a home."""
+    """Return the name of the file in the home of the owner."""
     return "gpu-notice-%s.txt" % re.sub(r"[^A-Za-z0-9_.@-]", "_", name)[:200]
 
 
@@ -81,7 +83,10 @@ def _home(name: str, uid: int | None, text: str) -> None:
 
 
 def _write(uid: int, name: str, text: str) -> str:
-    """Change to the user and write the file. Run in a child process, since the change is permanent."""
+    """Change to the user and write the file.
+
+    Runs in a child process, because the change of the user is permanent.
+    """
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -102,12 +107,12 @@ def _write(uid: int, name: str, text: str) -> str:
 
 
 def _replace(folder: int, name: str, text: str) -> None:
-    """Write a new file and rename it, without opening an existing one."""
+    """Write a new file and rename it. An existing file is not opened."""
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise FleetError("home", "%s exists and is not a regular file" % name, "Its owner must remove it.")
     except FileNotFoundError:
         pass
-    # The path through the descriptor stays in the folder that was checked.
+    # The path leads through the descriptor, so it stays in the folder that was checked.
     with replacing(Path("/proc/self/fd/%d" % folder, name), most=0o600) as file:
         file.write(text.encode())

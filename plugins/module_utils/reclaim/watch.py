@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Watch GPUs for a while before their holders are stopped. Any activity spares a holder.
+"""Watch GPUs for a while before their holders are stopped.
 
-A workload with bursts, such as a server with rare requests, is idle in most single readings.
+Any activity spares a holder. A workload with bursts, such as a server with rare requests, is idle in most single
+readings.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, Callable, Mapping, Sequence
 from ..errors import FleetError
 from .checks import place, working
 
-#: Returns (index, utilization in percent or None) of whole GPUs by UUID.
+#: A function that returns (index, utilization in percent or None) for each whole GPU, by UUID.
 Sample = Callable[[], Mapping[str, "tuple[int, int | None]"]]
 
-#: NVML averages over at most one second, so one sample a second misses little.
+#: Interval between samples. NVML averages over at most one second, so little is missed.
 PERIOD_SECONDS = 1.0
 
 
@@ -28,10 +29,11 @@ def watch(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """Return for each item why it is spared, or "" if its GPUs were idle for `seconds`.
+    """Return why each item is spared, or "" if its GPUs were idle.
 
-    All items are watched together, until none is left or the time ends. An item on a GPU that cannot be sampled is spared.
-    NVML reports no utilization of GPU instances: for them `checks.worked` compares the scans before and after.
+    All items are watched at the same time, until all are spared or `seconds` have passed. An item is spared if its GPU
+    cannot be sampled. NVML reports no utilization for GPU instances. For these, `checks.worked` compares the scans
+    before and after.
     """
     reasons = ["" for _item in items]
     ends = now() + seconds

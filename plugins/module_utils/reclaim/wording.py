@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the notices to owners of idle GPUs: plain text, at most one screen. Pure."""
+"""Write the notices to owners of idle GPUs. Pure functions.
+
+A notice is plain text and fits on one screen.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from ..keep.notices import utc
 from ..printable import printable
 
 _SHOWN = 10
-#: Maximum characters of a text from a host or user.
+#: Maximum length of a text from a host or user.
 _LETTERS = 300
 
 
 def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
-    """Return the notice before a stop. `row` is as the module reclaim returns it under C(noticed)."""
+    """Return the notice before a stop.
+
+    `row` is a row that the module reclaim returns under C(noticed).
+    """
     nothing = "none of them" if len(row["places"]) > 1 else "nothing of it"
     lines = ["%s on %s holds %s and uses %s." % (_who(row), host, _gpus(row), nothing)]
     if row.get("idle_since"):
@@ -33,7 +39,10 @@ def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
 
 
 def stopped(host: str, row: Mapping[str, Any]) -> str:
-    """Return the text after a stop. `row` is as the module reclaim returns it under C(stopped)."""
+    """Return the text after a stop.
+
+    `row` is a row that the module reclaim returns under C(stopped).
+    """
     if row.get("kernels"):
         what = "Idle kernels of %s on %s were shut down: %s." % (
             _who(row), host, _cut("; ".join(map(str, row["kernels"][:_SHOWN]))),

@@ -1,9 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the techniques' subcommands of gpu-layout. Imports none of them: each is loaded when it runs."""
+"""List the techniques' subcommands of gpu-layout.
 
-#: (name, function as `main` in cli names it, help).
+This module imports no technique. A technique is loaded when its subcommand runs.
+"""
+
+#: (name of the subcommand, its function as listed by `main` in cli, help text).
 COMMANDS = (
     (
         "vgpu-agent",

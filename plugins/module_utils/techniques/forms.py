@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the layout forms of all techniques, and read and write layouts with them.
+"""List the layout forms of all techniques, and read and write layouts.
 
-Imports nothing that reads, plans or changes a host.
+This module imports no code that reads, plans or changes a host.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ WHOLE: tuple[Form, ...] = (
 )
 #: Forms of techniques that also share instances of a GPU.
 INSIDE = tuple(form for form in WHOLE if form.inside_mig)
-#: In the order of export: tenants, then instances, then the GPU as a whole.
+#: All forms in the order of export: tenants, then instances, then whole GPUs.
 FORMS: tuple[Form, ...] = (*WHOLE, MigForm(INSIDE))
 
-#: Values of `sharing` with a part of the same name in the entry.
+#: Values of `sharing` that need a part of the same name in the entry.
 PARTS = tuple(sorted(form.key for form in FORMS))
 #: All values of `sharing`.
 SHARINGS = (*WITHOUT_PART, *PARTS)
@@ -42,7 +42,10 @@ def parse_layout(data: Any) -> Layout:
 
 
 def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
-    """Return the layout in its canonical form for YAML and JSON, without values that equal a default."""
+    """Return the canonical form of the layout for YAML and JSON.
+
+    Values that equal a default are left out.
+    """
     return [_entry_to_data(entry) for entry in layout.entries]
 
 

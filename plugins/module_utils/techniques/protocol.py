@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the interface of a sharing technique.
 
-A technique is a folder next to this file, and only the tables next to this file name it.
-One that sets a value on each whole GPU is a `SettingTechnique`. One that runs daemons or agents has a `services.Service`.
+A technique is a folder next to this file. Only the tables next to this file name the folder.
+A technique that sets a value on each whole GPU is a `SettingTechnique`. A technique that runs daemons or agents has a
+`services.Service`.
 """
 
 from __future__ import annotations
@@ -25,40 +26,49 @@ from .observer import Observer
 
 
 class Technique(Form, Protocol):
-    """A technique of sharing a GPU, as the planner uses it."""
+    """A technique for sharing a GPU, as the planner uses it."""
 
-    #: Name of the GPU setting, as in its observer. None if the technique sets none.
+    #: Name of the GPU setting, as in the technique's observer. None if the technique sets no value.
     setting: str | None
-    #: The loader of its service, if any. Loaded on demand.
+    #: Returns the class of the technique's service, which is loaded on demand. None if the technique has no service.
     service: type[Service] | None
 
     def used(self, layout: Layout | None, private: bool) -> bool:
-        """Return whether the layout needs its service, or the host has files of it. For techniques with a service.
+        """Return whether the layout needs the service, or the host has its files.
 
-        `private`: the GPUs are simulated for this process alone.
+        Only for techniques with a service. `private` is true if the GPUs are simulated for this process only.
         """
 
 
 class DividingTechnique(Technique, Protocol):
-    """A technique that divides a GPU into instances, which other techniques can share."""
+    """A technique that divides a GPU into instances.
+
+    Other techniques can share the instances.
+    """
 
     def plan(self, gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
-        """Return the plan of the GPU's modes and instances. Raises PlanError if the GPU cannot have them."""
+        """Return the plan for the modes and instances of the GPU.
+
+        Raises PlanError if the GPU cannot have them.
+        """
 
     def disturbed(self, gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
-        """Return the holders that steps would disturb on the GPU as read now."""
+        """Return the holders that the steps would disturb on the GPU as read now."""
 
     def largest_part(self, gpu: Gpu, profiles: Sequence[str]) -> list[str]:
         """Return the largest subset of these profiles that fits on the empty GPU."""
 
     def apply(self, session: BoundedSession, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
-        """Carry out a step. Raises NvmlError if its effect is not seen."""
+        """Apply a step. Raises NvmlError if the step has no effect."""
 
     def mode_changes(self, gpu_plan: GpuPlan) -> bool:
         """Return whether the plan sets a mode of the whole GPU, which may need a reset."""
 
     def leave_pending(self, session: BoundedSession, plan: Plan) -> None:
-        """Set such modes, all or none, and leave them pending for a reboot. Raises ApplyError."""
+        """Set the changed modes and leave them pending until the host reboots.
+
+        If one mode cannot be set, all are reverted and ApplyError is raised.
+        """
 
 
 class SettingTechnique(Technique, Protocol):
@@ -66,23 +76,32 @@ class SettingTechnique(Technique, Protocol):
 
     #: Value on GPUs that do not use the technique.
     default: str
-    #: Reads the current value.
+    #: The reader for the current value.
     observer: Observer
 
     def wanted(self, part: Any) -> str:
-        """Return the part's setting, or the default if `part` is None."""
+        """Return the value of the part, or the default if `part` is None."""
 
     def current(self, gpu: Gpu) -> str | None:
-        """Return the setting that restores the GPU's observed state, or None to leave it."""
+        """Return the value that restores the observed state of the GPU.
+
+        Returns None if the value must not be changed.
+        """
 
     def plan(self, gpu: Gpu, wanted: str | None, where: str) -> GpuPart:
-        """Return the steps to a setting. None leaves it. Raises PlanError if the GPU does not support it."""
+        """Return the steps that set the value `wanted`. None changes nothing.
+
+        Raises PlanError if the GPU does not support the value.
+        """
 
     def apply(self, gpu_uuid: str, step: GpuStep) -> None:
-        """Carry out a step. Raises NvmlError if its effect is not seen."""
+        """Apply a step. Raises NvmlError if the step has no effect."""
 
     def difference(self, then: str | None, now: str | None) -> str | None:
-        """Return the difference of an observed from a saved setting in words, or None."""
+        """Return the difference between a saved and an observed value as text, or None."""
 
     def record(self, directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
-        """Record the GPUs with a setting other than the default, and the UUIDs of those that will get one."""
+        """Record the GPUs that have a value other than the default.
+
+        `changing` has the UUIDs of GPUs that will get such a value.
+        """

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the sharing techniques. A new one is a folder, and a line here and in the tables next to this file."""
+"""List the sharing techniques.
+
+A new technique needs a folder, and a line here and in the tables next to this file.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 #: The technique that divides a GPU into instances.
 DIVIDER: DividingTechnique = MigTechnique(INSIDE)
 
-#: In the order of a GPU's steps (`GpuPlan.steps` has the position of the divider's) and of the services' start. Services stop in
-#: reverse order.
+#: Techniques in the order of a GPU's steps and of the start of services. `GpuPlan.steps` sets the position of the
+#: divider's steps. Services stop in reverse order.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
@@ -34,14 +37,15 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 #: Techniques that set a value on each whole GPU.
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
-#: Techniques with a service. Services are loaded if a host or a layout has them.
+#: Techniques with a service. A service is loaded only if a host or a layout uses it.
 SERVING: tuple[Technique, ...] = tuple(each for each in TECHNIQUES if type(each).service is not None)
 
 
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
-    """Return the observers for reading the host: of techniques in the layout or in the host's record.
+    """Return the observers that are needed to read the host.
 
-    `keys` are the requested techniques. Raises ApplyError for an unreadable record.
+    An observer is needed if the layout uses its technique, or if the host's record has its setting. `keys` are the
+    requested techniques. Raises ApplyError if a record cannot be read.
     """
     sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
     about = [technique for technique in SETTINGS if technique.key in keys]
@@ -49,7 +53,10 @@ def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = P
 
 
 def observed_services(private: bool) -> tuple[Service, ...]:
-    """Return all services with their current objects. `private`: the GPUs are simulated for this process alone."""
+    """Return all services after reading their current daemons or tenants.
+
+    `private` is true if the GPUs are simulated for this process only.
+    """
     services = tuple(each.service(private) for each in SERVING)
     for service in services:
         service.observe()
@@ -58,7 +65,10 @@ def observed_services(private: bool) -> tuple[Service, ...]:
 
 
 def technique_of(step: GpuStep) -> SettingTechnique:
-    """Return the technique of a step. Raises TypeError for other objects."""
+    """Return the technique of a step.
+
+    Raises TypeError if the object is not a step of a setting.
+    """
     for technique in SETTINGS:
         if technique.key == getattr(step, "technique", None):
             return technique

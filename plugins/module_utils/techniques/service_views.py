@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the read-only views of the techniques' services. Imports nothing that plans or changes them."""
+"""List the read-only views of the techniques' services.
+
+This module imports no code that plans or changes services.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from .vgpu import observe as vgpu_observe
 class ServiceView(NamedTuple):
     """A read-only view of the service of the technique `key`.
 
-    `look` returns the current objects as frozen values, `report` as module results under `name`. The argument of both is
-    whether the GPUs are simulated for this process alone.
+    `look` returns the current daemons or tenants as frozen values. `report` returns them as module results, for the
+    return value `name`. Both take one argument, which is true if the GPUs are simulated for this process only.
     """
 
     key: str
@@ -33,5 +36,5 @@ SERVICE_VIEWS = (
 
 
 def reports(private: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return the services' current objects as module results, by name."""
+    """Return the current daemons and tenants as module results, by name."""
     return {each.name: each.report(private) for each in SERVICE_VIEWS}

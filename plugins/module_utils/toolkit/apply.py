@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply a plan, step by step.
 
-All packages are downloaded before the first one changes. Files that the package manager refuses are restored. An engine that
-does not start with its new configuration gets the previous one.
+All packages are downloaded before the first package changes. If the package manager refuses files, they are restored.
+If an engine does not start with its new configuration, its previous configuration is restored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DOCKER_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 
 
 class ToolkitChange:
-    """One change of one host."""
+    """A change of the toolkit on one host."""
 
     def __init__(self, toolkit: Any, plan: Plan) -> None:
         self.toolkit, self.plan = toolkit, plan
         self.call, self.manager, self.host = toolkit.call, toolkit.manager, toolkit.host
         self.record = {**self.host.record, "schema": 1}
         self.done: list[str] = []
-        #: Previous texts by path, None for a new file.
+        #: Previous text of each changed file. None for a new file.
         self.before: dict[str, bytes | None] = {}
         self.units_changed = self.installed = False
 
@@ -49,7 +49,7 @@ class ToolkitChange:
         self._remember()
 
     def _remember(self) -> None:
-        """Return the record for the next run and for removal."""
+        """Write the record that the next run and a removal need."""
         if not self.toolkit.request.version:
             durable.remove(self.toolkit.record_path)
             return
@@ -74,7 +74,10 @@ class ToolkitChange:
     # -- Files ---------------------------------------------------------------------------------------------------------
 
     def _put(self, path: str, content: bytes | None) -> None:
-        """Replace a file atomically and keep its mode, owner and label. None deletes it."""
+        """Replace a file atomically and keep its mode, owner and label.
+
+        If `content` is None, the file is deleted.
+        """
         target = Path(path)
         if path not in self.before:
             self.before[path] = target.read_bytes() if target.exists() else None
@@ -113,7 +116,7 @@ class ToolkitChange:
             self.manager.forget_lists(self.host.files.get(step.items[0], ""))
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
-                # Keep it if the service has other settings.
+                # The folder is kept if the service has other settings in it.
                 Path(files.SETTINGS).parent.rmdir()
         self._reload_units()
 
@@ -160,7 +163,10 @@ class ToolkitChange:
     # -- Engines -------------------------------------------------------------------------------------------------------
 
     def _engine(self, step: Step) -> bool:
-        """Return whether anything changed: a change planned without nvidia-ctk may already be made."""
+        """Configure an engine. Return whether anything changed.
+
+        If the change was planned without nvidia-ctk, the engine may already be configured.
+        """
         engine, version = rules.BY_NAME[step.items[0]], self.toolkit.version
         paths = [path for path in (engine.config, engine.drop_in) if path]
         current = read_texts(paths)
@@ -173,10 +179,11 @@ class ToolkitChange:
         notes = self.record.setdefault("engines", {})
         if changed:
             fresh, former = engines.note(engine, current, {**current, **changed}), notes.get(engine.name, {})
-            # Keep the state before the first run. A later addition, such as CDI, is removed too.
+            # Keep the state before the first run. If a later run adds something, such as CDI, it is recorded too, so
+            # that a removal removes it.
             added = {"cdi_added": True} if fresh.get("cdi_added") else {}
             notes[engine.name] = {**fresh, **former, **added}
-            # Write it before a step can fail, for a rollback.
+            # The record is written before a step can fail, because a rollback needs it.
             durable.write(self.toolkit.record_path, self.record)
         return bool(changed)
 
@@ -197,7 +204,7 @@ class ToolkitChange:
         if how == "restart":
             systemd.reset_failed(self.call, [engine.unit])
         done = self.call(["systemctl", how, engine.unit])
-        # systemd sends the signal, and does not know whether dockerd accepts the file.
+        # systemd only sends the signal. It does not know whether dockerd accepts the file.
         problem = done.stderr.strip() if done.returncode else self._refused_by_docker(engine)
         if done.returncode == 0 and not problem:
             return
@@ -205,7 +212,7 @@ class ToolkitChange:
             if path in self.before:
                 self._put(path, self.before[path])
         systemd.reset_failed(self.call, [engine.unit])
-        # An engine that was only reloaded still runs, with containers that a restart could end.
+        # If an engine was only reloaded, it still runs. A restart could end its containers.
         verb = "reload" if how == "reload" and done.returncode == 0 else "restart"
         back = self.call(["systemctl", verb, engine.unit])
         stands = (
@@ -217,9 +224,10 @@ class ToolkitChange:
         self._must(problem, engine.unit, "it does not start with its new configuration", cure)
 
     def _refused_by_docker(self, engine: Engine) -> str:
-        """Return what dockerd lacks of its configuration after a reload or restart, or "" (always for other engines).
+        """Return which part of its configuration dockerd has not applied, or "".
 
-        dockerd reads the file some time after the signal, so this retries for a while.
+        For other engines, it is always "". dockerd reads the file some time after the signal, so the query is repeated
+        for a while.
         """
         if engine.name != "docker":
             return ""
@@ -229,7 +237,7 @@ class ToolkitChange:
             try:
                 text, problem = ask(self.call, _DOCKER_INFO)
             except FileNotFoundError:
-                # No client is installed.
+                # No client of Docker is installed.
                 return ""
             if text is not None:
                 problem = engines.docker_lacks(configured, text)
@@ -268,5 +276,5 @@ class ToolkitChange:
 
     def _publish(self, step: Step) -> None:
         for path in step.items:
-            # The mode of nvidia-ctk since 1.16. Before, only root could read the file.
+            # nvidia-ctk has used this mode since 1.16. Before that, only root could read the file.
             Path(path).chmod(0o644)

@@ -27,7 +27,10 @@ class Apt(apt.AptBase):
         return apt.installed(self.call, rules.PACKAGES)
 
     def open(self, url: str, key: bytes) -> None:
-        """Use this repository in addition to the host's sources. Raises PlanError if it is unusable."""
+        """Use this repository in addition to the sources of the host.
+
+        Raises PlanError if the repository is unusable.
+        """
         private = self.open_private()
         (private / "key.gpg").write_bytes(key)
         ours = private / "sources" / Path(files.SOURCES["apt"]).name
@@ -35,31 +38,40 @@ class Apt(apt.AptBase):
         self.ask_also(ours, url)
 
     def choose(self, asked: str) -> str:
-        """Return the packages' full version. Raises PlanError if the sources lack one of them."""
+        """Return the full version of the packages.
+
+        Raises PlanError if the sources do not have one of them.
+        """
         offered = self.offered(rules.PACKAGES)
         if not all(offered.values()):
-            # The lists may be old, or missing on a new host. A source that does not answer may not be needed.
+            # The lists may be old, or missing on a new host. A source that does not answer may be irrelevant.
             self.update()
             offered = self.offered(rules.PACKAGES)
         return rules.choose(offered, asked)
 
     def removals(self, version: str, paths: Sequence[str] = ()) -> list[str]:
-        """Return the packages that an installation would remove. Raises PlanError if it is impossible."""
+        """Return the packages that an installation would remove.
+
+        Raises PlanError if the installation is impossible.
+        """
         return _REMOVED.findall(self.simulate(["install", *self._arguments(version, paths)], retry=True))
 
     def removals_of_removing(self, names: Sequence[str]) -> list[str]:
         return _REMOVED.findall(self.simulate(["purge", *names], retry=False))
 
     def version_of(self, path: str) -> tuple[str, str]:
-        """Return name and version of a package file, or empty texts for another file."""
+        """Return the name and version of a package file.
+
+        Returns ("", "") for any other file.
+        """
         done = self.call(["dpkg-deb", "--show", "--showformat=${Package}\\t${Version}", path])
         name, _, version = done.stdout.partition("\t")
         return (name, version) if done.returncode == 0 else ("", "")
 
-    # -- Changes: return an empty text or the error ------------------------------------------------------------------------------
+    # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     def refresh(self) -> str:
-        """Download the lists of the toolkit's repository to the host's own."""
+        """Download the lists of the toolkit's repository to the host's own lists."""
         self.close()
         return self.update(Path(files.SOURCES["apt"]))
 
@@ -68,7 +80,7 @@ class Apt(apt.AptBase):
 
     def install(self, version: str, paths: Sequence[str] = ()) -> str:
         """Install the downloaded packages, without network access."""
-        # apt ignores files without a copy among its downloads.
+        # apt ignores files that it has no copy of among its downloads.
         offline = () if paths else ("--no-download",)
         problem = self.change("install", *offline, *self._arguments(version, paths))
         if not problem:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query and change the toolkit's packages with DNF, like apt.py."""
+"""Query and change the toolkit's packages with DNF. Same interface as apt.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Dnf(dnf.DnfBase):
             name, tab, version = line.partition("\t")
             if tab:
                 versions.setdefault(name, []).append(version)
-        # A transaction that was killed leaves a package in its old and its new version.
+        # A killed transaction leaves a package installed in its old and its new version.
         return tuple(
             Package(name, newest, held=dnf.is_held(name, newest, locks), broken=len(each) > 1)
             for name, each in versions.items()
@@ -44,7 +44,10 @@ class Dnf(dnf.DnfBase):
         return rules.choose(self.offered(rules.PACKAGES), asked)
 
     def removals(self, version: str, paths: Sequence[str] = ()) -> list[str]:
-        """Return none: without --allowerasing DNF removes nothing for an installation."""
+        """Return an empty list.
+
+        For an installation without --allowerasing, DNF removes nothing.
+        """
         return []
 
     def removals_of_removing(self, names: Sequence[str]) -> list[str]:
@@ -56,7 +59,7 @@ class Dnf(dnf.DnfBase):
         return (name, version) if done.returncode == 0 else ("", "")
 
     def refresh(self) -> str:
-        """Do nothing: DNF downloads its lists when needed."""
+        """Do nothing, because DNF downloads its lists when it needs them."""
         self.close()
         return ""
 
@@ -75,5 +78,5 @@ class Dnf(dnf.DnfBase):
     def remove(self, names: Sequence[str]) -> str:
         problem = self.change("remove", *names)
         locks = dnf.locked(self._versionlock.read_text()) if self._versionlock.exists() else set()
-        # A lock stays after its package is removed.
+        # When a package is removed, its lock remains.
         return problem or (self.release(names) if locks & set(names) else "")

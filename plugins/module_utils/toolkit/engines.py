@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compute container engines' configurations with and without nvidia-ctk's changes, as text.
+"""Compute the engines' configurations with and without nvidia-ctk's changes.
 
-`nvidia-ctk runtime configure` always writes, and its --dry-run may write too (the imports of containerd's main file:
-pkg/config/engine/containerd/config_drop_in.go). So it changes a copy, which is checked before it replaces the original.
+`nvidia-ctk runtime configure` always writes, and even its --dry-run may write (the imports in containerd's main file:
+pkg/config/engine/containerd/config_drop_in.go). nvidia-ctk is therefore run on a copy. The copy is checked before it
+replaces the original.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .rules import has_drop_in
 Run = Callable[..., Any]
 TOOL = "nvidia-ctk"
 RUNTIME = "nvidia"
-#: nvidia-ctk's settings for Docker (pkg/config/engine/docker).
+#: Settings that nvidia-ctk writes for Docker (pkg/config/engine/docker).
 _DOCKER_RUNTIME = {"path": "nvidia-container-runtime", "args": []}
 #: Docker's default runtime.
 _RUNC = "runc"
@@ -34,11 +35,12 @@ _HEADER = re.compile(r"^[ \t]*\[+([^\[\]\n]+)\]+[ \t]*(?:#.*)?$", re.MULTILINE)
 
 
 def drop_in_of(engine: Engine, version: str, main: str) -> str:
-    """Return the drop-in file for nvidia-ctk, or an empty text for the main file.
+    """Return the drop-in file that nvidia-ctk should write.
 
-    Before containerd 2.0, CRI plugin settings in a drop-in replace all of those in the main file
-    (https://github.com/containerd/containerd/pull/9982). nvidia-ctk copies them to the drop-in, where later changes of the main
-    file have no effect. So if the main file has settings of the plugin, the runtime goes there too.
+    Returns "" if it should write the main file. Before containerd 2.0, if a drop-in has settings of the CRI plugin,
+    they replace all plugin settings in the main file (https://github.com/containerd/containerd/pull/9982). nvidia-ctk
+    therefore copies the settings to the drop-in. Later changes of the main file then have no effect. To avoid this, the
+    runtime is added to the main file if this file has settings of the plugin.
     """
     if not has_drop_in(engine, version):
         return ""
@@ -47,7 +49,10 @@ def drop_in_of(engine: Engine, version: str, main: str) -> str:
 
 
 def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
-    """Return the engine's configuration files. The last one gets the runtime."""
+    """Return the configuration files of the engine.
+
+    The runtime is added to the last one.
+    """
     if not engine.config:
         return ()
     drop_in = drop_in_of(engine, version, main)
@@ -59,14 +64,16 @@ def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
 
 
 def ask(engine: Engine, version: str, request: Request, current: Mapping[str, str], call: Run) -> dict[str, str]:
-    """Return path and text of the engine's files with nvidia-ctk's changes. Raises PlanError if it fails or would lose
-    settings."""
+    """Return the engine's files (text by path) with the changes by nvidia-ctk.
+
+    Raises PlanError if nvidia-ctk fails or would lose settings.
+    """
     main = current.get(engine.config, "")
     drop_in = drop_in_of(engine, version, main)
     with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
 
         def moved(text: str) -> str:
-            """Return the drop-in's folder in the copy."""
+            """Return the path of the drop-in's folder in the copy."""
             return (
                 text.replace(str(Path(drop_in).parent) + "/", scratch + str(Path(drop_in).parent) + "/")
                 if drop_in
@@ -99,9 +106,13 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
 
 
 def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> str:
-    """Return the desired text: the current one if nvidia-ctk changed nothing relevant, else its text if nothing is lost."""
+    """Return the desired text of a file.
+
+    It is the current text if nvidia-ctk changed nothing relevant. Otherwise it is the text from nvidia-ctk, if no
+    setting is lost.
+    """
     if path == engine.drop_in:
-        # Empty if the main file has all settings, which a drop-in must not hide.
+        # The drop-in is empty if the main file has all settings. A drop-in must not hide them.
         return after
     if engine.name == "docker":
         return (
@@ -116,7 +127,10 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
 
 
 def docker_lacks(configured: str, info: str) -> str:
-    """Return what dockerd lacks of its daemon.json, by the JSON of `docker info`; "" if nothing."""
+    """Return which settings of its daemon.json dockerd has not applied, or "".
+
+    `info` is the JSON from `docker info`.
+    """
     settings = json.loads(configured) if configured.strip() else {}
     try:
         answer = json.loads(info)
@@ -158,13 +172,16 @@ def _unless_lost(path: str, lost: list[str], after: str) -> str:
 
 
 def imports(text: str) -> tuple[str, ...]:
-    """Return the imports of containerd's main file."""
+    """Return the imports in containerd's main file."""
     found = _IMPORTS.search(text)
     return tuple(double or single for double, single in _STRING.findall(found[1])) if found else ()
 
 
 def tables(text: str) -> tuple[str, ...]:
-    """Return the tables of a TOML file that have keys, with names in one way of quoting."""
+    """Return the names of the tables in a TOML file that have keys.
+
+    All names use the same quoting.
+    """
     names = []
     parts = _HEADER.split(text)
     for header, body in zip(parts[1::2], parts[2::2]):
@@ -178,7 +195,10 @@ def _of_nvidia(table: str) -> bool:
 
 
 def predict(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
-    """Return whether configuring will change anything, if nvidia-ctk of that version is not installed yet."""
+    """Return whether configuring an engine will change anything.
+
+    Used if nvidia-ctk is not yet installed in this version.
+    """
     if engine.name == "docker":
         config = _json(current.get(engine.config, ""))
         return (
@@ -199,7 +219,7 @@ def uses_cdi(daemon_json: str) -> bool:
 
 
 def cdi_changes(engine: Engine, before: str, after: str) -> bool:
-    """Return whether Docker's use of CDI changes, which needs a restart."""
+    """Return whether Docker's use of CDI changes. Docker must then restart."""
     return engine.name == "docker" and uses_cdi(before) != uses_cdi(after)
 
 
@@ -215,9 +235,10 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def without(engine: Engine, current: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, str]:
-    """Return path and text of changed files without the nvidia runtime. An empty text means to delete the file.
+    """Return the changed files (text by path) without the nvidia runtime.
 
-    `record` is a run's record of the engine: whether the role created the main file, and its other changes.
+    If the text is "", the file must be deleted. `record` is the engine's record from earlier runs: whether the role
+    created the main file, and its other changes.
     """
     found: dict[str, str] = {}
     if engine.drop_in and any(map(_of_nvidia, tables(current.get(engine.drop_in, "")))):
@@ -254,7 +275,10 @@ def _docker_without(text: str, record: Mapping[str, Any]) -> str:
 
 
 def _toml_without(text: str) -> str:
-    """Remove the tables of the nvidia runtime. If it was the default, runc becomes the default."""
+    """Remove the tables of the nvidia runtime from a TOML file.
+
+    If nvidia was the default runtime, runc becomes the default.
+    """
     kept, skip = [], False
     for line in text.splitlines(keepends=True):
         header = _HEADER.match(line.rstrip("\n"))
@@ -268,7 +292,7 @@ def _toml_without(text: str) -> str:
 
 
 def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's record for removal, without secrets."""
+    """Return the engine's record for a later removal, without secrets."""
     found: dict[str, Any] = {"created": engine.config not in before}
     if engine.name == "docker":
         old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))
@@ -279,6 +303,6 @@ def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def last_line(said: str) -> str:
-    """Return the last line of a command's output, which has the reason."""
+    """Return the last line of a command's output. It contains the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"

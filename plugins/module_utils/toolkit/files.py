@@ -13,19 +13,19 @@ NAME = OWNER.name
 SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.repos.d/%s.repo" % NAME}
 KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
 
-#: The toolkit's own units have the same names. After a change of MIG devices, follow.py restarts the service by its name,
-#: whichever package it is from.
+#: The units have the same names as the toolkit's own units. After a change of MIG devices, follow.py restarts the
+#: service by this name, whichever package it is from.
 REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
 REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
 SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"
 UNITS = (REFRESH_SERVICE, REFRESH_PATH, SETTINGS)
-#: The administrator's settings of the toolkit's service. They override SETTINGS.
+#: Settings for the toolkit's service by an administrator. They override SETTINGS.
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 
 HEAD = "# Written by Ansible (openfleet.gpu.container_toolkit); changes made here are overwritten.\n"
 
-#: Folder and architecture in NVIDIA's repository: one of each serves all distributions
+#: Folder and architecture in NVIDIA's repository. One repository serves all distributions with the same package manager
 #: (https://nvidia.github.io/libnvidia-container/stable/deb/nvidia-container-toolkit.list, and rpm/….repo).
 FAMILIES = {"apt": "deb", "dnf": "rpm"}
 ARCHITECTURES = {
@@ -39,13 +39,16 @@ def repository_url(url: str, manager: str, machine: str) -> str:
     return url.format(family=FAMILIES[manager], architecture=architecture).rstrip("/")
 
 
-#: NVIDIA signs the metadata of its RPM repository, with the packages' checksums, instead of the packages. repo_gpgcheck
-#: verifies it, as in NVIDIA's own .repo file.
+#: NVIDIA does not sign the RPM packages, but the repository's metadata, which has the packages' checksums.
+#: repo_gpgcheck verifies the metadata, as in NVIDIA's own .repo file.
 VERIFIED = ("repo_gpgcheck=1", "gpgcheck=0")
 
 
 def sources(manager: str, url: str, keyring: str) -> str:
-    """Return the repository's file for the package manager. APT's is flat: a path without components (sources.list(5))."""
+    """Return the file that adds the repository to the package manager.
+
+    For APT, the repository is flat: it has a path and no components (sources.list(5)).
+    """
     if manager == "apt":
         return "%sdeb [signed-by=%s] %s /\n" % (HEAD, keyring, url)
     return "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\n%s\ngpgkey=file://%s\nsslverify=1\n" % (
@@ -58,9 +61,10 @@ def sources(manager: str, url: str, keyring: str) -> str:
 
 
 def refresh_service() -> str:
-    """Return the service for a toolkit without one. It does nothing without a driver for the running kernel.
+    """Return the service for a toolkit that has none.
 
-    The specification is written to another file and renamed, so that an engine reads the old or the new one.
+    The service does nothing if there is no driver for the running kernel. The specification is written to another file
+    and then renamed, so that an engine reads either the old or the new one.
     """
     return (
         HEAD
@@ -112,7 +116,11 @@ WantedBy=multi-user.target
 
 
 def refresh_path() -> str:
-    """Return the path unit: each change of the running kernel's driver changes its index of modules."""
+    """Return the path unit.
+
+    It watches the kernel's index of modules, because each change of the driver for the running kernel changes the
+    index.
+    """
     return (
         HEAD
         + """[Unit]
@@ -129,23 +137,24 @@ WantedBy=multi-user.target
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """Return the drop-in for either service. The toolkit's own file is not changed.
+    """Return the drop-in for the service, whichever package the service is from.
 
-    The toolkit's service stays active after its work, so its path unit would start it only once.
+    The toolkit's own file is not changed. The toolkit's service stays active after its work, so its path unit would
+    start it only once.
     """
     lines = ['Environment="%s=%s"\n' % (name, _quoted(environment[name])) for name in sorted(environment)]
     return HEAD + "[Service]\nRemainAfterExit=no\n" + "".join(lines)
 
 
 def _quoted(value: str) -> str:
-    """Return the value quoted as in systemd.exec(5)."""
+    """Return the value with quotes as in systemd.exec(5)."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def wanted(
     manager: str, source: str, url: str, cdi: bool, own_units: bool, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return path and text of every desired file."""
+    """Return every desired file (text by path)."""
     found = {}
     if source == "repository":
         found[SOURCES[manager]] = sources(manager, url, KEYRINGS[manager])

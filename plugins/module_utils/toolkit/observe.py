@@ -20,13 +20,16 @@ from . import engines, files, rules
 from .model import Host, Request, Unit
 
 _UNIT_FIELDS = ("UnitFileState", "ActiveState", "InvocationID", "KillMode")
-#: The condition of the toolkit's own unit (deployments/systemd/nvidia-cdi-refresh.service).
+#: Pattern from the condition of the toolkit's own unit (deployments/systemd/nvidia-cdi-refresh.service).
 _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
 
 
 def look(manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Run) -> Host:
-    """Return the current state of the host. `environment` has the service's settings for specifications."""
+    """Return the current state of the host.
+
+    `environment` has the service's settings for specifications.
+    """
     wanted = [files.SOURCES[manager.manager], *files.UNITS]
     wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
     texts = read_texts(wanted)
@@ -47,10 +50,10 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
         selinux_denies=_selinux_denies(call),
         record=record,
         **_specifications(bool(version), environment),
-        # The query would start a stopped Docker by its socket.
+        # Query Docker only if it runs, because a query would start it through its socket.
         **(_docker(call) if units.get("docker.service", Unit()).active else {}),
     )
-    # Only the requested version of nvidia-ctk may compute an engine's files.
+    # Only nvidia-ctk in the requested version may compute the files of an engine.
     if request.version and rules.is_version(version, request.version):
         for engine in rules.engines(host, request):
             if engine.config:
@@ -69,7 +72,7 @@ def _units(call: Run) -> dict[str, Unit]:
             enabled=fields["UnitFileState"].startswith("enabled"),
             active=fields["ActiveState"] in ("active", "reloading"),
             start=fields["InvocationID"],
-            # CRI-O's containers run in scopes of their own.
+            # The containers of CRI-O run in their own scopes.
             children_stay=name == "crio.service" or fields["KillMode"] in ("process", "none"),
         )
         for name, fields in systemd.loaded(call, names, _UNIT_FIELDS).items()
@@ -102,7 +105,10 @@ def _selinux_denies(call: Run) -> bool:
 
 
 def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return nvidia-ctk's specifications of GPUs. The service's own is compared with the service's settings."""
+    """Return nvidia-ctk's specifications of GPUs.
+
+    The specification that the service writes is compared with the settings of the service.
+    """
     passing = {str(spec.path) for spec in cdi.find_specs(Path("/") / cdi.PASSING)}
     found = [*cdi.find_specs(Path("/") / cdi.LASTING), *cdi.find_specs(Path("/") / cdi.PASSING)]
     stale = []
@@ -120,13 +126,13 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _called(spec: cdi.Spec) -> str:
-    """Return the path as documented: /var/run is a link to /run."""
+    """Return the path in its documented form. /var/run is a link to /run."""
     path = str(spec.path)
     return "/var" + path if path.startswith("/run/cdi/") else path
 
 
 def environment_file() -> dict[str, str]:
-    """Return the administrator's settings of the toolkit's service."""
+    """Return the settings for the toolkit's service by an administrator."""
     lines = [line.strip() for line in (read_text(files.ENVIRONMENT) or "").splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the steps from a host and a request. Pure."""
+"""Plan the steps from a host and a request. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def installs(host: Host, request: Request) -> bool:
 
 
 def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequence[str]) -> bool:
-    """Return whether the host's repository is missing or differs from the request."""
+    """Return whether the repository on the host is missing or differs."""
     path = files.SOURCES[host.manager]
     return request.source == "repository" and (
         not keys.trusts(host.key_fingerprints, trusted) or host.files.get(path, "") != wanted.get(path, "")
@@ -29,7 +29,10 @@ def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequ
 
 
 def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
-    """Return the steps to the toolkit in this full version, with these files. Raises PlanError if impossible."""
+    """Return the steps that install this full version with these files.
+
+    Raises PlanError if this is impossible.
+    """
     changes = installs(host, request)
     steps = []
     broken = tuple(package.name for package in host.packages if package.broken)
@@ -70,7 +73,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     for path in (files.SOURCES[host.manager], *files.UNITS):
         text, current = wanted.get(path, ""), host.files.get(path, "")
         if text == current or (current and path in files.UNITS and not current.startswith(files.HEAD)):
-            # Any unit of that name will do.
+            # Any unit with this name is sufficient.
             continue
         if text:
             steps.append(Step("write", "write %s" % path, (path, text)))
@@ -84,7 +87,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
 def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
     held = {package.name for package in host.packages if package.held}
     if request.hold:
-        # apt removes the hold of packages that it changes on request.
+        # If apt changes a package on request, it removes the hold of the package.
         names = tuple(name for name in rules.PACKAGES if changes or name not in held)
         return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
     names = tuple(name for name in rules.PACKAGES if name in held and not changes)
@@ -92,7 +95,10 @@ def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
 
 
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
-    """Return configuring steps, reloads and restarts, and engines not restarted now."""
+    """Return the steps for engines, and the engines that are not restarted now.
+
+    The steps are those that configure an engine, and those that reload or restart it.
+    """
     configured, effects, pending = [], [], []
     for engine in rules.engines(host, request):
         if not engine.config:
@@ -112,7 +118,7 @@ def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple
 
 
 def _differs(engine: Engine, host: Host, request: Request, version: str, changes: bool) -> tuple[bool, bool]:
-    """Return whether an engine's configuration changes, and its use of CDI."""
+    """Return whether an engine's configuration changes, and whether its CDI use does."""
     texts = host.configured.get(engine.name)
     if texts is None or changes:
         wants = request.engine_cdi and engine.name == "docker"
@@ -125,7 +131,7 @@ def _differs(engine: Engine, host: Host, request: Request, version: str, changes
 
 
 def _due(engine: Engine, host: Host) -> tuple[bool, bool]:
-    """Return whether an engine's configuration is pending, and its use of CDI."""
+    """Return whether an engine's configuration is pending, and whether its CDI use is."""
     record = host.record.get("pending", {}).get(engine.name)
     unit = host.units.get(engine.unit)
     if not record or unit is None or not unit.active or unit.start != record["start"]:

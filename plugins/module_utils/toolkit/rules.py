@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of NVIDIA's container toolkit, as pure functions: versions, packages, engines, restarts.
+"""Define the rules of NVIDIA's container toolkit as pure functions.
 
-"guide" is https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/.
+The rules are about versions, packages, engines and restarts. "guide" is
+https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .model import Engine, Host, Request
 
 OWNER = Owner("container_toolkit", "openfleet-container-toolkit", "the toolkit")
 
-#: Packages of one version, which require each other exactly (guide, "install-guide.html"), in dependency order.
+#: Packages that all have the same version, in the order of their dependencies. They require each other in exactly this
+#: version (guide, "install-guide.html").
 PACKAGES = (
     "libnvidia-container1",
     "libnvidia-container-tools",
@@ -26,12 +28,13 @@ PACKAGES = (
 )
 
 REFRESH_PATH, REFRESH_SERVICE = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"
-#: The first release that maintains the specification itself (guide, "cdi-support.html"), and that uses drop-ins for containerd
-#: and CRI-O (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
+#: The first release that maintains the specification itself (guide, "cdi-support.html"), and that writes drop-ins for
+#: containerd and CRI-O (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
 _UNIT_AND_DROP_IN_SINCE = (1, 18)
 
-#: Engines that nvidia-ctk can configure, and Podman, which reads specifications by itself. containerd's drop-in is in its
-#: default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), CRI-O's is from crio.conf.d(5).
+#: Engines that nvidia-ctk can configure, and Podman, which reads specifications without configuration. The drop-in of
+#: containerd is in its default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), that of CRI-O in
+#: the folder from crio.conf.d(5).
 ENGINES = (
     Engine("docker", "dockerd", "docker.service", "/etc/docker/daemon.json"),
     Engine(
@@ -59,24 +62,33 @@ def check_version(asked: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the sort key, by which 1.9.0 is before 1.17.8."""
+    """Return the sort key of a version: 1.9.0 is before 1.17.8."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def is_version(version: str, asked: str) -> bool:
-    """Return whether a package version is the requested one, with or without revision."""
+    """Return whether a package version is the requested one.
+
+    The request may have a revision or not.
+    """
     return version == asked or version.startswith(asked + "-")
 
 
 def installed(packages: Sequence[Package]) -> str:
-    """Return the version of all packages, or an empty text if one is missing or differs."""
+    """Return the version of the installed packages.
+
+    Returns "" if a package is missing or if their versions differ.
+    """
     there = {package.name: package for package in packages if not package.broken}
     versions = {package.version for package in there.values()}
     return versions.pop() if len(versions) == 1 and set(there) >= set(PACKAGES) else ""
 
 
 def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
-    """Return the full version that the sources have of all packages. Raises PlanError if there is none."""
+    """Return the full version in which the sources have all packages.
+
+    Raises PlanError if there is none.
+    """
     common = set.intersection(*map(set, offered.values()))
     fitting = sorted((found for found in common if is_version(found, asked)), key=numbers)
     if not fitting:
@@ -98,9 +110,10 @@ def has_drop_in(engine: Engine, version: str) -> bool:
 
 
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
-    """Return the engines to configure. Raises PlanError if a requested one is not installed.
+    """Return the engines to configure.
 
-    By default a containerd next to Docker is left out, because it is Docker's own, unless a kubelet is installed.
+    By default, containerd is left out if Docker is installed, because it belongs to Docker, unless a kubelet is
+    installed. Raises PlanError if a requested engine is not installed.
     """
     if request.engines:
         missing = sorted(set(request.engines) - set(host.engines))
@@ -121,12 +134,15 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
 
 
 def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) -> str:
-    """Return how an engine applies a configuration: reload, restart, pending (not allowed now), or nothing if it is off.
+    """Return how an engine applies a configuration.
+
+    The result is reload, restart, pending (a restart is not permitted now), or "" if the engine does not run.
 
     Docker applies runtimes at a reload, which ends no container
-    (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior), but CDI only at a start, which ends the
-    containers without live-restore (https://docs.docker.com/engine/daemon/live-restore/). Containers of containerd and CRI-O
-    have separate monitor processes, and survive if systemd does not kill these.
+    (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior). Docker applies CDI only when it
+    starts. Without live-restore, a restart ends its containers (https://docs.docker.com/engine/daemon/live-restore/).
+    The containers of containerd and CRI-O have their own monitor processes. They survive a restart if systemd does not
+    kill these processes.
     """
     unit = host.units.get(engine.unit)
     if unit is None or not unit.active:

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Start a test container with the GPUs, without a registry: its image has the libraries that nvidia-smi needs.
+"""Start a test container with the GPUs, without a registry.
 
-The image lacks nvidia-smi and the driver's libraries on purpose: they must come with the devices.
+Its image has the libraries that nvidia-smi needs. It does not have nvidia-smi and the driver's libraries. They must be
+added together with the devices.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _LIBRARY = re.compile(r"(?:^|\s)(/\S+)\s+\(0x", re.MULTILINE)
 
 
 def smoke_test(call: Callable[..., Any]) -> str:
-    """Start a container that must see all GPUs, and return its output. Raises ApplyError."""
+    """Start a container that must see all GPUs, and return its output.
+
+    Raises ApplyError.
+    """
     engine = next((name for name in ("podman", "docker") if observe.is_installed(name)), None)
     if engine is None:
         return "no smoke test: neither podman nor docker is installed"
@@ -40,7 +44,7 @@ def smoke_test(call: Callable[..., Any]) -> str:
         made = call([engine, "import", file.name, image])
     if made.returncode != 0:
         raise _failed("%s import failed: %s" % (engine, last_line(made.stderr)), "See to %s." % engine)
-    # Every Docker supports the toolkit's runtime, but only later releases support CDI.
+    # Every release of Docker supports the toolkit's runtime. Only later releases support CDI.
     gpus = ["--device=" + _DEVICE] if engine == "podman" else ["--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all"]
     try:
         done = call([engine, "run", "--rm", "--network=none", *gpus, image, "nvidia-smi", "-L"])

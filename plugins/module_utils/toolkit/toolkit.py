@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turn the module's parameters into a plan for the toolkit of one host, and apply it."""
+"""Plan the toolkit of one host from the module's parameters, and apply the plan."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from .model import Host, Plan, Request
 
 RECORD = "container-toolkit.json"
 SCHEMA = 1
-# Steps after which systemd reloads its units: these kinds, and all that write or delete these files.
+# Kinds of steps after which systemd reloads its units. A step that writes or deletes one of the files below also leads
+# to a reload.
 _RELOADING = ("repair", "install", "remove")
 _UNITS = tuple((path,) for path in files.UNITS)
 
 
 class Toolkit:
-    """Manage the container toolkit of this host. The caller closes it."""
+    """Manage the container toolkit of this host. The caller must close this object."""
 
     def __init__(self, params: dict[str, Any], call: Run = run_to_end) -> None:
         self.params, self.call = params, call
@@ -49,7 +50,10 @@ class Toolkit:
         return observe.look(self.manager, self.request, self.environment, record, self.call)
 
     def plan(self) -> Plan:
-        """Read the host, query the repository if needed, and plan. Changes nothing. Raises PlanError."""
+        """Read the host, query the repository if needed, and return the plan.
+
+        Changes nothing. Raises PlanError.
+        """
         if self.request.version:
             rules.check_version(self.request.version)
             self.vulnerable = minimum_versions.judged(
@@ -89,7 +93,7 @@ class Toolkit:
 
     def _ask(self, installs: bool) -> None:
         if self.request.source == "files":
-            # The files are read once they are on the host.
+            # The package files are read when they are on the host.
             self.version = self.request.version
             return
         if self.request.source == "repository":
@@ -105,8 +109,8 @@ class Toolkit:
     # -- Results -------------------------------------------------------------------------------------------------------
 
     def guard(self, made: Plan, check: bool) -> None:
-        """Raise ApplyError if a reload of systemd would detach GPUs from containers."""
-        # The scripts of the packages reload systemd, too.
+        """Raise ApplyError if a systemd reload would detach GPUs from containers."""
+        # The scripts in the packages reload systemd, too.
         if any(step.kind in _RELOADING or step.items[:1] in _UNITS for step in made.steps):
             params = self.params
             systemd_reload.guard(Path("/"), params["on_busy"], params["busy_timeout"], check, self.call)
@@ -118,7 +122,10 @@ class Toolkit:
         return dict(self.result(made), steps=work.done, changed=bool(work.done))
 
     def packages(self) -> list[str]:
-        """Return the paths of the verified package files on this host. Raises ApplyError."""
+        """Return the paths of the verified package files on this host.
+
+        Raises ApplyError.
+        """
         paths = []
         for file in self.params["files"]:
             try:

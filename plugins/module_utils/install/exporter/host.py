@@ -15,26 +15,27 @@ from ..files import Installation, InstallError
 
 UNIT = "dcgm-exporter.service"
 UNITS = "etc/systemd/system"
-# The role's directories, below the root.
+# Folders of the role, relative to the root.
 CONFIG = "etc/openfleet-gpu/exporter"
 PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
-# Exists from the first change until the service has restarted. An interrupted run leaves it.
+# This file exists from the first change until the service has restarted. An interrupted run leaves it behind.
 PENDING = CONFIG + "/restart-pending"
-# {"packages": [name], "masked": [unit], "directories": [path]} that the role added and removes again.
+# {"packages": [name], "masked": [unit], "directories": [path]}: objects that the role added. The role removes them
+# again.
 RECORD = CONFIG + "/installed.json"
 
-# User and password in an address.
+# Pattern for the user and password in an address.
 CREDENTIALS = re.compile(r"//[^/\s]*@")
 
 
 class Record:
-    """Objects that the role added, by kind."""
+    """The record of objects that the role added, by kind."""
 
     def __init__(self, target: Installation) -> None:
         self._target, self._path = target, target.path(RECORD)
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of a kind. Raises InstallError if the record cannot be read."""
+        """Return the names of a kind. Raises InstallError if the record is unreadable."""
         try:
             return json.loads(self._path.read_text())[kind] if self._path.exists() else []
         except (ValueError, KeyError) as error:
@@ -45,7 +46,10 @@ class Record:
             ) from error
 
     def add(self, kind: str, names: list[str]) -> None:
-        """Record names before the objects are created, because a run may be interrupted."""
+        """Record names. Call this before the objects are created.
+
+        The run may be interrupted in between.
+        """
         record = {known: self.names(known) for known in ("packages", "masked", "directories")}
         record[kind] = sorted({*record[kind], *names})
         if any(record.values()):
@@ -59,7 +63,10 @@ def booted(target: Installation) -> bool:
 
 
 def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> None:
-    """Call systemctl and report it. `unknown`: systemd may not know the unit."""
+    """Run systemctl and report it.
+
+    `unknown` is true if systemd may not know the unit.
+    """
     if target.doing("systemctl " + " ".join(arguments)):
         command = ["systemctl", *arguments]
         status, text = output(command)
@@ -74,7 +81,10 @@ def reload(target: Installation) -> None:
 
 
 def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return a command's status and output. `more` is added to the environment."""
+    """Return the status and output of a command.
+
+    `more` is added to the environment.
+    """
     done = run_to_end(command, env=more)
     return done.returncode, done.stdout + done.stderr
 
@@ -92,7 +102,7 @@ def fail(command: list[str], status: int, text: str) -> NoReturn:
 
 
 def refuse(text: str) -> NoReturn:
-    """Raise InstallError. The text contains place, problem and fix."""
+    """Raise InstallError. The text has the place, the problem and the fix."""
     raise InstallError("", text)
 
 

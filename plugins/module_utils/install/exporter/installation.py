@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install or remove an exporter of GPU metrics: files, packages, unit and a test scrape. Passwords are never printed.
+"""Install or remove an exporter for GPU metrics.
 
-The sources are the texts of the embedded exporter's program by file name.
+This includes its files, packages and unit, and a test scrape. Passwords are never printed. The sources are the program
+of the embedded exporter: texts by file name.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .passwords import hashes
 from .refusals import refuse_address, refuse_paths, refuse_quadlet
 from .scrape import certificate_is_old, check_health
 
-# All possible files, below the root. Files of other sources are removed.
+# All files that may be installed, relative to the root. Files that belong to another source are removed.
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
-# Enables the first unit. The quadlet generator enables the other one.
+# This link enables the first unit. The quadlet generator enables the other unit.
 WANTED = UNITS + "/multi-user.target.wants/" + UNIT
 WEB_CONFIG = CONFIG + "/web-config.json"
-# Origin of the Python packages, written last.
+# The origin of the Python packages. The file is written last.
 STAMP = PROGRAM + "/packages/.requirements"
 SOURCES = PROGRAM + "/openfleet_exporter"
 STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
@@ -55,7 +56,10 @@ def has_packages(target: Installation, embedded: dict) -> bool:
 
 
 def install_packages(target: Installation, embedded: dict) -> None:
-    """Install the embedded exporter's Python packages from an archive or an index. Old ones stay until all are installed."""
+    """Install the Python packages of the embedded exporter.
+
+    They come from an archive or an index. The old packages are kept until all new ones are installed.
+    """
     folder, new = target.path(PROGRAM + "/packages"), target.path(PROGRAM + "/packages.new")
     if not target.doing("install Python packages into %s" % folder):
         return
@@ -65,7 +69,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     if embedded["source"] == "index":
         requirements = new / "requirements.txt"
         requirements.write_text(embedded["requirements"])
-        # It may contain a password, and every user can read command lines.
+        # The address may contain a password, and every user can read command lines.
         index = {"PIP_INDEX_URL": embedded["index_url"]} if embedded["index_url"] else {}
         command = [
             sys.executable,
@@ -81,7 +85,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     else:
         with zipfile.ZipFile(embedded["archive"]) as archive:
             archive.extractall(str(new))
-        # The service cannot write bytecode there.
+        # Compile now, because the service cannot write bytecode into this folder.
         run([sys.executable, "-m", "compileall", "-q", "-j", "1", str(new)])
     (new / Path(STAMP).name).write_text(embedded["stamp"])
     if folder.exists():
@@ -90,8 +94,11 @@ def install_packages(target: Installation, embedded: dict) -> None:
 
 
 def wanted_files(target: Installation, bundle: Mapping[str, Any], sources: Sources) -> dict[str, tuple[bytes, int]]:
-    """Return content and mode of each file. Raises InstallError if a password cannot be hashed."""
-    # The resolved path, so that the unit does not change with the name of the interpreter.
+    """Return the content and mode of each file.
+
+    Raises InstallError if a password cannot be hashed.
+    """
+    # Use the resolved path, so that the unit does not depend on the name of the interpreter.
     python = os.path.realpath(sys.executable)
     files = {
         path: (entry["content"].replace("@python@", python).encode(), int(entry["mode"], 8))
@@ -115,7 +122,10 @@ def _program(target: Installation) -> dict[str, str]:
 def install(
     target: Installation, bundle: Mapping[str, Any], files: dict[str, tuple[bytes, int]], pending: bool
 ) -> None:
-    """Install the files and the unit. `pending`: an interrupted run may not have restarted the service."""
+    """Install the files and the unit.
+
+    `pending` is true if an interrupted run may not have restarted the service.
+    """
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
     units = [target.remove(path) for path in UNIT_FILES if path not in files]
@@ -142,7 +152,7 @@ def install(
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
-    """Remove files of former settings from the role's directories."""
+    """Remove the files of former settings from the folders of the role."""
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
@@ -156,19 +166,19 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
 
 
 def uninstall(target: Installation) -> None:
-    """Remove everything that the role installed, regardless of current settings."""
+    """Remove everything that the role installed, whatever the settings are."""
     packages, directories = to_remove(target), Record(target).names("directories")
     units = [path for path in UNIT_FILES if target.path(path).exists()]
     if units and booted(target):
         if UNIT_FILES[0] in units:
             systemctl(target, "disable", "--no-reload", "--quiet", "--now", UNIT)
         else:
-            # Podman before 4.4 did not generate it from the quadlet.
+            # Podman before 4.4 did not generate this unit from the quadlet.
             systemctl(target, "stop", UNIT, unknown=True)
     for path in (*UNIT_FILES, PROGRAM, *STATE):
         remove_tree(target, path)
     take_away(target, packages)
-    # Last, because it contains the record.
+    # Removed last, because this folder has the record.
     remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), report=False)
@@ -177,9 +187,10 @@ def uninstall(target: Installation) -> None:
 
 
 def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:
-    """Apply the requested state. Return the architecture whose archive of Python packages is needed first, if any.
+    """Apply the requested state.
 
-    In that case nothing is installed.
+    If an archive of Python packages is needed first, nothing is installed, and the result has the architecture for the
+    archive.
     """
     refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])
     if bundle["state"] == "absent":

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host's package manager: installed versions, predicted changes and commands."""
+"""Use the host's package manager.
+
+Read installed versions, predict changes and run commands.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ OWNER = Owner("dcgm_exporter", "openfleet-dcgm", "the exporter")
 
 
 class Plan(NamedTuple):
-    """Predicted changes, by package name."""
+    """The predicted changes, by package name."""
 
     new: list[str]
     changed: list[str]
     removed: list[str]
 
     def others(self, own) -> str:
-        """Return the changes and removals of packages that are not `own`, as text."""
+        """Return the changes and removals of packages that are not `own` as text."""
         parts = ["change the version of %s" % name for name in self.changed if not own(name)]
         parts += ["remove %s" % name for name in self.removed if not own(name)]
         return ", ".join(parts)
@@ -41,7 +44,7 @@ class Apt:
         """Return the installed version of a package, or ""."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
         status, text = output(["dpkg-query", "--show", form, package])
-        # "hi" is a held package.
+        # "hi" means that the package is held and installed.
         return text[2:].strip() if status == 0 and text[1:2] == "i" else ""
 
     def asked(self, package: str, version: str) -> str:
@@ -72,15 +75,15 @@ class Apt:
         run(command)
 
     def forget(self, own: str) -> None:
-        """Do nothing: `apt-get update` deletes the lists of removed sources."""
+        """Do nothing, because `apt-get update` deletes the lists of removed sources."""
 
     def torn(self, packages: list[str]) -> list[str]:
-        """Return nothing: APT itself completes an interrupted change."""
+        """Return an empty list, because APT itself completes an interrupted change."""
         return []
 
 
 class Dnf:
-    """DNF. Its locks by administrators (versionlock) are respected, and a failed change is undone."""
+    """DNF. Locks by administrators (versionlock) apply, and a failed change is undone."""
 
     def __init__(self, call: Run = run_to_end) -> None:
         self._dnf = dnf.DnfBase(OWNER, call)
@@ -105,14 +108,18 @@ class Dnf:
         return package + ("-" + version if version else "")
 
     def refresh(self, own: str) -> None:
-        """Fetch metadata of the role's repository. DNF asks whether to trust its key, which a plan cannot answer."""
+        """Fetch the metadata of the role's repository.
+
+        DNF asks whether to trust the key of the repository, and a prediction of changes cannot answer.
+        """
         if own:
-            # The host may skip failing repositories (skip_if_unavailable in dnf.conf(5)), and would use another one.
+            # The host may be set to skip failing repositories (skip_if_unavailable in dnf.conf(5)). DNF would then use
+            # another repository.
             strict = "--setopt=%s.skip_if_unavailable=0" % own
             self._must(self._dnf.change(strict, "makecache", "--repo=" + own), "the repository cannot be used")
 
     def forget(self, own: str) -> None:
-        """Delete DNF's cache of a removed repository."""
+        """Delete the cache that DNF has of a removed repository."""
         dnf.forget_cache(own)
 
     def install(self, asked: list[str], version: str) -> list[str]:
@@ -150,5 +157,8 @@ class Dnf:
 
 
 def manager():
-    """Return the package manager of the host's distribution. The other one may be installed too."""
+    """Return the package manager of the host's distribution.
+
+    The other package manager may be installed too.
+    """
     return Apt() if package_manager() == "apt" else Dnf()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install and remove NVIDIA's packages, their repository and the mask of their unit."""
+"""Install and remove NVIDIA's packages, their repository and their unit's mask."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from ..files import Installation, InstallError
 from .host import UNITS, Record, booted, output, refuse
 from .managers import Apt, manager
 
-# NVIDIA's repository, if the host's sources lack the packages.
+# Files for NVIDIA's repository. They are used if the host's sources do not have the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
 DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
 REPOSITORY_FILES = (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE)
-# Packages of DCGM 4. DCGM 3's package has no suffix and belongs to the site.
+# Prefix of the packages of DCGM 4. The package of DCGM 3 has no suffix and belongs to the site.
 FAMILY = "datacenter-gpu-manager-"
 
 
 def missing(host, packages: list[str], version: str) -> list[str]:
-    """Return the missing packages in the form of install commands. The version applies to the exporter."""
+    """Return the missing packages in the form that install commands take.
+
+    `version` is the version of the exporter.
+    """
     lacking = []
     for package in packages:
         has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
-        # 1:4.8.2-1 also matches without epoch and without revision.
+        # 1:4.8.2-1 also matches without its epoch, without its revision, and without both.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
             lacking.append(host.asked(package, wanted))
@@ -33,7 +36,10 @@ def missing(host, packages: list[str], version: str) -> list[str]:
 
 
 def dnf_source(url: str, repo_gpgcheck: bool) -> str:
-    """Return the repository file. NVIDIA signs packages and repomd.xml: https://github.com/NVIDIA/cuda-repo-management"""
+    """Return the repository file.
+
+    NVIDIA signs packages and repomd.xml: https://github.com/NVIDIA/cuda-repo-management
+    """
     lines = [
         "[%s]" % DNF_REPOSITORY,
         "name=DCGM, for openfleet.gpu",
@@ -61,7 +67,10 @@ def write_repository(target: Installation, repository: dict) -> None:
 
 
 def bring(target: Installation, bundle: dict) -> None:
-    """Install the packages. Mask their units first, which would listen on all addresses once installed."""
+    """Install the packages.
+
+    Their units are masked first. Otherwise they would listen on all addresses as soon as they are installed.
+    """
     host, packages, version = manager(), bundle["packages"], bundle["version"]
     before = {path: target.path(path).read_bytes() for path in REPOSITORY_FILES if target.path(path).exists()}
     write_repository(target, bundle["repository"])
@@ -74,7 +83,7 @@ def bring(target: Installation, bundle: dict) -> None:
         try:
             host.refresh(DNF_REPOSITORY if bundle["repository"]["url"] else "")
         except InstallError:
-            # It would break other runs of the package manager.
+            # The file would break other runs of the package manager.
             for path in REPOSITORY_FILES:
                 if path in before:
                     target.write(path, before[path])
@@ -93,7 +102,7 @@ def bring(target: Installation, bundle: dict) -> None:
     for unit in bundle["masked"]:
         mask(target, unit)
     if lacking:
-        # The scripts of the packages reload systemd.
+        # The scripts in the packages reload systemd.
         target.reload(run=False, changed=True)
     if lacking and target.doing("install packages %s" % ", ".join(lacking)):
         host.change(command)
@@ -103,7 +112,10 @@ def bring(target: Installation, bundle: dict) -> None:
 
 
 def to_remove(target: Installation) -> list[str]:
-    """Return the installed packages of the role. Raises InstallError if their removal would affect other packages."""
+    """Return the role's installed packages that must be removed.
+
+    Raises InstallError if the removal would affect other packages.
+    """
     host = manager()
     packages = [package for package in Record(target).names("packages") if host.installed_version(package)]
     if packages:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hash passwords with the C library (crypt(3)), if the current hash does not match."""
+"""Hash passwords with the C library (crypt(3)).
+
+A password is hashed only if the current hash does not match it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import secrets
 
 from .host import refuse
 
-# bcrypt in the form of exporter-toolkit: crypt(5) of libxcrypt.
+# A bcrypt hash in the format of exporter-toolkit: crypt(5) of libxcrypt.
 BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}\Z")
 COST = 10
 
@@ -31,7 +34,7 @@ def crypt_function():
 
 
 def hashes(users: dict[str, str], current: dict[str, str]) -> dict[str, str]:
-    """Return a hash for each user, the current one if it matches."""
+    """Return a hash for each user. A current hash is kept if it matches."""
     crypt = crypt_function() if users else None
     result = {}
     for user, password in sorted(users.items()):
@@ -45,7 +48,7 @@ def hashes(users: dict[str, str], current: dict[str, str]) -> dict[str, str]:
             result[user] = old
             continue
         salt = base64.b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("+", ".")
-        # The last character holds only two bits, as "O" does.
+        # The last character of the salt has only two bits. "O" is valid.
         new = crypt(password, "$2b$%02d$%sO" % (COST, salt[:21]))
         if not BCRYPT.match(new):
             refuse("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")

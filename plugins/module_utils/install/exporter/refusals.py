@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse settings that this host does not support, before anything is changed."""
+"""Refuse settings that this host does not support, before any change."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from ...command import program
 from ..files import Installation
 from .host import CONFIG, PROGRAM, output, refuse
 
-# Podman 4.4 is the first with quadlets: https://github.com/containers/podman/releases/tag/v4.4.0
+# Podman 4.4 is the first release with quadlets: https://github.com/containers/podman/releases/tag/v4.4.0
 QUADLETS_SINCE = (4, 4)
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
 def refuse_paths(target: Installation, paths: list[str]) -> None:
-    """Refuse the site's files in the role's directories, where the role deletes unknown files."""
+    """Refuse files of the site in the folders of the role.
+
+    The role deletes unknown files in these folders.
+    """
     for path in paths:
         file = str(target.path(path.lstrip("/")))
         for folder in (CONFIG, PROGRAM):
             own = str(target.path(folder))
-            # By name, and through links.
+            # Compare the paths as given, and also with links resolved.
             if below(os.path.normpath(file), own) or below(os.path.realpath(file), os.path.realpath(own)):
                 refuse(
                     "%s is below %s, where the role deletes files that it did not write. Move it, for example a certificate "
@@ -38,7 +41,7 @@ def below(path: str, folder: str) -> bool:
 
 
 def refuse_address(address: str) -> None:
-    """Refuse a name that resolves to loopback on this host."""
+    """Refuse a name that resolves to the loopback address on this host."""
     if address in LOOPBACK_NAMES or address.endswith(".localhost"):
         return
     try:
@@ -49,7 +52,7 @@ def refuse_address(address: str) -> None:
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
-        # The exporter reports it, and a starting host may resolve it later.
+        # The exporter reports this error. On a host that is booting, the name may resolve later.
         return
     loopback = sorted(each for each in addresses if ipaddress.ip_address(each.partition("%")[0]).is_loopback)
     if loopback:
@@ -61,10 +64,10 @@ def refuse_address(address: str) -> None:
 
 
 def refuse_quadlet(check: bool) -> None:
-    """Refuse a Podman without support for quadlets."""
+    """Refuse a Podman that does not support quadlets."""
     if not program("podman"):
         if check:
-            # An earlier task of the play may install it.
+            # In check mode, an earlier task of the play may plan to install it.
             return
         refuse("dcgm_exporter_source: podman: Podman is not installed on this host.")
     text = output(["podman", "--version"])[1].strip()

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the exporter's health with a scrape.
+"""Check with a scrape that the exporter works.
 
-No request is sent until the server has proved the configured certificate in a TLS handshake, and the kernel has confirmed that
-the peer is a process of the exporter's unit (peer.py). So another process on the port gets neither password nor headers.
+No request is sent before two checks: the server has proved its certificate in a TLS handshake, and the kernel has
+confirmed that the peer is a process of the exporter's unit (peer.py). Another process on the port therefore gets
+neither the password nor headers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ...peer_owner import UnitOwner
 from ...printable import printable
 from .host import UNIT, journal, refuse
 
-# Maximum bytes of metrics. A host with 16 GPUs and all MIG instances has about 1 MiB.
+# Maximum size of the metrics in bytes. A host with 16 GPUs and all MIG instances has about 1 MiB.
 MOST_BYTES = 1 << 26
 SAMPLE = re.compile(r"^(DCGM_FI_\w+|openfleet_gpu_info|openfleet_gpu_lost)\{", re.MULTILINE)
-# Container name in the Docker unit and the quadlet.
+# Name of the container in the Docker unit and in the quadlet.
 CONTAINER = "dcgm-exporter"
 SECONDS = 20
 
@@ -34,7 +35,7 @@ class OtherCertificateError(Exception):
 
 
 def pem_certificate(path: str) -> bytes:
-    """Return the first certificate of a file in DER form."""
+    """Return the first certificate in a file, in DER format."""
     text = Path(path).read_text()
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     first = text[text.index(begin) : text.index(end) + len(end)]
@@ -44,14 +45,17 @@ def pem_certificate(path: str) -> bytes:
 def connection_to(health: dict, check_first: Check) -> CheckedConnection | CheckedTlsConnection:
     if not health["certificate"]:
         return CheckedConnection(health["address"], health["port"], timeout=SECONDS, check=check_first)
-    # The whole certificate is compared, so its name may differ from the address.
+    # The whole certificate is compared, so the name in it may differ from the address.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return CheckedTlsConnection(health["address"], health["port"], timeout=SECONDS, context=context, check=check_first)
 
 
 def scrape(health: dict, user: str | None) -> tuple[int, str]:
-    """Return status and body. Raises OtherCertificateError or PeerError before sending anything."""
+    """Return the status and the body.
+
+    Raises OtherCertificateError or PeerError before anything is sent.
+    """
 
     def check_first(socket: Any) -> None:
         if health["certificate"] and socket.getpeercert(binary_form=True) != pem_certificate(health["certificate"]):
@@ -71,7 +75,10 @@ def scrape(health: dict, user: str | None) -> tuple[int, str]:
 
 
 def certificate_is_old(bundle: dict) -> bool:
-    """Return whether the running service presents another certificate than the file, as after a renewal."""
+    """Return whether the running service presents an outdated certificate.
+
+    This happens after the certificate file was renewed.
+    """
     health = bundle["health"]
     if not health or not health["certificate"]:
         return False
@@ -87,7 +94,7 @@ def certificate_is_old(bundle: dict) -> bool:
 
 
 def problem(health: dict) -> str:
-    """Return the problem that a scrape shows, or ""."""
+    """Return the problem that a scrape finds, or ""."""
     where = "%s port %d" % (health["address"], health["port"])
     try:
         if health["users"]:

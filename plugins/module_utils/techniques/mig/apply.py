@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply the MIG steps of one GPU, or leave its mode pending for a reboot."""
+"""Apply the MIG steps of one GPU, or leave its MIG mode pending.
+
+A pending mode takes effect when the host reboots.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ from .steps import (
     SetMigMode,
 )
 
-# Maximum holders in a message.
+# Maximum number of holders in a message.
 _NAMED = 5
 
 
 def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
-    """Apply a step. Raises NvmlError, or ResetRefusedError if a mode needs a reset that the GPU refuses."""
+    """Apply a step.
+
+    Raises NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
+    """
     if isinstance(step, SetMigMode):
         _set_mig_mode(session, gpu_uuid, step.enabled, reset)
     elif isinstance(step, DestroyComputeInstance):
@@ -45,9 +51,10 @@ def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -
 
 
 def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
-    """Set the changed MIG modes and leave them pending, for an immediate reboot of the host.
+    """Set the changed MIG modes and leave them pending.
 
-    Sets all or none. Raises ApplyError if one cannot be set, with outcome "old", or "unknown" if the driver hangs.
+    The caller must reboot the host at once. If one mode cannot be set, all modes are reverted and ApplyError is raised.
+    Its outcome is "old", or "unknown" if the driver hangs.
     """
     set_so_far: list[str] = []
     try:
@@ -68,7 +75,10 @@ def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
 
 
 def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset) -> None:
-    """Set the mode and check that it is active. The call also succeeds if the mode stays pending: check the status."""
+    """Set the MIG mode and verify that it is active.
+
+    NVML's call also succeeds if the mode stays pending, so its activation status is checked.
+    """
     before = session.mig_mode(gpu)[0]
     status = session.set_mig_mode(gpu, enabled)
     where = "gpu %s" % gpu
@@ -88,16 +98,17 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset
             problem = "its MIG mode is still pending after a reset"
             raise ResetRefusedError(where, problem, "Check the kernel log.", gpu=gpu)
     except FleetError:
-        # A pending mode would silently take effect at the next reset.
+        # If the mode stayed pending, it would take effect at the next reset.
         with contextlib.suppress(FleetError):
             session.set_mig_mode(gpu, before)
         raise
 
 
 def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
-    """Return the error for a GPU that the driver reports as in use. Without a process to end, the kernel holds it.
+    """Return the error for a GPU that the driver reports as in use.
 
-    Then a reboot is the fix, if the pending mode survives it.
+    If no process uses the GPU, a holder inside the kernel uses it. In this case the fix is a reboot, unless the pending
+    mode is lost in the reboot.
     """
     from ...holders.find import blocking, find_holders
     from ...holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
@@ -115,7 +126,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
-    """Add the kernel's holders of the GPU to the error of a refused reset."""
+    """Add the holders of the GPU inside the kernel to a refused reset's error."""
     from ...holders.kernel import holders_in_kernel, listing, without_reboot
 
     for known in session.observe(only=gpu).gpus:

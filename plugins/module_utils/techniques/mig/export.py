@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Export the instances of GPUs as parts of a layout. Pure."""
+"""Export the instances of GPUs as parts of a layout. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def export_together(
     left_out: list[str],
     inside: Sequence[Form],
 ) -> dict[str, tuple[MigInstance, ...] | None]:
-    """Return the instances of each GPU in MIG mode by UUID, or None while a change of the mode is pending.
+    """Return a mapping from the UUID of each GPU in MIG mode to its instances.
 
-    With `pin` each instance has its placement.
+    The value is None if a change of the GPU's mode is pending. If `pin` is true, each instance includes its placement.
     """
     found: dict[str, tuple[MigInstance, ...] | None] = {}
     for gpu in gpus:
@@ -37,7 +37,10 @@ def export_together(
 def _instances(
     gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str], inside: Sequence[Form]
 ) -> Iterable[MigInstance]:
-    """Return the instances in the order of their placements. Equal ones without a pinned placement are counted."""
+    """Return the instances of a GPU in the order of their placements.
+
+    Equal instances without a pinned placement are combined into one item with a count.
+    """
     counts: dict[MigInstance, int] = {}
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     for instance in gpu.mig.instances:
@@ -56,6 +59,9 @@ def _instances(
 
 
 def _split(instance: GpuInstance, slices: int) -> tuple[str, ...]:
-    """Return the names of the compute instances, or none if there is none or one spans the GPU instance."""
+    """Return the names of the compute instances in a GPU instance.
+
+    Returns an empty tuple if the GPU instance has no compute instance, or one that spans the whole GPU instance.
+    """
     parts = sorted((compute.compute_slices for compute in instance.compute_instances), reverse=True)
     return () if parts in ([], [slices]) else tuple("%dc.%s" % (n, instance.profile) for n in parts)

@@ -1,15 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find placements of instances by an exact search. Pure, without driver and layout syntax.
+"""Find placements of instances with an exact search.
 
-Two kinds of resources decide whether a set of profiles fits a GPU, and only the second needs a search:
+All functions are pure. They use neither the driver nor the layout syntax.
 
-* counted resources (compute slices and media engines) depend only on the set
-* memory units depend on placements, of which every profile has a short list
+Two kinds of resources decide whether a set of profiles fits a GPU:
 
-A GPU has at most 12 units and 7 instances. The search is a dynamic programme over (next instance, used units), with a few
-thousand states at most. It finds the optimum.
+* Counted resources are compute slices and media engines. Whether they suffice depends only on the set.
+* Memory units also depend on the placements, so they need a search. Each profile has a short list of possible
+placements.
+
+A GPU has at most 12 memory units and 7 instances. The search is a dynamic program over (next instance, used units). It
+has at most a few thousand states and finds the optimum.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from typing import Any, Callable, Iterable, Sequence, Tuple
 from ...frozen import frozen
 from ...model import Gpu, GpuInstanceProfile, Placement
 
-#: A score, greater is better. All scores of a search have the same length and are added element by element.
+#: A score for a placement. Greater is better. All scores of a search have the same length and are added element by
+#: element.
 Score = Tuple[int, ...]
 
 
 @frozen
 class Want:
-    """One instance to place, at one of `placements` (ascending). Wants with equal `kind` are interchangeable."""
+    """An instance to place, and its possible `placements` in ascending order.
+
+    Instances with equal `kind` are interchangeable.
+    """
 
     kind: Any
     placements: tuple[Placement, ...]
@@ -39,12 +46,15 @@ def arrange(
     gain: Callable[[Want, Placement], Score],
     outlook: Callable[[int], tuple[int, ...]] = lambda taken: (),
 ) -> tuple[Placement, ...] | None:
-    """Choose placements for all `wants` without overlap, or return None if that is impossible.
+    """Choose placements for all `wants` without overlap.
 
-    The result has the greatest sum of `gain(want, placement)`, then the greatest `outlook(used units)`, then the lowest
-    placements. Scores compare as tuples. The result is in the order of `wants`.
+    Returns the placements in the order of `wants`, or None if there is no solution.
+
+    The best solution has the greatest sum of `gain(want, placement)`. Among equal sums, the greatest `outlook(used
+    units)` wins, and then the lowest placements. Scores are compared as tuples.
     """
-    # Interchangeable wants are adjacent and get ascending placements, so that each set of placements is tried once.
+    # Interchangeable wants are adjacent and get ascending placements. Each set of placements is therefore tried only
+    # once.
     order = sorted(
         range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i)
     )
@@ -83,20 +93,27 @@ def _width(want: Want) -> int:
 
 
 def largest_part(gpu: Gpu, profiles: Sequence[str]) -> list[str]:
-    """Return the largest subset of these profiles that fits on the empty GPU, without unknown profiles."""
+    """Return the largest subset of these profiles that fits on the empty GPU.
+
+    Unknown profiles are ignored.
+    """
     capacity = Capacity(gpu.mig.profiles)
     return list(capacity.largest_part([name for name in profiles if name in capacity.profiles]))
 
 
 class Capacity:
-    """The resources of a GPU, derived from its reported profiles, without a table of models."""
+    """The resources of a GPU, derived from the MIG profiles that it reports.
+
+    No table of GPU models is needed.
+    """
 
     def __init__(self, profiles: Iterable[GpuInstanceProfile]) -> None:
         self.profiles: dict[str, GpuInstanceProfile] = {profile.name: profile for profile in profiles}
         every = self.profiles.values()
         self.compute_slices = max((p.compute_slices for p in every), default=0)
-        # The whole-GPU profile does not always have every engine, so the total is the maximum over all profiles of the engines of
-        # as many instances as fit. (A 7g of an A100-40GB has 5 decoders, the total of all other instances.)
+        # The profile for the whole GPU does not always include every media engine. For each profile, multiply its
+        # engines by its maximum number of instances, and use the greatest product as the total. Example: a 7g on an
+        # A100-40GB has 5 decoders, the total of all other instances.
         self.engines = {
             kind: max((getattr(p, kind) * p.max_instances for p in every), default=0)
             for kind in GpuInstanceProfile.ENGINES
@@ -104,7 +121,10 @@ class Capacity:
         self._largest_first = sorted(every, key=lambda p: (-p.compute_slices, -p.units, p.name))
 
     def shortage(self, names: Sequence[str]) -> str | None:
-        """Return why these profiles cannot coexist in any placement, or None if the counted resources suffice."""
+        """Return why these profiles cannot coexist in any placement.
+
+        Returns None if the counted resources suffice.
+        """
         chosen = [self.profiles[name] for name in names]
         slices = sum(p.compute_slices for p in chosen)
         if slices > self.compute_slices:
@@ -116,7 +136,10 @@ class Capacity:
         return None
 
     def outlook(self, taken: int) -> tuple[int, ...]:
-        """Return how many more instances of each profile, largest first, fit beside the used units."""
+        """Return the number of further instances that fit beside the used units.
+
+        The result has one number for each profile. The largest profile is first.
+        """
         counts = []
         for profile in self._largest_first:
             room, blocked = 0, taken
@@ -137,7 +160,10 @@ class Capacity:
         return Want(name, self.profiles[name].placements)
 
     def largest_part(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the largest subset that fits: most compute slices, then memory units, then instances."""
+        """Return the largest subset of these profiles that fits on an empty GPU.
+
+        The subset with the most compute slices wins, then the most memory units, then the most instances.
+        """
         counts = Counter(names)
         kinds = sorted(counts, key=list(names).index)
         limits = [min(counts[kind], len(self.profiles[kind].placements)) for kind in kinds]

@@ -16,18 +16,21 @@ from .model import KEY
 
 
 class MigForm(Form):
-    """The part `mig`. `Form` documents the members. `inside` are the techniques that can share an instance."""
+    """The part `mig` of a layout entry. `Form` documents the members.
+
+    `inside` lists the forms of the techniques that can share an instance.
+    """
 
     key = KEY
     example = Key("mig: [{profile: 3g.40gb}]")
-    #: The compute mode is set on the instances.
+    #: The compute mode is set on the instances, not on the GPU.
     compute_mode = None
 
     def __init__(self, inside: Sequence[Form]) -> None:
         self._inside = inside
 
     def parse(self, node: Node, context: PartContext) -> tuple[MigInstance, ...] | None:
-        """Return the part, or None after reporting the error."""
+        """Return the part, or None after reporting an error."""
         from .parse import parse
 
         return parse(node, context, self._inside)
@@ -45,7 +48,10 @@ class MigForm(Form):
         pin: Callable[[Gpu], Selector] | None,
         left_out: list[str],
     ) -> dict[str, tuple[MigInstance, ...] | None]:
-        """Return the instances of each GPU in MIG mode, or None while a change of the mode is pending."""
+        """Return a mapping from the UUID of each GPU in MIG mode to its instances.
+
+        The value is None if a change of the GPU's mode is pending.
+        """
         from .export import export_together
 
         return export_together(gpus, seen, pin, left_out, self._inside)

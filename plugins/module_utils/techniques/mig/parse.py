@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and write the part `mig` of an entry of `gpu_layout`. Other techniques may share its instances."""
+"""Read and write the part `mig` of an entry in `gpu_layout`.
+
+Other techniques may share the instances.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ KEYS = {
 
 
 def parse(node: Node, context: PartContext, inside: Sequence[Form]) -> tuple[MigInstance, ...] | None:
-    """Return the part, or None after reporting the error. `inside` are the techniques that can share an instance."""
+    """Return the part, or None after reporting an error.
+
+    `inside` lists the forms of the techniques that can share an instance.
+    """
     nodes = node.items(0, MOST_INSTANCES)
     return None if nodes is None else tuple(_instance(each, context, inside) for each in nodes)
 
@@ -62,7 +68,7 @@ def _instance(node: Node, context: PartContext, inside: Sequence[Form]) -> MigIn
 
 
 def _shared(fields: Fields, context: PartContext, inside: Sequence[Form]) -> tuple[str | None, Any]:
-    """Return the technique that shares an instance, and its part."""
+    """Return the technique that shares an instance, and the technique's part."""
     found: tuple[str | None, Any] = (None, None)
     for form in inside:
         if form.key in fields:
@@ -91,7 +97,10 @@ def _gpu_instance_profile(node: Node) -> ProfileName | None:
 
 
 def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ...]:
-    """Return the names of the parts of a split, or none if a single part spans the instance."""
+    """Return the names of the compute instances that split a GPU instance.
+
+    Returns an empty tuple if a single compute instance spans the whole GPU instance.
+    """
     nodes = node.items(1, MOST_INSTANCES) or []
     names = [_profile_name(each) for each in nodes]
     if profile is None or None in names or not names:

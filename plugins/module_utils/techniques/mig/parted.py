@@ -1,11 +1,19 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert a configuration of nvidia-mig-parted to layouts, one for each label. Pure.
+"""Convert a configuration of nvidia-mig-parted to layouts, one for each label.
 
-The file has `version: v1` and `mig-configs`, for each label a list of elements with `devices` (all, or
-indices), optionally `device-filter` (PCI ids, device before vendor: 0x233010DE), `mig-enabled`, and `mig-devices` (a
-count for each profile, also for parts of an instance: 1c.3g.20gb). https://github.com/NVIDIA/mig-parted, api/spec/v1
+All functions are pure.
+
+The configuration has `version: v1` and `mig-configs`. For each label, `mig-configs` has a list of elements with these
+keys:
+
+* `devices`: "all", or a list of GPU indices
+* `device-filter` (optional): PCI ids, device before vendor, such as 0x233010DE
+* `mig-enabled`
+* `mig-devices`: a count for each profile, also for compute instances such as 1c.3g.20gb
+
+Source: https://github.com/NVIDIA/mig-parted, api/spec/v1
 """
 
 from __future__ import annotations
@@ -36,9 +44,10 @@ class Converted:
 
 
 def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Converted]:
-    """Return the layouts by label. `models` has the names of GPUs by PCI id.
+    """Return a layout for each label.
 
-    Raises FleetError with the place in `source` for a file that is not a configuration of mig-parted.
+    `models` is the catalogue, which maps PCI ids to GPU names. Raises FleetError with the position in `source` if the
+    data is not a configuration of mig-parted.
     """
     configs = data.get("mig-configs") if isinstance(data, Mapping) else None
     if not isinstance(configs, Mapping):
@@ -55,7 +64,10 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
 
 @frozen
 class _Gpus:
-    """An element's conditions for its GPUs: indices and models. None is no condition. A GPU must fulfil both."""
+    """The conditions of an element for its GPUs: indices and models.
+
+    A GPU must meet both. None means no condition.
+    """
 
     place: str
     indices: tuple[int, ...] | None
@@ -69,7 +81,7 @@ class _Gpus:
 
 
 class _Config:
-    """Reads the configuration of one label."""
+    """Reads the configuration for one label."""
 
     def __init__(self, where: str, boards: Mapping[str, str]) -> None:
         self._where, self._boards = where, boards
@@ -102,19 +114,25 @@ class _Config:
             raise self._no(place + ".devices", "all or a list of indices", devices)
         models = None
         if ids not in (None, "", []):
-            # One board may have several ids.
+            # Several PCI ids may belong to one board.
             models = tuple(dict.fromkeys(map(self._model, ids if isinstance(ids, list) else [ids])))
         return _Gpus(place, None if devices == "all" else tuple(dict.fromkeys(devices)), models)
 
     def _model(self, pci_id: Any) -> str:
-        """Return the board's name without NVIDIA for this PCI id, or the id if it is not in the catalogue."""
-        # YAML reads a bare 0x233010DE as a number.
+        """Return the name of the board with this PCI id, without "NVIDIA".
+
+        If the catalogue does not have the id, a text with the id is returned.
+        """
+        # YAML parses an unquoted 0x233010DE as a number.
         number = "%08x" % pci_id if is_integer(pci_id) else str(pci_id).lower().replace("0x", "", 1)
         name = self._boards.get(number[:4]) if number[4:] == _VENDOR else None
         return "PCI id %s" % pci_id if name is None else name.replace("NVIDIA ", "", 1)
 
     def _selectors(self, gpus: _Gpus) -> Any:
-        """Return the selectors of an element, or an empty list if no selector can express it."""
+        """Return the selectors of an element.
+
+        Returns an empty list if no selector can express the element.
+        """
         if gpus.indices is not None:
             if gpus.models is not None and gpus.indices:
                 self._differs(
@@ -130,12 +148,16 @@ class _Config:
             if model not in names:
                 self._differs(gpus.place, "the catalogue has no GPU with the %s, which is left out" % model)
         known = [model for model in gpus.models if model in names]
-        # A host has only one variant of a board, and each selector of a layout must match.
+        # A host has only one variant of a board, but every selector of a layout must match a GPU. One pattern is
+        # therefore used for all variants.
         pattern = _pattern(known, names)
         return [{"model": pattern}] if pattern else [{"model": model} for model in known]
 
     def _check_together(self, named: Sequence[_Gpus], models: int) -> None:
-        """Report entries that cannot be in one layout, which names each GPU once and only existing ones."""
+        """Report entries that cannot be in one layout.
+
+        A layout may select each GPU only once, and may select only existing GPUs.
+        """
         if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
             self._differs("", "one entry selects all and another selects GPUs again: list the GPUs of each entry")
             return
@@ -178,7 +200,8 @@ class _Config:
                 continue
             if profile.is_split:
                 parts.setdefault(profile.gpu_instance, []).extend([profile] * count)
-            # Also without a whole instance, because instances are created in the order of the profiles in the file.
+            # Add the key even if the count is 0, because instances are created in the order of the profiles in the
+            # file.
             whole[profile.gpu_instance] += 0 if profile.is_split else count
         found = []
         for gpu_instance, count in whole.items():
@@ -187,7 +210,7 @@ class _Config:
         return found
 
     def _split(self, place: str, parts: Mapping[str, list[ProfileName]], gpu_instance: str) -> list[dict[str, Any]]:
-        """Return the GPU instances that contain the parts of one profile."""
+        """Return the GPU instances that contain the compute instances of one profile."""
         asked = parts.get(gpu_instance)
         if not asked:
             return []
@@ -215,7 +238,10 @@ class _Config:
 
 
 def _pattern(models: Sequence[str], known: Iterable[str]) -> str:
-    """Return a pattern such as ``H200*`` that matches these models and no other known one, or ""."""
+    """Return a pattern such as ``H200*`` that matches these models and no others.
+
+    Only known models count as others. Returns "" if there is no such pattern.
+    """
     if len(models) < 2:
         return ""
     start = _common_start(models)
@@ -233,10 +259,14 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def sharing(parts: Sequence[int], slices: int) -> list[tuple[int, ...]] | None:
-    """Return how mig-parted distributes compute instances over GPU instances of `slices`, or None if that varies.
+    """Return how mig-parted distributes compute instances over GPU instances.
 
-    It creates the largest first, each in the newest GPU instance that has room, or in a new one (pkg/mig/config). If the GPU
-    lacks room for these, it tries other orders. The result then depends on the GPU, unless no order needs fewer of them.
+    `parts` has the slices of each compute instance, and `slices` the slices of each GPU instance. Returns None if the
+    distribution varies.
+
+    mig-parted creates the largest compute instances first. It puts each of them into the newest GPU instance with
+    enough room, or into a new GPU instance (pkg/mig/config). If the GPU has no room for the new instances, mig-parted
+    tries other orders. The result then depends on the GPU, unless no other order needs fewer GPU instances.
     """
     shares: list[tuple[int, ...]] = []
     for part in sorted(parts, reverse=True):

@@ -1,10 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the MIG mode of a GPU and its instances. Pure: the same arguments always give the same plan.
+"""Plan the MIG mode of a GPU and its instances.
 
-The planner keeps every instance that fits the new layout in its placement. It sets the placement of every new GPU instance,
-because the driver's own choice may leave no room for later ones.
+Planning is pure: the same arguments always give the same plan.
+
+The planner keeps every instance that fits the new layout at its placement. The planner also sets the placement of every
+new GPU instance, because the placements that the driver would choose may leave no room for later instances.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from .fit import Capacity, Want, arrange
 from .model import KEY
 from .steps import CreateComputeInstance, CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, SetMigMode
 
-#: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
-#: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100. The starts were not seen on hardware.
+#: Possible starts of compute instances: {compute slices of the GPU instance: {slices of the compute instance: starts}}.
+#: Sources: the compute-instance tables in NVIDIA's MIG User Guide (supported-mig-profiles), and the mock A100 and H100
+#: of go-nvml. The starts were not verified on hardware.
 COMPUTE_STARTS = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
@@ -35,14 +38,17 @@ COMPUTE_STARTS = {
     7: {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)},
 }
 
-# Boards with display outputs, which have MIG only in the display mode compute:
+# Boards with display outputs support MIG only in the display mode "compute":
 # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/getting-started-with-mig.html
 _DISPLAY_BOARD = re.compile(r"RTX PRO [56]000 Blackwell(?!.*Server)")
 _WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != KEY)
 
 
 def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
-    """Return the plan of one GPU, without the parts of other techniques. Raises as `planner.plan`."""
+    """Return the plan of one GPU, without the parts of other techniques.
+
+    Raises the same errors as `planner.plan`.
+    """
     foreign: tuple[GpuInstance, ...] = ()
     if ownership.policy != "remove":
         foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
@@ -57,7 +63,7 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
-    """Refuse to remove foreign instances."""
+    """Raise PlanError if instances of other owners would be removed."""
     if not doomed:
         return
     names = ", ".join(
@@ -73,9 +79,11 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
 
 
 def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[Target, tuple[GpuInstance, ...]]:
-    """Return the target that keeps every foreign instance, and the foreign instances that it does not name.
+    """Return the target that includes the foreign instances in the layout.
 
-    A foreign instance is adopted if the layout has an equal one and the collection owns too few.
+    Also returns the foreign instances that are not in the layout. They stay unchanged.
+
+    A foreign instance is adopted if the layout has an equal instance and the collection owns too few of them.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
     wanted: list[WantedInstance] = list(target.instances)
@@ -140,7 +148,10 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
 
 
 def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
-    """Return the holders that these steps would disturb on the GPU as read now, even for a saved plan."""
+    """Return the holders that these steps would disturb.
+
+    The holders are those of the GPU as read now, even if the steps come from a saved plan.
+    """
     steps = list(steps)
     doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
     parts = {
@@ -158,7 +169,7 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
         ]
     found = [disturbance for disturbance in found if disturbance.who]
     switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
-    # A holder of an instance also holds its GPU, but is named once.
+    # A holder of an instance also holds the GPU, but is listed only once.
     if switches and not found and _holders(gpu):
         found.append(Disturbance("%s, whose MIG mode would change," % gpu.short_label, _holders(gpu)))
     return tuple(found)
@@ -222,7 +233,11 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
 def _place(
     gpu: Gpu, target: Target, capacity: Capacity, present: Sequence[GpuInstance], left: Sequence[GpuInstance]
 ) -> list[tuple[WantedInstance, Placement]]:
-    """Return placements for all desired instances. Busy instances are kept first, then those kept whole."""
+    """Return a placement for each desired instance.
+
+    As many busy instances as possible are kept. The next criterion is the number of kept instances, then the number of
+    kept compute instances.
+    """
     at = {(instance.profile, instance.placement): instance for instance in present}
 
     def open_to(wanted: WantedInstance) -> tuple[Placement, ...]:
@@ -240,7 +255,7 @@ def _place(
 
     names = [wanted.profile for wanted in target.instances]
     shortage = capacity.shortage(names + [instance.profile for instance in left])
-    # Equal instances are interchangeable, so the instance itself is the kind.
+    # Equal instances are interchangeable, so the instance is its own `kind`.
     wants = [Want(wanted, open_to(wanted)) for wanted in target.instances]
     fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
     found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
@@ -271,14 +286,18 @@ def _place(
 
 
 def _slices(wanted: WantedInstance, profile: GpuInstanceProfile) -> tuple[int, ...]:
-    """Return the desired compute instances, by default one that spans the GPU instance."""
+    """Return the slices of the desired compute instances.
+
+    The default is one compute instance that spans the GPU instance.
+    """
     return (profile.compute_slices,) if wanted.compute_slices is None else wanted.compute_slices
 
 
 def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tuple[Placement, ...]]:
-    """Return the possible starts of compute instances in a new GPU instance, by their slices.
+    """Return the possible placements of compute instances in a new GPU instance.
 
-    NVML reports only existing GPU instances: use one of the same profile, or else the table.
+    The result is a mapping from compute slices to placements. NVML reports placements only for existing GPU instances.
+    They are taken from an instance with the same profile if the GPU has one, otherwise from the table.
     """
     for instance in gpu.mig.instances:
         if instance.profile == profile.name and instance.compute_placements:
@@ -301,7 +320,10 @@ def _split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> list
 
 
 def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
-    """Return the compute instances to remove from a kept GPU instance, and (slices, start) of those to create."""
+    """Return the changes to the compute instances of a kept GPU instance.
+
+    Returns the compute instances to remove, and (slices, start) of each compute instance to create.
+    """
     places = dict(instance.compute_placements)
     at = {(c.compute_slices, c.placement.start): c for c in instance.compute_instances}
 
@@ -311,7 +333,8 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
-        # The instance does not report possible starts. For the same set do nothing, otherwise recreate all of them.
+        # The GPU instance does not report possible starts. If the slices are the same, nothing changes. Otherwise all
+        # compute instances are recreated.
         have = sorted(c.compute_slices for c in instance.compute_instances)
         if have == sorted(slices):
             return (), []
@@ -324,7 +347,10 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
 
 def _destroy(instance: GpuInstance) -> list[GpuStep]:
-    """Return the steps that remove a GPU instance, its compute instances first."""
+    """Return the steps that remove a GPU instance.
+
+    Its compute instances are removed first.
+    """
     steps: list[GpuStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
 
@@ -336,5 +362,8 @@ def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
 
 
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
-    """Return the holders, which include NVML's processes. Without holder data, return NVML's processes."""
+    """Return the holders, which include the processes that NVML reports.
+
+    If no holders were read, only the processes from NVML are returned.
+    """
     return thing.held_by or thing.processes

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the steps for MIG mode and instances of a GPU, with their texts."""
+"""Define the steps for the MIG mode and the instances of a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model import KEY
 
 
 class MigStep(GpuStep):
-    """A MIG step. Each one adds or removes devices."""
+    """A MIG step. Every MIG step adds or removes devices."""
 
     technique: ClassVar[str] = KEY
     changes_devices: ClassVar[bool] = True
@@ -31,7 +31,10 @@ class SetMigMode(MigStep):
         return "%s MIG mode" % ("enable" if self.enabled else "disable")
 
     def switches(self, gpu: Gpu) -> bool:
-        """Return whether the mode changes. Otherwise the step only reverts a pending change."""
+        """Return whether the step changes the active mode.
+
+        Otherwise the step only reverts a pending change.
+        """
         return self.enabled != gpu.mig.enabled
 
 
@@ -51,7 +54,7 @@ class DestroyComputeInstance(MigStep):
 
     @property
     def ended_instance(self) -> int:
-        """Return the id of its GPU instance."""
+        """Return the id of the GPU instance that contains the compute instance."""
         return self.gpu_instance_id
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
@@ -60,7 +63,7 @@ class DestroyComputeInstance(MigStep):
             instances[starts[self.gpu_instance_id]][1].remove(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether its GPU instance is removed too."""
+        """Return whether the GPU instance is removed too."""
         return any(
             isinstance(step, DestroyGpuInstance) and step.gpu_instance_id == self.gpu_instance_id for step in steps
         )
@@ -68,7 +71,7 @@ class DestroyComputeInstance(MigStep):
 
 @frozen
 class DestroyGpuInstance(MigStep):
-    """Destroy a GPU instance without compute instances."""
+    """Destroy a GPU instance that has no compute instances."""
 
     counted: ClassVar[str] = "destroy"
     ends: ClassVar[bool] = True
@@ -81,7 +84,7 @@ class DestroyGpuInstance(MigStep):
 
     @property
     def ended_instance(self) -> int:
-        """Return its id."""
+        """Return the id of the GPU instance."""
         return self.gpu_instance_id
 
 
@@ -98,15 +101,16 @@ class CreateGpuInstance(MigStep):
         return "create %s@%d" % (self.profile, self.placement.start)
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Add the instance, without a compute instance."""
+        """Add the GPU instance, without a compute instance."""
         instances[self.placement.start] = (self.profile, [])
 
 
 @frozen
 class CreateComputeInstance(MigStep):
-    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is unknown until it exists.
+    """Create a compute instance in the GPU instance at `gpu_instance_start`.
 
-    `start` is None if it spans a new GPU instance.
+    The id of the GPU instance is unknown until it is created. `start` is None if the compute instance spans a new GPU
+    instance.
     """
 
     profile: str
@@ -119,11 +123,11 @@ class CreateComputeInstance(MigStep):
         return "create %dc in %s@%d" % (self.compute_slices, self.profile, self.gpu_instance_start)
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Add it to its GPU instance."""
+        """Add the compute instance to its GPU instance."""
         instances[self.gpu_instance_start][1].append(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether it is the only one of a new GPU instance."""
+        """Return whether this is the only compute instance of a new GPU instance."""
         start = self.gpu_instance_start
         made = any(isinstance(step, CreateGpuInstance) and step.placement.start == start for step in steps)
         siblings = [s for s in steps if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == start]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Join the files of this folder into a technique."""
+"""Combine the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class MigTechnique(MigForm):
     """Divide a GPU into instances. `protocol.DividingTechnique` documents the members.
 
-    The planner is not loaded for a GPU without current and desired MIG.
+    If a GPU neither has nor needs MIG, the planner is not loaded.
     """
 
     setting = None

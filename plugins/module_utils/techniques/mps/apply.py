@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply or roll back the MPS daemons' part of a plan, around the change of the GPUs.
+"""Apply or roll back the MPS part of a plan, around the change of the GPUs.
 
-The files of a stopped daemon stay until the new layout is complete. After an interrupted change, the next run needs them to
-start the previous daemon again.
+The files of a stopped daemon are kept until the new layout is complete. If the change is interrupted, the next run
+needs the files to restart the previous daemon.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from .steps import MpsPlan, caps
 
 
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
-    """Start the daemons that an interrupted change had stopped, if its GPUs are as before.
+    """Restart the daemons that an interrupted change stopped.
 
-    Do nothing if a daemon of the new layout runs already: the next plan then completes the change.
+    Each daemon gets the current devices of its GPUs. If a daemon of the new layout already runs, nothing is restarted,
+    because the next plan then completes the change.
     """
     running = {seen.daemon.name for seen in daemons.observe() if seen.running}
     if running.intersection(data["starts"]):
@@ -38,7 +39,10 @@ def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
 
 
 class MpsChange:
-    """Change the daemons of a host. Methods raise ApplyError if a daemon does not follow."""
+    """A change of the host's daemons.
+
+    The methods raise ApplyError if a daemon does not start, stop or accept its limits.
+    """
 
     key = KEY
 
@@ -50,7 +54,10 @@ class MpsChange:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the journal's record of this change: the stopped daemons and the names of the started ones."""
+        """Return the journal data of this change.
+
+        The data has the daemons to stop and the names of the daemons to start.
+        """
         stops = [step.seen for step in self._plan.stops if step.seen.running]
         return {
             "stops": [to_data(seen.daemon, seen.devices) for seen in stops],
@@ -58,14 +65,17 @@ class MpsChange:
         }
 
     def stop(self, done: list[str]) -> None:
-        """Stop the daemons that are removed. Clients raise BusyError, or are ended first."""
+        """Stop the daemons that are removed or restarted.
+
+        Their clients are ended first if that is permitted. Otherwise clients raise BusyError.
+        """
         if any(step.seen.running for step in self._plan.stops):
             self._make_way()
         for step in self._plan.stops:
             if step.seen.running:
                 self._stopped.append(step.seen)
                 done.append("mps %s: stop" % step.name)
-            # A daemon that does not run may start soon, by a retry or during boot.
+            # A daemon that does not run may start soon, because systemd retries it or the host is booting.
             self._host.stop(step.name)
 
     def start(self, host: Host, done: list[str]) -> None:
@@ -88,7 +98,7 @@ class MpsChange:
             done.append("mps %s: start" % step.name)
 
     def clear_away(self) -> None:
-        """Roll back before the GPUs: remove the daemons that were started."""
+        """Remove the daemons that this change started, before the GPUs are rolled back."""
         old = {seen.daemon.name for seen in self._stopped}
         for name in self._started:
             self._host.stop(name)
@@ -97,7 +107,10 @@ class MpsChange:
         self._started.clear()
 
     def bring_back(self, host: Host) -> None:
-        """Roll back after the GPUs: restore as many daemons and limits as possible. Raises all errors as one."""
+        """Restore daemons and limits after the GPUs were rolled back.
+
+        As many as possible are restored. All errors are raised as one.
+        """
         attempt_all(
             *(functools.partial(self._start_again, seen, host) for seen in self._stopped),
             *(functools.partial(self._adjust_back, seen) for seen in self._adjusted),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Export the MPS daemon of a GPU or a MIG instance as a part of a layout."""
+"""Export the MPS daemon of a GPU or MIG instance as a part of a layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MIB = 1 << 20
 
 
 def export(gpu: Gpu, seen: Sequence[MpsSeen], instance: GpuInstance | None = None) -> Mps | None:
-    """Return the part that describes the GPU or its instance; None if no daemon serves it."""
+    """Return the part that describes the GPU or its instance.
+
+    Returns None if no daemon serves it.
+    """
     place, memory_bytes = MpsPlace(gpu.uuid), gpu.memory_total_bytes
     if instance is not None:
         place = MpsPlace(gpu.uuid, instance.profile, instance.placement.start)
@@ -24,7 +27,7 @@ def export(gpu: Gpu, seen: Sequence[MpsSeen], instance: GpuInstance | None = Non
 
 
 def describe(part: Mps) -> str:
-    """Return the daemon in words."""
+    """Return the daemon as text."""
     return "MPS daemon %s" % part.name
 
 

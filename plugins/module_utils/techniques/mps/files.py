@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the contents of the MPS control daemons' files, by path below the root of the host. Pure."""
+"""Generate the files of MPS control daemons.
+
+All functions are pure. Paths are relative to the root of the host.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,23 @@ from ...mps_control import PIPE_DIRECTORY, PIPES, client_mounts, limit_command, 
 from .model import SETTINGS, MpsDaemon, spec_path, to_data
 from .unit import LOGS
 
-#: The device of a daemon in containers is openfleet.io/mps=NAME.
+#: Kind of the CDI device that makes a container a client of a daemon: openfleet.io/mps=NAME.
 CDI_KIND = "openfleet.io/mps"
 
-#: Limits of a pipe directory. The daemon keeps sockets and a few small files there.
+#: Size limit in MiB and file limit of a pipe directory. The daemon stores its sockets and a few small files in the
+#: directory.
 _PIPES_MIB, _PIPES_FILES = 16, 4096
 
-#: A UNIX socket's path has at most 107 characters (unix(7)). The daemon's longest is PIPES/NAME/control_privileged.
+#: The path of a UNIX socket has at most 107 characters (unix(7)). The daemon's longest socket path is
+#: PIPES/NAME/control_privileged.
 LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
 
 
 def limited_folder(name: str) -> LimitedFolder:
-    """Return the mount unit of the pipe directory: a tmpfs of limited size, because containers of clients write there.
+    """Return the mount unit of a daemon's pipe directory.
 
-    Users have no access until the daemon is ready, when its unit opens the directory.
+    The directory is a tmpfs with a size limit because containers of clients write to it. Users have no access until the
+    daemon's unit opens the directory, when the daemon is ready.
     """
     return LimitedFolder(
         path="%s/%s" % (PIPES, name),
@@ -50,13 +56,13 @@ def cdi_path(name: str) -> str:
 
 
 def name_problem(name: str) -> Problem | None:
-    """Return why a daemon cannot have this name, although gpu_layout allows it."""
+    """Return why a daemon cannot have a name that gpu_layout allows, or None."""
     where = 'the MPS daemon "%s"' % name
     if len(name) > LONGEST_NAME:
         problem = "the name has %d characters, and the path of its socket has room for %d" % (len(name), LONGEST_NAME)
         return Problem(where, problem, "Give it a shorter name in gpu_layout.")
     if not name[-1:].isalnum():
-        # https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md (names of devices)
+        # Rule for device names: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
         return Problem(
             where, "no CDI device can have a name that ends in %s" % name[-1:], "Let it end in a letter or digit."
         )
@@ -64,7 +70,10 @@ def name_problem(name: str) -> Problem | None:
 
 
 def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
-    """Return the daemon's own files. `devices`: UUIDs of GPUs, or of one MIG device."""
+    """Return the files of one daemon.
+
+    `devices` are the UUIDs of GPUs, or the UUID of one MIG device.
+    """
     settings = "%s/%s" % (SETTINGS, daemon.name)
     return {
         spec_path(daemon.name): _json(to_data(daemon, devices)),
@@ -77,9 +86,10 @@ def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
 
 
 def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """Return the environment of the daemon, which it passes to its servers.
+    """Return the environment of the daemon. The daemon passes it to its servers.
 
-    A percentage here becomes the daemon's default. A memory limit would not, so a command sets it (_limits).
+    The percentage in the environment becomes the daemon's default. A memory limit in the environment would not become a
+    default. A command sets the memory limit instead (`_limits`).
     """
     return _environment(
         "Settings of the MPS control daemon %s. Written by openfleet.gpu, change gpu_layout instead." % daemon.name,
@@ -93,7 +103,10 @@ def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """Return the commands after each start. The daemon numbers its devices in the order of CUDA_VISIBLE_DEVICES."""
+    """Return the commands that set the limits after each start of the daemon.
+
+    The daemon numbers its devices in the order of CUDA_VISIBLE_DEVICES.
+    """
     commands = ["set_default_active_thread_percentage %d" % daemon.active_thread_percentage]
     if daemon.pinned_memory_limit_bytes is not None:
         commands += [limit_command(index, daemon.pinned_memory_limit_bytes) for index in range(len(devices))]
@@ -101,7 +114,10 @@ def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """Return the environment of clients, with the daemon's UUIDs: a client without the daemon sees the same devices."""
+    """Return the environment of clients, with the UUIDs of the daemon's devices.
+
+    A process that runs without the daemon then sees the same devices.
+    """
     return _environment(
         "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file. Written by openfleet.gpu."
         % daemon.name,
@@ -110,9 +126,10 @@ def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
-    """Return the CDI device that makes a container a client. The GPU itself is the device nvidia.com/gpu=UUID.
+    """Return the CDI device that makes a container a client of the daemon.
 
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
+    The GPU itself is a separate device, nvidia.com/gpu=UUID. Client and server share memory in /dev/shm.
+    Source: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
     """
     edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipe_directory(daemon.name))], "mounts": client_mounts(daemon.name)}
     return cdi_spec.device(CDI_KIND, daemon.name, edits)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse and write MPS in a layout."""
+"""Parse and write the part `mps` of a layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
 
 
 class MpsForm(Form):
-    """The part `mps`. `Form` documents the members."""
+    """The part `mps` of a layout entry. `Form` documents the members."""
 
     key = KEY
     example = Key("mps: {name: inference, clients: 4, active_thread_percentage: 25}")
@@ -24,7 +24,7 @@ class MpsForm(Form):
     cdi_devices = True
 
     def parse(self, node: Node, context: PartContext) -> Mps | None:
-        """Return the part, or None after reporting the error."""
+        """Return the part, or None after reporting an error."""
         from .parse import parse
 
         return parse(node, context)
@@ -36,13 +36,16 @@ class MpsForm(Form):
         return to_data(part)
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Mps | None:
-        """Return the part that describes the GPU or its instance; None if it does not use the technique."""
+        """Return the part that describes the GPU or its instance.
+
+        Returns None if neither uses the technique.
+        """
         from .export import export
 
         return export(gpu, seen, instance)
 
     def describe(self, part: Mps) -> str:
-        """Return an exported part in words."""
+        """Return an exported part as text."""
         from .export import describe
 
         return describe(part)

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change the MPS control daemons of a host: their files, their units, their answers.
+"""Change the MPS control daemons of a host: files, units and limits.
 
-`files` and `unit` write the files, `mps_control` has the daemon's protocol. docs/mps.md is for users.
+`files` and `unit` generate the files. `mps_control` implements the protocol of the daemon. docs/mps.md is the user
+documentation.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ if TYPE_CHECKING:
     from ...model import Holder
     from .steps import MpsPlan
 
-#: The unit uses the same path.
+#: The daemon's unit uses the same path.
 _PROGRAM = "usr/bin/" + MPS_CONTROL
-#: The unit's time limits for a stop and a start, plus a margin.
+#: The time limits of the unit for stopping and starting, plus a margin.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
-#: A server that is starting or ending does not answer.
+#: Timeout for servers that do not answer because they are starting or ending.
 _SERVER_SECONDS = 10
 _JOURNAL_LINES, _JOURNAL_LETTERS = 6, 300
-#: The daemon logs this for each command.
+#: Lines that the daemon logs for each command.
 _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
 
 def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
-    """Return whether `adjust` can make the change. If not, `start` does, and ends the daemon's clients.
+    """Return whether `adjust` can make the change without a restart.
 
-    A daemon reads its devices only at start, and the protocol has no command to remove a memory limit.
+    If not, `start` must restart the daemon, which ends its clients. A daemon reads its devices only when it starts, and
+    the protocol has no command that removes a memory limit.
     """
     return (
         seen.running
@@ -57,26 +59,30 @@ def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool
 
 
 def _limits_of(seen: MpsSeen) -> tuple[int | None, ...]:
-    """Join the daemon's files with its answers."""
+    """Return the memory limits from the daemon's files and from the daemon itself."""
     return (seen.daemon.pinned_memory_limit_bytes, *seen.pinned_memory_limits_bytes)
 
 
 class MpsHost(Daemons):
     """Read and change the control daemons of this host.
 
-    Callers hold the lock of the state directory for every change.
+    The caller must hold the lock of the state directory for every change.
     """
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def server_deaths(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of servers of each daemon that died since the first count after boot, if counted."""
+        """Return the number of dead servers of each daemon.
+
+        Servers count from the first count after the host booted. Daemons that are not counted are missing from the
+        result.
+        """
         from .server_deaths import count
 
         return count(self._root, self._run, names)
 
     def available(self) -> Problem | None:
-        """Return the problem that keeps daemons from running here, or None."""
+        """Return why daemons cannot run on this host, or None."""
         if not (self._root / _PROGRAM).exists():
             return Problem(
                 "/" + _PROGRAM,
@@ -91,13 +97,13 @@ class MpsHost(Daemons):
         return None
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
-        """Return the files that are missing or differ from those of this release."""
+        """Return the files that are missing or differ from this release's version."""
         files = {**mps_files.files(daemon, devices), **self._shared()}
         found = {*durable.differing(self._root, files), *([mps_unit.UNIT_PATH] if reload_needed else [])}
         return tuple(sorted(found))
 
     def reloads(self, part: MpsPlan) -> bool:
-        """Return whether the part changes unit files, after which systemd reloads its units."""
+        """Return whether the part changes unit files. systemd must then reload."""
         changes = [*part.adjusts, *part.starts]
         units = {}
         for step in changes:
@@ -109,13 +115,16 @@ class MpsHost(Daemons):
                 return True
         if durable.differing(self._root, units):
             return True
-        # The template goes with the last daemon.
+        # The unit template is removed with the last daemon.
         forgotten = {step.name for step in part.stops if step.forget}
         stay = {daemon.name for daemon, _devices in self._specs()} - forgotten
         return bool(forgotten) and not stay and not changes and (self._root / mps_unit.UNIT_PATH).exists()
 
     def reload_disturbs(self, part: MpsPlan, holders: Iterable[Holder]) -> list[Disturbance]:
-        """Return the containers that would lose their GPUs because the part has systemd reload its units."""
+        """Return the containers that would lose their GPUs in a systemd reload.
+
+        Returns an empty list if the part needs no reload.
+        """
         if not part.steps or not self.reloads(part):
             return []
         from ..detached import look
@@ -125,10 +134,11 @@ class MpsHost(Daemons):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def start(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Write the daemon's files and start or restart it. A restart ends its clients.
+        """Write the daemon's files and start or restart the daemon.
 
-        Returns when it answers and has its limits. During boot it only asks systemd for the start, because the daemon starts
-        after gpu-layout.service, the caller. Raises ApplyError.
+        A restart ends the daemon's clients. The method returns when the daemon answers and has its limits. During boot
+        the method returns earlier, because the daemon starts after gpu-layout.service, which is the caller. Raises
+        ApplyError.
         """
         problem = mps_files.name_problem(daemon.name) or self.available()
         if problem:
@@ -146,14 +156,17 @@ class MpsHost(Daemons):
         self._verify(daemon, devices)
 
     def adjust(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Write the daemon's files, and set the new limits of the daemon and its servers. Connected clients keep theirs.
+        """Write the daemon's files, and set the new limits of the daemon and its servers.
 
-        Only if `adjustable` allows it. Raises ApplyError if the daemon refuses. A server that does not answer stays as it is,
-        because only a restart would change it and end its clients. New servers get the new limits. `observe` reports a server
-        that hangs as silent, and the next plan sees one that answers later with the previous limit.
+        Connected clients keep their limits. Requires that `adjustable` allows the change. Raises ApplyError if the
+        daemon refuses.
+
+        A server that does not answer keeps its limits, because only a restart would change them and end the server's
+        clients. New servers get the new limits. `observe` reports a hanging server as silent. If a server answers later
+        with its previous limit, the next plan changes it.
         """
         written = self._write(daemon, devices)
-        # The running daemon has its sockets in the directory, which a mount would hide.
+        # The sockets of a running daemon are in the directory. A mount would hide them.
         self._limit_pipes(daemon.name, written, in_use=True)
         control = self._control(daemon.name)
         limit = daemon.pinned_memory_limit_bytes
@@ -161,7 +174,7 @@ class MpsHost(Daemons):
             control.set_percentage(daemon.active_thread_percentage)
             for index in range(len(devices) if limit is not None else 0):
                 control.set_limit(index, limit or 0)
-            # One limit for all servers, because a forged answer may name many that never answer.
+            # All servers share one deadline, because a forged answer may list many servers that never answer.
             deadline = time.monotonic() + _SERVER_SECONDS
             for server in control.servers():
                 self._adjust_server(control, server, daemon, deadline)
@@ -170,9 +183,10 @@ class MpsHost(Daemons):
         self._verify(daemon, devices)
 
     def stop(self, name: str) -> None:
-        """Stop the daemon, which ends its clients, and wait for it. Its files stay. Raises ApplyError.
+        """Stop the daemon and wait until it has ended. Raises ApplyError.
 
-        This includes a daemon that systemd may be about to start, and one without a unit file.
+        Stopping the daemon ends its clients. Its files are kept. A daemon that systemd is about to start is stopped
+        too, and so is a daemon without a unit file.
         """
         unit = unit_of(name)
         state = self._states([name])[0]
@@ -180,7 +194,10 @@ class MpsHost(Daemons):
             self._systemctl(name, "it cannot be stopped", "stop", "--", unit)
 
     def forget(self, name: str) -> None:
-        """Remove the files of a stopped daemon, and the shared files with the last daemon. Raises ApplyError."""
+        """Remove the files of a stopped daemon. Raises ApplyError.
+
+        The files that all daemons share are removed with the last daemon.
+        """
         systemd.reset_failed(self._run, [unit_of(name)])
         mps_files.limited_folder(name).unmount(self._root, self._mount_systemctl(name))
         try:
@@ -199,7 +216,7 @@ class MpsHost(Daemons):
         for path in self._shared():
             durable.remove(self._root / path)
         for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
-            # Fails if others have files in it.
+            # This fails if the folder has files of other programs.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
         if had_unit:
@@ -212,14 +229,18 @@ class MpsHost(Daemons):
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
 
     def _limit_pipes(self, name: str, written: Sequence[str], in_use: bool) -> None:
-        """Mount the pipe directory's file system with the limits of its unit. Raises ApplyError."""
+        """Mount the pipe directory's file system with the limits of its unit.
+
+        Raises ApplyError.
+        """
         folder = mps_files.limited_folder(name)
         folder.mount(self._root, self._mount_systemctl(name), folder.unit_path in written, in_use)
 
     def _clear_pipes(self, name: str) -> None:
-        """Stop the daemon and remove its pipe directory, so that one of limited size can be mounted there.
+        """Stop the daemon and remove its pipe directory.
 
-        Containers keep the old directory until they end. It is renamed first, because they can write to it meanwhile.
+        A file system of limited size can then be mounted. Containers keep the old directory until they end. The
+        directory is renamed before it is removed, because containers may write to it at the same time.
         """
         if self._states([name])[0]["ActiveState"] not in ("inactive", "failed"):
             self.stop(name)
@@ -227,7 +248,7 @@ class MpsHost(Daemons):
         old = path.with_name(".%s.old" % name)
         try:
             _remove(old)
-            # The boot unit may not write elsewhere in /run.
+            # The boot unit may not write elsewhere in /run. Skip the change if there is nothing to rename.
             if os.path.lexists(str(path)):
                 path.rename(old)
                 _remove(old)
@@ -242,9 +263,9 @@ class MpsHost(Daemons):
         return systemctl
 
     def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> list[str]:
-        """Write the files that are missing or differ, and return their paths below the root.
+        """Write files that are missing or differ, and return their paths below the root.
 
-        The spec is written first: it shows that the other files belong to this daemon.
+        The spec is written first. It shows that the other files belong to this daemon.
         """
         files = {**mps_files.files(daemon, devices), **self._shared()}
         written = durable.write_differing(self._root, files)
@@ -259,7 +280,7 @@ class MpsHost(Daemons):
             raise self._failed(name, "%s: %s" % (problem, error)) from error
 
     def _failed(self, name: str, problem: str) -> ApplyError:
-        """Return an error with the last lines of the unit's journal."""
+        """Return an error that includes the last lines of the unit's journal."""
         unit = unit_of(name)
         command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
         text = None
@@ -281,11 +302,15 @@ class MpsHost(Daemons):
         devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
-        # The percentage is set last, because `observe` reads it: a server that has it has the other limits too.
+        # `observe` reads only the percentage of a server. It is set last, so that a server with the new percentage also
+        # has the new memory limits.
         control.set_percentage(daemon.active_thread_percentage, server)
 
     def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Read the default limits back. Servers report their own only while they serve a client."""
+        """Read the default limits back and compare them.
+
+        A server reports its own limits only while it serves a client.
+        """
         control = self._control(daemon.name)
         try:
             percentage = control.percentage()
@@ -303,7 +328,7 @@ class MpsHost(Daemons):
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory with its contents, or the file in its place."""
+    """Remove a directory with its contents, or a file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(str(path))
     elif path.exists() or path.is_symlink():
@@ -311,5 +336,5 @@ def _remove(path: Path) -> None:
 
 
 def _nameless(name: str) -> MpsDaemon:
-    """Return a daemon of that name, for the paths of its files only."""
+    """Return a daemon with this name, to be used only for the paths of its files."""
     return MpsDaemon(name, (), 1, 100)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report daemons that differ from the layout, and the metrics of all. Pure."""
+"""Report daemons that differ from the layout, and metrics. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def answers(seen: MpsSeen) -> bool | None:
 
 
 def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> list[tuple[str, set[str]]]:
-    """Return the differences and their GPUs. A daemon that is only down is no difference: it has its own metric."""
+    """Return each difference from the layout with the UUIDs of its GPUs.
+
+    A daemon that is merely down is not a difference, because another metric reports it.
+    """
     asked = wanted(layout, gpus, host.driver_version, seen)
     steps = plan(asked, seen, gpus, host, adjustable).steps
     by_name = {one.daemon.name: one for one in seen}
     differences = []
     for step in steps:
         if isinstance(step, StopMps) and not step.forget:
-            # systemd restarts it, and its metric shows it.
+            # systemd restarts the daemon, and the daemon's own metric reports it.
             continue
         one = by_name.get(step.name)
         if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
@@ -50,7 +53,10 @@ def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:
 
 
 def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[str, int]) -> list[Family]:
-    """Return the metrics of the daemons, on GPUs by UUID. `deaths` has the number of dead servers by daemon."""
+    """Return the metrics of the daemons.
+
+    `gpus` maps UUIDs to GPUs. `deaths` maps the name of each daemon to its number of dead servers.
+    """
     up = {each.daemon.name: int(bool(answers(each))) for each in seen if answers(each) is not None}
     return [
         Family(
@@ -69,7 +75,7 @@ def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[s
 
 
 def _samples(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu], values: Mapping[str, int]) -> Iterator[Sample]:
-    """Yield a sample for each device of each daemon that has a value."""
+    """Yield a sample for each device of each daemon in `values`."""
     for seen in daemons:
         for place in seen.daemon.places if seen.daemon.name in values else ():
             labels = dict(

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe desired and current MPS control daemons as plain frozen values."""
+"""Describe desired and current MPS control daemons as frozen values."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from ...model import INTERNAL
 
 #: Value in `gpu_layout`.
 KEY = "mps"
-#: Name of the daemons of a host in return values.
+#: Key of the host's daemons in return values.
 NAME = "mps_daemons"
-#: One daemon for each GPU of an entry, or one for all of them.
+#: Values of `daemon_per`: one daemon for each GPU of an entry, or one daemon for all its GPUs.
 DAEMONS = ("gpu", "entry")
-#: Clients use the GPU through the daemon, the only process that has it open.
+#: Only the daemon and its servers open the GPU. Clients use the GPU through them.
 COMPUTE_MODE = "exclusive_process"
-#: Below the root of the host: the settings of each daemon.
+#: Folder with the settings of the daemons, relative to the root of the host.
 SETTINGS = "etc/openfleet-gpu/mps"
-#: Format version of a daemon's spec.
+#: Format version of a daemon's spec file.
 SCHEMA = 1
 
 
 @frozen
 class Mps:
-    """An MPS daemon and the caps of each of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
+    """The part `mps` of a layout: an MPS daemon and the limits of each client.
+
+    If `pinned_memory_limit_bytes` is None, memory is not limited.
+    """
 
     name: str
     clients: int
@@ -42,7 +45,10 @@ class Mps:
 @sortable
 @frozen
 class MpsPlace:
-    """A GPU or a GPU instance, named by values that survive a reboot: the GPU's UUID, profile and start."""
+    """A GPU or a GPU instance, identified by values that survive a reboot.
+
+    The values are the UUID of the GPU, and the profile and start of the instance.
+    """
 
     gpu_uuid: str
     profile: str | None = None
@@ -55,10 +61,10 @@ class MpsPlace:
 
 @frozen
 class MpsDaemon:
-    """One control daemon. It serves one GPU, several whole GPUs, or one MIG device.
+    """A control daemon for one GPU, several whole GPUs, or one MIG device.
 
-    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (on each GPU, None for no limit) cap each client.
-    `clients` is the planned number of clients. The daemon does not count them.
+    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (for each GPU, None for no limit) are the
+    limits of each client. `clients` is the planned number of clients. The daemon does not enforce this number.
     """
 
     name: str
@@ -72,8 +78,9 @@ class MpsDaemon:
 class MpsClient:
     """A process that an MPS server reports as its client.
 
-    An answer at a daemon's pipes may name any process. `attested` is true if the kernel shows that the server is the
-    daemon's child, and that the process has the server's user and one of its GPUs open.
+    A forged answer in the daemon's pipe directory may name any process. `attested` is true if the kernel confirms three
+    facts: the server is a child of the daemon, the process has the same user as the server, and the process has one of
+    the server's GPUs open.
     """
 
     pid: int
@@ -81,7 +88,8 @@ class MpsClient:
     command: str | None = None
     user: str | None = None
     attested: bool = field(default=True, metadata=INTERNAL)
-    #: Start time in the kernel's clock ticks, to distinguish a later process with the same pid.
+    #: Start time of the process in clock ticks of the kernel. It distinguishes the process from a later one with the
+    #: same PID.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
@@ -89,9 +97,10 @@ class MpsClient:
 class MpsSeen:
     """The current state of a daemon of this collection.
 
-    `daemon` and `devices` (UUIDs of GPUs, or of the one MIG device, in CUDA_VISIBLE_DEVICES) come from its files. The limits
-    are the running daemon's answers, or None. The percentage is a server's if that differs from the expected one. A daemon
-    that should run and does not answer has a `problem`.
+    `daemon` and `devices` come from the daemon's files. `devices` has the UUIDs in CUDA_VISIBLE_DEVICES: those of GPUs,
+    or that of one MIG device. The limits are reported by the running daemon, or None. If a server reports another
+    percentage than the daemon, the server's percentage is used. If the daemon should run but does not answer, `problem`
+    has the reason.
     """
 
     daemon: MpsDaemon
@@ -102,14 +111,15 @@ class MpsSeen:
     clients: tuple[MpsClient, ...] = ()
     active_thread_percentage: float | None = None
     pinned_memory_limits_bytes: tuple[int | None, ...] = ()
-    #: Files that are missing or differ from those of this release.
+    #: Files that are missing or differ from this release's version.
     outdated: tuple[str, ...] = ()
     problem: str | None = None
-    #: Servers that do not answer: they start, end or hang, and may have outdated limits.
+    #: PIDs of servers that do not answer because they are starting, ending or hanging. Their limits may be outdated.
     silent_server_pids: tuple[int, ...] = ()
     #: Whether the pipe directory has a file system of limited size. None if the daemon does not run.
     pipe_directory_limited: bool | None = None
-    #: Servers that the kernel does not show as the daemon's children. They count as ordinary holders.
+    #: PIDs of servers that are not children of the daemon according to the kernel. These servers count as ordinary
+    #: holders.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)
 
 
@@ -119,13 +129,16 @@ def unit_of(name: str) -> str:
 
 
 def spec_files(root: Path) -> Iterable[Path]:
-    """Return the spec files of the host's daemons, readable or not."""
-    # Only NAME.json: files that are being written end in .new.
+    """Return the spec files of the host's daemons, including unreadable ones."""
+    # Match only NAME.json, because files that are being written end in ".new".
     return (root / SETTINGS).glob("*.json")
 
 
 def spec_path(name: str) -> str:
-    """Return the path of the spec. It is the first of the daemon's files to be written and the last to be removed."""
+    """Return the path of a daemon's spec file.
+
+    The spec is the first file of a daemon to be written and the last to be removed.
+    """
     return "%s/%s.json" % (SETTINGS, name)
 
 
@@ -143,7 +156,10 @@ def to_data(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> tuple[MpsDaemon, tuple[str, ...]]:
-    """Return (daemon, devices) of a spec. Raises KeyError or TypeError if the data is not a spec."""
+    """Return (daemon, devices) from a spec.
+
+    Raises KeyError or TypeError if the data is not a spec.
+    """
     daemon = MpsDaemon(
         data["name"],
         tuple(MpsPlace(**place) for place in data["places"]),

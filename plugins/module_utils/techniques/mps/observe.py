@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the MPS control daemons of a host, and return them as module results.
+"""Read the MPS control daemons of a host and report them as module results.
 
-This file is small, because it is sent with modules that only read. `host` changes daemons and compares their files.
+This file is small because it is sent to hosts with modules that only read. `host` changes daemons and compares their
+files.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ...mps_control import Control, MpsError, pipe_directory, rounded_limit
 from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
-#: Seconds to wait for a daemon that systemd starts or restarts. Each start takes about a second.
+#: Seconds to wait while systemd starts or restarts a daemon. A start takes about a second.
 _COMING_SECONDS = 10
 LOOK_SECONDS = 0.2
 
-#: The problem that is reported if the daemons cannot be read.
+#: The result if the daemons cannot be read. `report` adds the `problem`.
 _NO_DAEMON = {
     **dict.fromkeys(("name", "clients", "active_thread_percentage", "running", "pid", "pipe_directory_limited")),
     **{name: [] for name in ("places", "devices", "pinned_memory_limits_bytes", "client_processes")},
@@ -39,16 +40,22 @@ _NO_DAEMON = {
 
 
 class Daemons:
-    """Read the control daemons of this host. `root` is the folder of its files, `run` runs its tools."""
+    """Read the control daemons of this host.
+
+    `root` is the root folder of the daemons' files. `run` runs command-line tools.
+    """
 
     def __init__(self, root: str = "/", run: Run = run_tool) -> None:
         self._root, self._run = Path(root), run
 
     def observe(self) -> tuple[MpsSeen, ...]:
-        """Return every daemon that has files of this collection, by name. A daemon that is down has a `problem`.
+        """Return each daemon with files of this collection, in the order of names.
 
-        Waits some seconds for a daemon that systemd is starting, except during boot: daemons start after this process then,
-        and have no problem. Raises ApplyError if a file cannot be read or systemd does not answer.
+        A daemon that is down has a `problem`.
+
+        If systemd is starting a daemon, this method waits up to _COMING_SECONDS. During boot it does not wait, because
+        the daemons start after this process. They then have no problem. Raises ApplyError if a file cannot be read or
+        systemd does not answer.
         """
         try:
             specs = list(self._specs())
@@ -56,12 +63,12 @@ class Daemons:
                 return ()
             states, boots = self._settled([daemon.name for daemon, _devices in specs])
         except ApplyError as error:
-            # Reading changes nothing.
+            # Reading has changed nothing.
             error.outcome = "old"
             raise
-        # All daemons have one unit file.
+        # All daemons share one unit file.
         reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
-        # There may be many clients, and reading the memory of each takes a child process.
+        # There may be many clients, and a child process is needed to read the memory of each.
         with one_look():
             return tuple(
                 self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
@@ -69,11 +76,14 @@ class Daemons:
             )
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
-        """Return no file: `host`, which changes daemons, compares their files."""
+        """Return an empty tuple. `host`, which changes daemons, compares their files."""
         return ()
 
     def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
-        """Return systemd's state of the daemons once none is starting, and whether they start after this process."""
+        """Return the state of each daemon's unit after pending starts have ended.
+
+        The second value is true if the daemons start after this process, during boot.
+        """
         deadline = time.monotonic() + _COMING_SECONDS
         while True:
             states = self._states(names)
@@ -121,12 +131,13 @@ class Daemons:
                 *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
             )
         silent = tuple(server for server, each in told_by.items() if each is None)
-        # After an interrupted change, servers may have the previous limit. Limits are whole numbers, so a difference below 1 is
-        # a server's rounding.
+        # After an interrupted change, a server may have its previous limit. Limits are whole numbers, so a smaller
+        # difference than 1 is due to the server's rounding.
         apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
         if apart and percentage == own:
             percentage = apart[0]
-        # The daemon reports only the rounded limit. If that matches, use the exact one of the file.
+        # The daemon reports only the rounded limit. If it equals the rounded limit from the file, use the exact limit
+        # from the file.
         asked = daemon.pinned_memory_limit_bytes
         limits = tuple(asked if limit == rounded_limit(asked) else limit for limit in limits)
         problem = None
@@ -141,19 +152,22 @@ class Daemons:
         )
 
     def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
-        """Return a client as /proc shows it, or nothing if it has ended. The other pids are its server and daemon."""
+        """Return a client with its details from /proc.
+
+        If the client has ended, the details are empty. `server` and `daemon` are PIDs.
+        """
         proc = str(self._root / "proc")
         words, uid = arguments_of(pid, proc), owner_of(pid, proc)
         user = None if uid is None else str(uid)
         with contextlib.suppress(KeyError):
             user = None if uid is None else pwd.getpwuid(uid).pw_name
-        # Nothing is attested for a server that has ended.
+        # If the server has ended, the client is not attested.
         attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
         command = command_of(words) if words else None
         return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
 
     def _replaced(self, pid: int) -> bool:
-        """Return whether the daemon's program file was replaced, as by a package upgrade."""
+        """Return whether the daemon's program file was replaced, such as in an upgrade."""
         try:
             return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
         except OSError:
@@ -182,14 +196,18 @@ class Daemons:
 
 
 def look(private: bool) -> tuple[MpsSeen, ...]:
-    """Return the daemons, or none if the GPUs are simulated for this process alone. Raises ApplyError."""
+    """Return the daemons of this host. Raises ApplyError.
+
+    Returns an empty tuple if the GPUs are simulated for this process only.
+    """
     return () if private else Daemons().observe()
 
 
 def report(private: bool) -> list[dict[str, Any]]:
-    """Return the collection's MPS daemons on this host, or none if the GPUs are simulated for this process alone.
+    """Return the collection's MPS daemons on this host as module results.
 
-    If they cannot be read, the result is one entry with only a `problem`, not an error.
+    Returns an empty list if the GPUs are simulated for this process only. If the daemons cannot be read, no error is
+    raised. The result is then one entry that has only a `problem`.
     """
     try:
         observed = look(private)
@@ -216,16 +234,19 @@ def report(private: bool) -> list[dict[str, Any]]:
 
 
 def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pids of a client and its server, for each client."""
+    """Yield (PID of the client, PID of its server) for each client."""
     for server in servers:
         for client in control.clients(server):
-            # Reading each one takes time, too.
+            # Yielding a client takes time too, because the caller reads the process.
             control.check_time()
             yield client, server
 
 
 def _percentage_of(control: Control, server: int) -> float | None:
-    """Return the percentage, or None without an answer: a server that hangs must not end the daemon's other servers."""
+    """Return the percentage that a server reports, or None if it does not answer.
+
+    One hanging server must not fail the query of the other servers.
+    """
     try:
         return control.percentage(server)
     except MpsError:

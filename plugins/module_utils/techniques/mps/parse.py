@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the part `mps` of an entry of `gpu_layout` or of a MIG instance, and write it."""
+"""Read and write the part `mps` of a layout entry or a MIG instance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = dict(KEYS_INSIDE_MIG, daemon_per=Key("daemon_per: entry"))
 
 
 def parse(node: Node, context: PartContext) -> Mps | None:
-    """Return the part, or None after reporting the error."""
+    """Return the part, or None after reporting an error."""
     fields = node.fields(KEYS_INSIDE_MIG if context.inside_mig else KEYS)
     if fields is None:
         return None

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan the MPS daemons of a host, from the current to the desired ones. Pure.
 
-A desired daemon keeps running if the plan does not change its GPUs or instance. New limits are set while it runs. Every
-other change is a stop before the GPUs change and a start afterwards.
+A daemon keeps running if the plan does not change its GPUs or instance. New limits are set while the daemon runs. For
+every other change, the daemon is stopped before the GPUs change and started afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @frozen
 class WantedDaemon:
-    """A desired daemon, its part of the layout, and the desired compute mode of its GPUs."""
+    """A desired daemon, its position in the layout, and its GPUs' compute mode."""
 
     daemon: MpsDaemon
     where: str
@@ -40,10 +40,13 @@ class WantedDaemon:
 def wanted(
     layout: Layout, plan: Plan, driver_version: str | None, seen: Sequence[MpsSeen] = ()
 ) -> tuple[WantedDaemon, ...]:
-    """Return the desired daemons by name, on the GPUs as they will be after `plan`.
+    """Return the desired daemons in the order of their names.
 
-    Among equal instances, a daemon keeps the one that it serves. Raises PlanError if a daemon is impossible: more clients
-    than the GPU supports, more memory than it has, a duplicate name, an instance that is split.
+    The GPUs have the state that follows from `plan`. If there are several equal instances, a daemon keeps the instance
+    that it serves.
+
+    Raises PlanError if a daemon needs more clients than the GPU supports, needs more memory than the GPU has, has a
+    duplicate name, or is on a split instance.
     """
     found: list[WantedDaemon] = []
     for entry in layout.entries:
@@ -67,7 +70,10 @@ def wanted(
 
 
 def devices(daemon: MpsDaemon, gpus: Iterable[Gpu]) -> tuple[str, ...] | None:
-    """Return the UUIDs of the daemon's GPUs, or of its MIG device. None if one of them does not exist."""
+    """Return the UUIDs of the daemon's GPUs, or the UUID of its MIG device.
+
+    Returns None if a device does not exist.
+    """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     found = [_device(place, by_uuid.get(place.gpu_uuid)) for place in daemon.places]
     return None if None in found else tuple(uuid for uuid in found if uuid)
@@ -81,10 +87,12 @@ def plan(
     adjustable: Callable[[MpsSeen, MpsDaemon, Sequence[str]], bool],
     leave_others: bool = True,
 ) -> MpsPlan:
-    """Return the steps from the `seen` daemons to the desired ones. `adjustable` decides which keep running.
+    """Return the steps from the `seen` daemons to the desired ones.
 
-    A daemon of this collection that the layout does not name is stopped if an entry names one of its GPUs. Daemons on other
-    GPUs stay, unless `leave_others` is false.
+    `adjustable` decides which daemons can get new limits without a restart.
+
+    If the layout does not name a daemon of this collection, the daemon is stopped if an entry selects one of its GPUs.
+    Daemons on other GPUs keep running, unless `leave_others` is false.
     """
     by_name = {each.daemon.name: each for each in daemons}
     plans = {each.gpu.uuid: each for each in gpus.gpus}
@@ -113,7 +121,10 @@ def plan(
 
 
 def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: Host) -> bool:
-    """Return whether a running daemon can continue: its devices are the desired ones, and its GPUs do not change."""
+    """Return whether a running daemon can keep running.
+
+    Its devices must be the desired ones, and the plan must not change its GPUs.
+    """
     return (
         one.running
         and one.problem is None
@@ -124,7 +135,7 @@ def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: 
 
 
 def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Disturbance]:
-    """Return the clients that a stop of the daemon would disturb."""
+    """Return the clients that are disturbed if the daemon stops."""
     what = "mps %s on %s (its daemon would stop)" % (
         one.daemon.name,
         MpsPlan(indices=indices).places(one.daemon.places),
@@ -133,7 +144,10 @@ def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Distu
 
 
 def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
-    """Return by GPU the processes of these daemons: daemon, servers and, if requested, clients."""
+    """Return a mapping from GPU UUID to the PIDs of these daemons' processes.
+
+    The processes are the daemons, their servers and, if `clients` is true, their clients.
+    """
     found: dict[str, frozenset[int]] = {}
     for one in seen:
         served = (client.pid for client in one.clients if clients and client.attested)
@@ -154,7 +168,10 @@ def _as_wanted(one: MpsSeen, daemon: MpsDaemon) -> bool:
 
 
 def clients(one: MpsSeen) -> tuple[Holder, ...]:
-    """Return the processes that would lose their work. A daemon that does not answer may have any client."""
+    """Return the processes that would lose their work if the daemon stops.
+
+    If a daemon does not answer, its clients are unknown. One unknown holder is then returned for all of them.
+    """
     gpu = one.daemon.places[0].gpu_uuid
     if one.running and one.active_thread_percentage is None:
         who = "clients that its daemon (pid %s) does not report: %s" % (one.pid, one.problem or "it does not answer")
@@ -167,7 +184,7 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             ticks = client.started_ticks
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
-            # Root must not end a process only because a user's process names it.
+            # A user's process can name any process as a client. That is no reason for root to end the named process.
             who += " according to the server %d only, and is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
@@ -187,7 +204,10 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
 
 
 def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
-    """Return a daemon for each GPU if another technique needs one. Its clients' environment has their limits."""
+    """Return a daemon for each GPU if another technique needs daemons.
+
+    These daemons set no limits. The limits are in the clients' environment.
+    """
     clients = getattr(entry.part, "mps_clients", None)
     if clients is None:
         return []
@@ -200,7 +220,10 @@ def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | Non
 
 
 def _one_gpu(entry: Entry) -> bool:
-    """Return whether the entry names one GPU on every host, so that another card does not change the daemon's name."""
+    """Return whether the entry selects exactly one GPU on every host.
+
+    The name of its daemon then does not include the index of the GPU, and does not change when a card is added.
+    """
     return len(entry.selectors) == 1 and entry.selectors[0].names_one_gpu
 
 
@@ -239,9 +262,10 @@ def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
 
 
 def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
-    """Return (position in the entry's mig, start) of each planned instance of the GPU.
+    """Return (position in the entry's `mig`, start) for each planned instance.
 
-    Instances with a placement have a fixed start. Among equal ones, a daemon keeps its own, or gets the lowest.
+    An instance with a placement has a fixed start. Among equal instances, a daemon keeps its current instance, or else
+    gets the one with the lowest start.
     """
     free = [(i.profile, i.compute_slices, i.start) for i in gpu.planned()]
     whole = {profile.name: (profile.compute_slices,) for profile in gpu.gpu.mig.profiles}
@@ -255,7 +279,7 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
 
     wants = [(n, part) for n, part in enumerate(entry.instances) for _ in range(part.count)]
     found = []
-    # Order: instances with a placement, those that keep their daemon, other daemons, the rest.
+    # Order: instances with a placement, instances that keep their daemon, instances with other daemons, all others.
     while wants:
         options = [
             (part.placement is None, unlike(n, start), part.sharing != KEY, start, n)
@@ -321,7 +345,7 @@ def _check(
 
 
 def _survives(place: MpsPlace, plan: GpuPlan | None, host: Host) -> bool:
-    """Return whether the plan of the GPU keeps the daemon's devices unchanged."""
+    """Return whether the GPU's plan leaves the daemon's devices unchanged."""
     if plan is None:
         return True
     if any(step.switches(plan.gpu) for step in plan.steps):

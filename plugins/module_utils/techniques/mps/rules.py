@@ -1,11 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Return how many clients MPS supports. Pure.
+"""Return how many clients MPS supports. Pure functions.
 
-Each number is NVIDIA's: https://docs.nvidia.com/deploy/mps/when-to-use-mps.html (Client-Server Connection Limits), the manual
-page nvidia-cuda-mps-control(1), and for MIG https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA Concurrency
-Mechanisms).
+All numbers are from NVIDIA:
+
+* https://docs.nvidia.com/deploy/mps/when-to-use-mps.html (Client-Server Connection Limits)
+* the manual page nvidia-cuda-mps-control(1)
+* for MIG: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA Concurrency Mechanisms)
 """
 
 from __future__ import annotations
@@ -14,23 +16,26 @@ import re
 
 #: Minimum compute capability for MPS (nvidia-cuda-mps-control(1)).
 _FIRST = (3, 5)
-#: From Volta on, clients submit work directly, and thread and memory limits are enforced.
+#: Since Volta, clients submit work directly, and the limits for threads and memory are enforced.
 VOLTA = (7, 0)
 
 _BEFORE_VOLTA, _VOLTA, _VOLTA_NOW = 16, 48, 60
-#: CUDA 13.1 raised the number of contexts. Its first driver branch is R590 (CUDA Toolkit 13.1 release notes).
+#: CUDA 13.1 raised the number of client contexts. R590 is the first driver branch for CUDA 13.1 (CUDA Toolkit 13.1
+#: release notes).
 _VOLTA_NOW_SINCE = 590
 
 
 def most_clients(
     compute_capability: str | None, driver_version: str | None, slices: tuple[int, int] | None = None
 ) -> int | None:
-    """Return the client contexts of one daemon on each GPU at a time. None if unknown, 0 if MPS does not run.
+    """Return the maximum number of client contexts of one daemon on each GPU.
 
-    `compute_capability` as in NVML (``9.0``). `slices`: (compute slices of the MIG device, those of the whole GPU). A MIG
-    device gets its share of the GPU's clients, rounded down, because NVIDIA does not document the rounding. A client process
-    has a context on each GPU that it uses. The limit is for the default CUDA_DEVICE_MAX_CONNECTIONS. For a driver of unknown
-    release the highest known limit is returned.
+    Returns None if the number is unknown, and 0 if the GPU does not support MPS. A client process has one context on
+    each GPU that it uses. The numbers apply to the default value of CUDA_DEVICE_MAX_CONNECTIONS.
+
+    `compute_capability` is a version as in NVML, such as "9.0". `slices` is (compute slices of the MIG device, compute
+    slices of the whole GPU). A MIG device gets its share of the GPU's clients. The share is rounded down, because
+    NVIDIA does not document the rounding. If the release of the driver is unknown, the highest number is returned.
     """
     generation = _generation(compute_capability)
     if generation is None:
@@ -40,7 +45,7 @@ def most_clients(
     if generation < VOLTA:
         return _BEFORE_VOLTA
     branch = re.match(r"[0-9]+", driver_version or "")
-    # An unknown release must not refuse a layout that the driver may support.
+    # If the release is unknown, do not refuse a layout that the driver may support.
     whole = _VOLTA if branch and int(branch.group()) < _VOLTA_NOW_SINCE else _VOLTA_NOW
     if slices is None:
         return whole
@@ -49,7 +54,10 @@ def most_clients(
 
 
 def limits_bind(compute_capability: str | None) -> bool | None:
-    """Return whether thread and memory limits of clients are enforced, or None if unknown."""
+    """Return whether the limits for threads and memory of clients are enforced.
+
+    Returns None if this is unknown.
+    """
     generation = _generation(compute_capability)
     return None if generation is None else generation >= VOLTA
 

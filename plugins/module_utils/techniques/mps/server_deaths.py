@@ -3,11 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Count dead servers of MPS daemons from the journals of the daemons' units.
 
-A daemon keeps answering while its servers die, and gives clients no reason. Its log has "Server PID exited with status N"
-(seen with 535.261.03, and in public logs of 535 to 580). The status is also 0 for a server that a signal ended.
+A daemon keeps answering while its servers die, and does not report a reason to clients. Its log has lines such as
+"Server PID exited with status N". They were verified with 535.261.03 and found in public logs of 535 to 580. The status
+is also 0 if a signal ended the server.
 
-Counts are kept in a folder that systemd creates for gpu-layout-metrics.service, until the host reboots. journald attests the
-unit and the user of a line. A server runs as its client's user, so its lines do not count.
+The counts are stored in a folder that systemd creates for gpu-layout-metrics.service. They are lost when the host
+reboots. journald guarantees the unit and the user of each line. A server runs as the user of its client, so its lines
+are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ...command import Run, ask
 from ...errors import ApplyError
 from .model import unit_of
 
-# Below the root of the host.
+# Path relative to the root of the host.
 DIRECTORY = "run/openfleet-gpu-metrics"
 _SCHEMA = 1
 _MOST_SERVERS = 64
@@ -41,11 +43,16 @@ _CURSOR = "-- cursor: "
 
 
 def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the count and the state of the servers after these lines of a daemon's log. Pure.
+    """Return the updated count and server state after these log lines. Pure.
 
-    `deaths` counts servers that ended with a status, or with status 0 without a request to end. A daemon ends a server for a
-    client of another user, for the command shutdown_server, and when it quits. `users` has the user of each server by pid,
-    `asked` whether a server was asked to end, and `quits` whether the daemon is ending.
+    The lines are from the log of one daemon. The result has these keys:
+
+    * `deaths`: number of servers that ended with a status other than 0, or with status 0 without a request
+    * `users`: user of each running server, by PID
+    * `asked`: whether a server was requested to end
+    * `quits`: whether the daemon is ending
+
+    A daemon ends a server for a client of another user, after the command shutdown_server, and when it quits.
     """
     deaths, users = before.get("deaths", 0), dict(before.get("users", {}))
     asked, quits = before.get("asked", False), before.get("quits", False)
@@ -71,9 +78,10 @@ def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) -> dict[str, int]:
-    """Return the number of dead servers of each daemon since the first count after boot, or {} if counting is off.
+    """Return the number of dead servers of each daemon.
 
-    A daemon whose journal cannot be read is missing, and the next count reads these lines again.
+    Counting starts with the first call after the host booted. Returns {} if counting is disabled. If a daemon's journal
+    cannot be read, the daemon is missing from the result, and the next call reads the same lines again.
     """
     folder = root / DIRECTORY
     if not names or not folder.is_dir():
@@ -85,7 +93,7 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
         try:
             known = (durable.read(path, _SCHEMA) or {}).get("daemons", {})
         except ApplyError:
-            # Start at 0 again, as after a boot.
+            # Start at 0, as after a boot.
             known = {}
         states, deaths = {}, {}
         for name in names:
@@ -108,7 +116,10 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
 
 
 def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str | None] | None:
-    """Return root's lines in the unit's journal since the last count, and the cursor of the last one."""
+    """Return the new lines in the unit's journal, and the cursor of the last line.
+
+    Only lines by root since the last count are returned.
+    """
     where = "--after-cursor=%s" % state["cursor"] if state.get("cursor") else "--since=@%d" % state["since"]
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--show-cursor", where]
     try:
@@ -118,7 +129,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
     if text is None:
         return None
     lines = text.rstrip("\n").split("\n")
-    # Only the last line is journalctl's own. A message may look the same.
+    # journalctl itself writes only the last line. A log message may have the same text.
     if lines[-1].startswith(_CURSOR):
         return lines[:-1], lines[-1][len(_CURSOR) :]
     return lines, None
@@ -126,7 +137,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Hold the folder's lock. Yield False if another process is counting."""
+    """Hold the lock of the folder. Yield False if another process holds it."""
     try:
         descriptor = os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:

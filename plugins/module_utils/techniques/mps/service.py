@@ -46,10 +46,14 @@ class MpsService:
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Do nothing: daemons are read without GPUs."""
+        """Do nothing, because reading daemons does not need the GPUs."""
 
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
-        """Return the daemons and their servers. Clients count only if their daemon stops."""
+        """Return the PIDs of the daemons and their servers.
+
+        If `part` is given, only daemons that keep running are included. If `clients` is true, their clients are
+        included too.
+        """
         seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
         return serves(seen, clients)
 
@@ -65,13 +69,13 @@ class MpsService:
         part = plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
         if self._host is None:
             return part
-        # Clients of the daemons are not among the holders, and may be in containers.
+        # The clients of the daemons are not among the holders, and may be in containers.
         holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]
         holders += [holder for seen in self.seen for holder in clients(seen)]
         return dataclasses.replace(part, disturbs=(*part.disturbs, *self._host.reload_disturbs(part, holders)))
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
-        """Return what differs from the layout."""
+        """Return the differences from the layout."""
         from . import metrics
 
         return metrics.drift(layout, plan, host, self.seen)
@@ -84,15 +88,18 @@ class MpsService:
         return metrics.families(self.seen, gpus, deaths)
 
     def describe(self, host: Host) -> list[str]:
-        """Return the daemons in words."""
+        """Return the daemons as text."""
         return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: MpsPlan) -> str | None:
-        """Return None: a plan with daemons is refused where the control daemon is not installed."""
+        """Return None. No software can be missing when a plan has daemons.
+
+        A plan with daemons is refused if the control daemon is not installed.
+        """
         return None
 
     def change(self, part: MpsPlan, look: Look, clear: Clear | None) -> Change | None:
-        """Return the part as a change."""
+        """Return the change for this part."""
         if not part.steps or self._host is None:
             return None
         from .apply import MpsChange
@@ -100,11 +107,14 @@ class MpsService:
         return MpsChange(self._host, part, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether daemons were to start, because the GPUs do not show whether they did."""
+        """Return whether the interrupted change was to start daemons.
+
+        The state of the GPUs does not show whether the daemons were started.
+        """
         return bool(data["starts"])
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
-        """Start the daemons that were stopped."""
+        """Restart the daemons that the interrupted change stopped."""
         if self._host is not None:
             from .apply import bring_back
 
@@ -123,7 +133,10 @@ class MpsService:
 
 
 def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
-    """Refuse GPUs that are not ready for their daemons, where only daemons are to change."""
+    """Raise PlanError if a GPU lacks the MIG or compute mode that its daemon needs.
+
+    Used by runs that change only daemons.
+    """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in asked:
         for place in each.daemon.places:

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hold the MPS daemons' part of a plan: the steps and their texts. `plan` decides."""
+"""Define the MPS part of a plan: the steps and their text.
+
+`plan` decides which steps are needed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 
 @frozen
 class StopMps:
-    """Stop a daemon, and `forget` it if no layout names it any more."""
+    """Stop a daemon. If `forget` is true, its files are removed too."""
 
     seen: MpsSeen
     forget: bool
@@ -44,7 +47,7 @@ class StartMps:
 
 @frozen
 class AdjustMps:
-    """Change the limits of a running daemon, or update its files to this release."""
+    """Change the limits of a running daemon, or rewrite its files for this release."""
 
     seen: MpsSeen
     daemon: MpsDaemon
@@ -62,7 +65,10 @@ MpsStep = Union[StopMps, StartMps, AdjustMps]
 
 @frozen
 class MpsPlan:
-    """The steps of a host's daemons. Stops come before the GPUs change, other steps afterwards."""
+    """The steps for a host's daemons.
+
+    Daemons stop before the GPUs change. All other steps follow the change.
+    """
 
     key: ClassVar[str] = KEY
     stops: tuple[StopMps, ...] = ()
@@ -70,7 +76,7 @@ class MpsPlan:
     starts: tuple[StartMps, ...] = ()
     kept: tuple[MpsSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: Index of each GPU of the host, for texts.
+    #: (UUID, index) of each GPU of the host, for texts.
     indices: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -78,12 +84,15 @@ class MpsPlan:
         return (*self.stops, *self.adjusts, *self.starts)
 
     def planned(self) -> list[MpsSeen]:
-        """Return the daemons that run when the plan is done."""
+        """Return the daemons that run after the plan is applied."""
         daemons = [*(step.daemon for step in (*self.adjusts, *self.starts)), *(seen.daemon for seen in self.kept)]
         return [MpsSeen(daemon, (), running=True) for daemon in daemons]
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON, independent of which daemons run now."""
+        """Return the steps as JSON data.
+
+        The data does not depend on which daemons run now.
+        """
         found = []
         for step in self.steps:
             data: dict[str, Any] = {"step": type(step).__name__, "name": step.name}
@@ -110,7 +119,7 @@ class MpsPlan:
         return ", ".join("%s on %s" % (step, self.places(_places(step))) for step in steps)
 
     def places(self, places: tuple[MpsPlace, ...]) -> str:
-        """Return the devices of a daemon as messages name them."""
+        """Return the devices of a daemon as text for messages."""
         index = dict(self.indices)
         names = []
         for place in places:
@@ -119,18 +128,18 @@ class MpsPlan:
         return " and ".join(names)
 
     def before(self, gpu_uuid: str) -> str:
-        """Return the names of the daemons that ran on the GPU before the plan, in words."""
+        """Return the names of the daemons on the GPU before the plan, as text."""
         gone = [step.seen for step in self.stops] + [step.seen for step in self.adjusts]
         return _named([s.daemon for s in (*gone, *self.kept) if s.running], gpu_uuid)
 
     def after(self, gpu_uuid: str) -> str:
-        """Return the names of the daemons that run there when it is done, in words."""
+        """Return the names of the daemons on the GPU after the plan, as text."""
         daemons = [s.daemon for s in (*self.adjusts, *self.starts)] + [seen.daemon for seen in self.kept]
         return _named(daemons, gpu_uuid)
 
 
 def caps(daemon: MpsDaemon) -> str:
-    """Return the limits of each client in words."""
+    """Return the limits of each client as text."""
     clients = "%d client%s of %d %%" % (
         daemon.clients,
         "" if daemon.clients == 1 else "s",

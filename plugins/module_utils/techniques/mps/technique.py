@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Join the files of this folder into a technique."""
+"""Combine the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MpsTechnique(MpsForm):
         return MpsService
 
     def used(self, layout: Layout | None, private: bool) -> bool:
-        """Return whether the host has daemons or the layout has some."""
+        """Return whether the host has daemons or the layout needs some."""
         return _asked(layout) or (not private and any(spec_files(Path("/"))))
 
 

@@ -1,21 +1,25 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the shared files of all MPS control daemons: the template of their units, and logrotate rules. Pure."""
+"""Generate the files that all MPS control daemons share. Pure functions.
+
+The files are the template of the systemd units and the logrotate rules.
+"""
 
 from __future__ import annotations
 
-#: Below the root of the host: the log directory of each daemon.
+#: Folder with the log directory of each daemon, relative to the root of the host.
 LOGS = "var/log/openfleet-mps"
 UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
 LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
 
-#: Seconds that systemd waits for a daemon to start and to end.
+#: Seconds that systemd waits for a daemon to start and to stop.
 START_SECONDS, STOP_SECONDS = 30, 30
-#: Seconds that clients have to end when their daemon stops.
+#: Seconds that clients get to end when their daemon stops.
 _QUIT_SECONDS = 10
 
-# Confined containers may use files of this type. It is set at each start, because /run is empty after a boot.
+# Confined containers may use files with this SELinux type. The type is set at each start, because /run is empty after a
+# boot.
 _SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
 
 _UNIT = """\
@@ -89,7 +93,7 @@ SystemCallErrorNumber=EPERM
 # - MemoryDenyWriteExecute: CUDA may compile code at run time.
 """
 
-#: The daemon keeps its files open, so they are copied and then truncated. The journal rotates itself.
+#: The daemon keeps its log files open. logrotate therefore copies and truncates them. The journal has its own rotation.
 _LOGROTATE = """\
 # Written by openfleet.gpu for the MPS control daemons that gpu_layout names.
 /var/log/openfleet-mps/*/*.log {
@@ -105,7 +109,10 @@ _LOGROTATE = """\
 
 
 def shared_files(selinux: bool) -> dict[str, str]:
-    """Return the files by path. `selinux`: whether the host has SELinux."""
+    """Return the content of each file by path.
+
+    `selinux` is true if the host has SELinux.
+    """
     unit = _UNIT.replace("@SELINUX@", _SELINUX if selinux else "")
     for mark, seconds in (("@QUIT@", _QUIT_SECONDS), ("@START@", START_SECONDS), ("@STOP@", STOP_SECONDS)):
         unit = unit.replace(mark, str(seconds))

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Set the time slice of a GPU.
 
-nvidia-smi reports success for invalid numbers, and the driver forgets the setting when it is reloaded. So the value that
-nvidia-smi lists afterwards is checked.
+nvidia-smi reports success for invalid numbers, and the driver loses the setting when it is reloaded. The value is
+therefore read back with nvidia-smi.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from .steps import SetTimeSlice
 
 
 def apply(gpu_uuid: str, step: SetTimeSlice) -> None:
-    """Apply a step. Raises NvmlError if its effect is not seen."""
+    """Apply a step. Raises NvmlError if the step has no effect."""
     set_time_slice(gpu_uuid, step.time_slice)
 
 
 def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
-    """Set it and check it. Raises NvmlError if nvidia-smi lists another value afterwards."""
+    """Set the time slice and read it back.
+
+    Raises NvmlError if nvidia-smi then reports another value.
+    """
     number = TIME_SLICES.index(name)
-    # 470 needs the number as a separate argument, and later releases accept that (--help).
+    # Driver branch 470 needs the number as a separate argument. Later releases accept this form too (--help).
     output, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
     listed, unread = ask([*LIST, "-i", gpu_uuid], run)
     found = list(read_rows(listed).values())

@@ -13,11 +13,14 @@ from .model import describe as in_words
 
 
 def export(gpu: Gpu, seen: Sequence[Any] = (), instance: GpuInstance | None = None) -> TimeSlicing | None:
-    """Return the part of an entry that describes the GPU. None for the default or an unknown slice."""
+    """Return the part of an entry that describes the time slice of the GPU.
+
+    Returns None if the time slice is the default or unknown.
+    """
     time_slice = time_slice_of(gpu)
     return TimeSlicing(str(time_slice)) if time_slice in TIME_SLICES[1:] else None
 
 
 def describe(part: TimeSlicing) -> str:
-    """Return the time slice in words."""
+    """Return the time slice as text."""
     return in_words(part.slice)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and set nvidia-smi's compute policy "timeslice". NVML has no public call for it."""
+"""Read and set the compute policy "timeslice" with nvidia-smi.
+
+NVML has no public call for this policy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _ROW = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|", re.MULTILINE)
 
 
 def ask(command: list[str], run: Run) -> tuple[str, str]:
-    """Return its output and the error. It prints the GPUs before the failing one, all on standard output."""
+    """Run an nvidia-smi command, and return its output and the reason of a failure.
+
+    nvidia-smi writes both to standard output. The output has the GPUs before the first GPU that failed.
+    """
     try:
         done = run(command)
     except FileNotFoundError:
@@ -30,7 +36,7 @@ def ask(command: list[str], run: Run) -> tuple[str, str]:
 
 
 def read_rows(listed: str) -> dict[int, str]:
-    """Return the time slices by GPU index, as in the layout."""
+    """Return a mapping from GPU index to time slice, with the layout's names."""
     return {int(index): _word(value) for index, value in _ROW.findall(listed)}
 
 

@@ -16,7 +16,7 @@ from .record import Record
 
 
 class TimeSliceObserver:
-    """Read time slices, which takes a call of nvidia-smi."""
+    """Read the time slices with nvidia-smi."""
 
     setting = SETTING
 
@@ -29,12 +29,15 @@ class TimeSliceObserver:
         return with_time_slices(gpus)
 
     def describe(self, gpu: Gpu) -> str:
-        """Return the time slice in words."""
+        """Return the time slice as text."""
         return describe(time_slice_of(gpu))
 
 
 def with_time_slices(gpus: Sequence[Gpu], run: Run = run_tool) -> tuple[Gpu, ...]:
-    """Return the GPUs with their time slices, or the reason why one has none."""
+    """Return the GPUs with their time slices.
+
+    If a GPU has no time slice, its setting has the reason.
+    """
     listed, reason = ask([*LIST], run)
     rows = read_rows(listed)
     return tuple(_with(gpu, _time_slice(gpu, rows, reason, run)) for gpu in gpus)
@@ -44,7 +47,7 @@ def _time_slice(gpu: Gpu, rows: dict[int, str], reason: str, run: Run) -> Settin
     if gpu.index in rows:
         return Setting(rows[gpu.index])
     if reason and reason != NOT_INSTALLED:
-        # The list ends at the first GPU that has none or does not work.
+        # The output ends at the first GPU that has no time slice or does not work.
         listed, reason = ask([*LIST, "-i", gpu.uuid], run)
         found = list(read_rows(listed).values())
         if found:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and write the part `time_slicing` of an entry of `gpu_layout`."""
+"""Read and write the part `time_slicing` of an entry in `gpu_layout`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {
 
 
 def parse(node: Node, context: PartContext) -> TimeSlicing | None:
-    """Return the part, or None after reporting the error."""
+    """Return the part, or None after reporting an error."""
     fields = node.fields(KEYS)
     if fields is None:
         return None

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan time slices. Pure."""
+"""Plan time slices. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from .steps import SetTimeSlice
 
 
 def wanted(part: TimeSlicing | None) -> str:
-    """Return the desired time slice of an entry: the driver's default for every other sharing."""
+    """Return the desired time slice of an entry.
+
+    It is the driver's default for all other kinds of sharing.
+    """
     return DEFAULT if part is None else part.slice
 
 
 def current(gpu: Gpu) -> str | None:
-    """Return the time slice that restores the GPU's observed state. UNKNOWN cannot be set."""
+    """Return the time slice that restores the observed state of the GPU.
+
+    Returns None for UNKNOWN, because an unknown time slice cannot be set.
+    """
     now = time_slice_of(gpu)
     return now if now in TIME_SLICES else None
 
 
 def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
-    """Return the step to a time slice. None leaves it. A slice that was not read counts as the driver's default.
+    """Return the step that sets the time slice. None changes nothing.
 
-    Raises PlanError if the GPU has no time slices.
+    A time slice that was not read counts as the driver's default. Raises PlanError if the GPU has no time slices.
     """
     now = time_slice_of(gpu)
     if time_slice in (None, now) or (now is None and time_slice == DEFAULT):
@@ -42,7 +48,10 @@ def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
 
 
 def difference(then: str | None, now: str | None) -> str | None:
-    """Return the difference from the saved time slice in words. None was not read, and is not compared."""
+    """Return the difference between the saved and the current time slice as text.
+
+    Returns None if the two are equal, or if one of them was not read.
+    """
     if None in (then, now) or then == now:
         return None
     return "time slice was %s and is %s" % (then, now)

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record the GPUs of a host with a time slice. Without any, a run that sets none need not read time slices."""
+"""Record the GPUs of a host that have a time slice other than the default.
+
+If the record is empty, a run that sets no time slices need not read them.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ class Record:
         self.path = Path(directory) / "time_slices.json"
 
     def any(self) -> bool:
-        """Return whether there are any. Raises ApplyError if this release cannot read the file."""
+        """Return whether a GPU is recorded.
+
+        Raises ApplyError if this release cannot read the file.
+        """
         data = durable.read(self.path, SCHEMA)
         return bool(data and data["gpus"])
 
     def write(self, gpu_uuids: Iterable[str]) -> None:
-        """Replace the record if it differs."""
+        """Write the record, unless the file already has the same content."""
         data = {"schema": SCHEMA, "gpus": sorted(gpu_uuids)}
         known = durable.read(self.path, SCHEMA) or {"schema": SCHEMA, "gpus": []}
         if known != data:
@@ -35,6 +41,9 @@ class Record:
 
 
 def record(directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
-    """Record the GPUs that have a time slice other than the default, and the UUIDs of those that will get one."""
+    """Record the GPUs that have a time slice other than the default.
+
+    `changing` has the UUIDs of GPUs that will get one.
+    """
     sliced = {gpu.uuid for gpu in gpus if time_slice_of(gpu) not in (None, DEFAULT)}
     Record(directory).write(sliced.union(changing))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Join the files of this folder into a technique."""
+"""Combine the files of this folder into a technique."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .steps import SetTimeSlice
 
 
 class TimeSlicingTechnique(TimeSlicingForm):
-    """Share a GPU by time slices. `protocol.SettingTechnique` documents the members."""
+    """Share a GPU with time slices. `SettingTechnique` documents the members."""
 
     setting = SETTING
     default = DEFAULT

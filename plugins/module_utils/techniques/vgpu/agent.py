@@ -1,14 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hand out the memory in which tenants of a GPU take turns (openfleet-vgpu-agent.service).
+"""Provide the shared memory that lets the tenants of a GPU take turns.
 
-Without the agent, all tenants of a GPU write one file. Each tenant can truncate it, which ends all programs that map it
-(SIGBUS), and can forge the values of other tenants. The agent hands out one page per tenant instead (agent_memory).
+The service is openfleet-vgpu-agent.service.
 
-Each tenant has a socket in a folder that only its containers mount. On the host, the socket has the permissions of the tenant's
-region. Every connection belongs to that tenant, and the agent reads no data from clients. Once a second it copies the
-pages' public data into a file (agent_client).
+Without the agent, all tenants of a GPU write to one file. Each tenant could forge the values of other tenants. Each
+tenant could also truncate the file, which ends all programs that map it (SIGBUS). The agent instead gives each tenant a
+separate page (agent_memory).
+
+Each tenant has a socket in a folder that only the tenant's containers mount. On the host, the socket has the same
+permissions as the tenant's region. Every connection to a socket therefore belongs to its tenant, and the agent reads no
+data from clients. Once a second, the agent copies the public data of all pages into a file (agent_client).
 """
 
 from __future__ import annotations
@@ -36,20 +39,21 @@ from .agent_memory import SharedMemory, send
 from .host import VgpuHost
 from .model import MPS, VgpuTenant
 
-#: Interval in seconds between reads of the tenants.
+#: Interval in seconds between reads of the tenants' specs.
 _TICK_SECONDS = 1.0
-#: Consecutive reads in which a folder may be missing before this is logged.
+#: Number of consecutive reads in which a tenant's folder may be missing before this is logged.
 _PATIENCE = 10
-#: Limit of unread answers per socket. Descriptors in transit count against the sender's limit (unix(7)), so a client that
-#: reads nothing must not keep many. Further clients of the socket wait.
+#: Maximum number of unread answers per socket. Descriptors that are in transit count against the limit of the sender
+#: (unix(7)). A client that reads nothing must therefore not accumulate many of them. While the limit is reached,
+#: further clients of the socket wait.
 _MOST_UNREAD = 16
-#: Limit of descriptors in unread answers of all sockets: half of the unit's LimitNOFILE. One user may connect to all
-#: sockets of tenants without a group.
+#: Maximum number of descriptors in the unread answers of all sockets: half of the unit's LimitNOFILE. If tenants have
+#: no group, one user may connect to all their sockets.
 _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
-#: Limit of descriptors per message. A client needs room for as many open files (agent.h).
+#: Maximum number of descriptors per message. A client must be able to open this many files (agent.h).
 _MOST_IN_MESSAGE = 32
-#: Log source of lines that no tenant causes.
+#: Log source for lines that are not caused by a tenant.
 _AGENT = "the agent"
 
 Log = Callable[[str], None]
@@ -57,7 +61,7 @@ Log = Callable[[str], None]
 
 @dataclass
 class _Listener:
-    """A tenant's socket with its unread answers."""
+    """The socket of a tenant and its unread answers."""
 
     folder: Path
     mode: int
@@ -77,13 +81,19 @@ class _Listener:
         return str(self.folder / vgpu_files.AGENT_SOCKET)
 
     def stands(self) -> bool:
-        """Return whether the path still leads to this socket: it may be removed or hidden by a mount."""
+        """Return whether the path still leads to this socket.
+
+        The socket may have been removed, or a mount may hide it.
+        """
         with contextlib.suppress(OSError), socket_folder(self.folder) as folder:
             return self.listening is not None and os.lstat(folder + vgpu_files.AGENT_SOCKET).st_ino == self.inode
         return False
 
     def bind(self) -> None:
-        """Create the socket with its permissions and replace the old one. Raises OSError, KeyError without the group."""
+        """Create the socket with its permissions and replace the previous one.
+
+        Raises OSError, or KeyError if the group does not exist.
+        """
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             group = -1 if self.group is None else grp.getgrnam(self.group).gr_gid
@@ -105,7 +115,7 @@ class _Listener:
 
 
 class Agent:
-    """Serve the current tenants of the host below `root`."""
+    """Serve the current tenants of the host. `root` is the host's root folder."""
 
     def __init__(self, root: Path, memory: SharedMemory, log: Log = print) -> None:
         self._root, self._memory, self._log = root, memory, LimitedLog(log)
@@ -118,7 +128,10 @@ class Agent:
         self._epoll = select.epoll()
 
     def serve(self, ticked: Callable[[], None] = lambda: None) -> None:
-        """Serve forever and call `ticked` after each read of the tenants. Raises OSError, as look does."""
+        """Serve forever, and call `ticked` after each read of the tenants.
+
+        Raises OSError if `look` raises it.
+        """
         again = time.monotonic()
         while True:
             if time.monotonic() >= again:
@@ -135,10 +148,10 @@ class Agent:
                     self._answer(listener)
 
     def look(self) -> None:
-        """Create sockets for new tenants and remove those of removed tenants.
+        """Create the sockets of new tenants, and remove those of removed tenants.
 
-        Raises OSError if sockets need a restart of the service: the folder was created later, so this process sees it
-        read-only.
+        Raises OSError if the service must restart to create a socket. This happens if the socket's folder was created
+        after the service started, because this process can then only read the folder.
         """
         try:
             now = self._fingerprint()
@@ -159,7 +172,7 @@ class Agent:
         self._log.summarize()
 
     def _show(self) -> None:
-        """Write the public data of the pages."""
+        """Write the public data of all pages to the public file."""
         try:
             self._shown.write(self._memory.shown())
             self._logged.pop("show", None)
@@ -171,7 +184,7 @@ class Agent:
             )
 
     def _fingerprint(self) -> object:
-        """Return a value that changes when a tenant changes."""
+        """Return a value that changes when the spec of a tenant changes."""
         specs = sorted(self._root.glob(vgpu_files.spec_path("*")))
         return [(str(path), path.stat().st_mtime_ns, path.stat().st_ino) for path in specs]
 
@@ -207,7 +220,7 @@ class Agent:
             if getattr(error, "errno", None) == errno.EROFS:
                 raise
             listener.failures += 1
-            # While a tenant is being written or removed, its folder may be missing.
+            # The folder may be missing for a short time, while the tenant is written or removed.
             if listener.failures < _PATIENCE and isinstance(error, FileNotFoundError):
                 return
             self._say(listener.path, listener.tenant.key, "%s: cannot create the socket: %s" % (listener.path, error))
@@ -232,14 +245,15 @@ class Agent:
             listener.listening.close()
 
     def _answer(self, listener: _Listener) -> None:
-        """Accept one connection and send the answer, without waiting for the client."""
+        """Accept one connection and send the answer without waiting for the client."""
         assert listener.listening is not None
         try:
             connection, _address = listener.listening.accept()
         except BlockingIOError:
             return
         except OSError as error:
-            # For example too many open files. Accept again after the next read of the tenants.
+            # For example, there may be too many open files. Connections are accepted again after the next read of the
+            # tenants.
             self._say(("accept", listener.path), listener.tenant.key, "%s: %s" % (listener.path, error))
             self._epoll.modify(listener.listening, 0)
             return
@@ -253,15 +267,16 @@ class Agent:
         descriptor = connection.fileno()
         listener.unread[descriptor] = connection
         self._by_descriptor[descriptor] = listener
-        # epoll always reports a disconnected client. Data from the client is ignored.
+        # epoll reports a disconnect even with an empty event mask. Data from the client is ignored.
         self._epoll.register(descriptor, 0)
         self._take_more(listener)
 
     def _end(self, listener: _Listener, descriptor: int) -> None:
-        """Close a connection whose answer was read, or whose client disconnected."""
+        """Close a connection after its client read the answer or disconnected."""
         connection = listener.unread[descriptor]
         if _bytes_unread(connection):
-            # The client shut down writing but can still read. Check again at the next read of the tenants.
+            # The client may have shut down only its sending side and can still read. The next read of the tenants
+            # checks it again.
             self._epoll.unregister(descriptor)
             return
         connection.close()
@@ -269,17 +284,23 @@ class Agent:
         self._take_more(listener)
 
     def _take_more(self, listener: _Listener) -> None:
-        """Accept connections again unless too many answers are unread."""
+        """Accept new connections, unless too many answers are unread."""
         if listener.listening is not None:
             full = len(listener.unread) >= self._most_unread(listener)
             self._epoll.modify(listener.listening, 0 if full else select.EPOLLIN)
 
     def _most_unread(self, listener: _Listener) -> int:
-        """Return the limit of unread answers on the socket, which keeps the sum over all sockets bounded."""
+        """Return the maximum number of unread answers on the socket.
+
+        The maximum bounds the number of descriptors in the answers of all sockets.
+        """
         return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
     def _say(self, topic: object, source: str, text: str) -> None:
-        """Log a text once per topic until the text changes. `source` is the tenant whose clients can cause it."""
+        """Log a text for a topic, unless it was the last text for this topic.
+
+        `source` is the tenant whose clients can cause the text.
+        """
         if self._logged.get(topic) != text:
             self._logged[topic] = text
             self._log.write(source, text)

@@ -1,12 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write and read the public data of tenants' pages (`agent`): a file that only root writes.
+"""Write and read the public data of the tenants' pages (`agent`).
 
-With a socket for all users, a user with many user IDs could block other users by not reading. Readers of a file do not wait.
+The public data is in a file that only root can write. A file is better than a socket for all users: a user with many
+user IDs could block the other users of a socket by not reading, but readers of a file do not wait.
 
-The file has a header, then the beginning of the page of each seat of each GPU. vgpu-top reads it too (top/read.c of the role
-vgpu_limiter).
+The file has a header, and then the start of each seat's page for each GPU. vgpu-top also reads the file (top/read.c in
+the role vgpu_limiter).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from ...frozen import frozen
 from . import files as vgpu_files
 
 _MAGIC = b"OFVSEAT1"
-#: Magic, time of writing (nanoseconds of CLOCK_MONOTONIC), number of seats.
+#: Magic number, time of writing (nanoseconds of CLOCK_MONOTONIC), and number of seats.
 _HEADER = struct.Struct("=8sqQ")
-#: GPU UUID, seat number, whether no tenant can write another's page, beginning of the page.
+#: GPU UUID, seat number, whether no tenant can write another tenant's page, and the start of the page.
 _SEAT = struct.Struct("=48sII256s")
-#: Public bytes of a page. struct seat of turnstile.h is shorter.
+#: Number of public bytes in a page. struct seat of turnstile.h is smaller.
 SHOWN_BYTES = 256
-#: The agent writes once a second. An older file means that it has ended.
+#: The agent writes once a second. If the file is older than this, the agent has ended.
 STALE_SECONDS = 5.0
 _MOST_BYTES = 1 << 24
 
@@ -41,21 +42,24 @@ class ShownSeat:
 
     gpu_uuid: str
     number: int
-    #: Whether no tenant can write another tenant's page on this GPU.
+    #: True if no tenant can write another tenant's page on this GPU.
     immutable: bool
     page: bytes
 
 
 class ShownFile:
-    """Writer of the public file."""
+    """The writer of the public file."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / vgpu_files.SHOWN
-        #: Bytes of the last written file.
+        #: Size in bytes of the file as last written.
         self._size = 0
 
     def write(self, seats: Sequence[ShownSeat]) -> None:
-        """Write the current seats, or remove the file without seats. Raises OSError."""
+        """Write the current seats. If there are no seats, remove the file.
+
+        Raises OSError.
+        """
         if not seats:
             self._size = 0
             with contextlib.suppress(FileNotFoundError):
@@ -64,7 +68,8 @@ class ShownFile:
         rows = (_SEAT.pack(seat.gpu_uuid.encode(), seat.number, seat.immutable, seat.page) for seat in seats)
         content = _HEADER.pack(_MAGIC, time.monotonic_ns(), len(seats)) + b"".join(rows)
         if len(content) == self._size and self._path.exists():
-            # Overwrite in place, because tenants may have filled the tmpfs.
+            # Overwrite the file in place. The tenants may have filled the tmpfs, so there may be no space for a new
+            # file.
             _overwrite(self._path, content)
             return
         self._size = 0
@@ -83,7 +88,7 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def shown(root: Path) -> list[ShownSeat]:
-    """Return the public data of all seats, [] without a running agent."""
+    """Return the public data of all seats, or [] if the agent does not run."""
     try:
         with (root / vgpu_files.SHOWN).open("rb") as file:
             content = file.read(_MOST_BYTES)
@@ -98,13 +103,19 @@ def shown(root: Path) -> list[ShownSeat]:
 
 
 def handed_out(root: Path) -> dict[str, bool]:
-    """Return by GPU UUID whether no tenant can write another's page, {} without an agent."""
+    """Return whether each GPU's pages are protected from other tenants.
+
+    The result maps GPU UUIDs to booleans. It is {} if the agent does not run.
+    """
     return {seat.gpu_uuid: seat.immutable for seat in shown(root)}
 
 
 @contextlib.contextmanager
 def socket_folder(path: Path) -> Iterator[str]:
-    """Yield a path to a folder that is short enough for a socket address. Raises OSError."""
+    """Yield a path of the folder that is short enough for a socket address.
+
+    Raises OSError.
+    """
     descriptor = os.open(str(path), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield "/proc/self/fd/%d/" % descriptor

@@ -1,16 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create the memory that tenants of a GPU share: a page per tenant, and the terms.
+"""Create the memory that the tenants of a GPU share: pages and terms.
 
-Only its tenant can write a page, and the other tenants read it (`struct seat` of turnstile.h in the role vgpu_limiter). Only the
-agent writes the terms, which all tenants read: the tenant of each seat, its share, policy and priority.
+Each tenant has one page. Only the tenant can write its page, and the other tenants can read it (`struct seat` of
+turnstile.h in the role vgpu_limiter). The terms have the tenant, share, policy and priority of each seat. Only the
+agent can write the terms, and all tenants can read them.
 
-Seals prevent truncation. Other tenants get a read-only descriptor. Root in a container could reopen it for writing through
-/proc, whatever the mode. Immutable memory (Linux 6.0 or newer) prevents this for processes without CAP_LINUX_IMMUTABLE.
-Descriptors that are already open stay writable.
+Seals prevent that the memory is truncated. Other tenants get a read-only descriptor. Root in a container could reopen
+this descriptor for writing through /proc, whatever the file mode is. Immutable memory (Linux 6.0 or newer) prevents
+this for processes without CAP_LINUX_IMMUTABLE. Descriptors that are already open stay writable.
 
-The service manager keeps the descriptors (sd_notify(3), FDSTORE=1), so the memory outlives a restart of the agent.
+systemd keeps the descriptors (sd_notify(3), FDSTORE=1), so the memory survives a restart of the agent.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from .agent_client import SHOWN_BYTES, ShownSeat
 from .model import POLICIES, SEATS, VgpuTenant
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: Timeout in seconds of a message to the service manager.
+#: Timeout in seconds for a message to systemd.
 _TELL_SECONDS = 5.0
-#: Names of the descriptors that systemd keeps. The number is the version of the memory's format.
+#: Names of the descriptors that systemd keeps. The number in a name is the version of the memory's format.
 _SEAT = re.compile(r"seat-%d-(GPU-[0-9a-f-]{36})-(.+)\Z" % vgpu_files.REGION_VERSION, re.DOTALL)
 _TERMS = re.compile(r"terms-%d-(GPU-[0-9a-f-]{36})\Z" % vgpu_files.REGION_VERSION)
 _FIRST_DESCRIPTOR = 3
-#: Since Linux 6.3, hosts may require it (vm.memfd_noexec). Python has no name for it.
+#: Hosts with Linux 6.3 or newer may require this flag (vm.memfd_noexec). Python has no constant for it.
 _MFD_NOEXEC_SEAL = 8
-#: linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long), FS_IMMUTABLE_FL.
+#: From linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long) and FS_IMMUTABLE_FL.
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
-#: struct turnstile_terms: count of changes, then tenant, percent, policy and priority of each seat.
+#: struct turnstile_terms: a change counter, and then the tenant, percentage, policy and priority of each seat.
 _CHANGES, _TERMS_HEADER, _TERMS_SEAT = struct.Struct("=Q"), 64, struct.Struct("=64sIIi4x")
 
 
 class Notifier:
-    """Send messages to the service manager (sd_notify(3)), if one is present."""
+    """Send messages to systemd (sd_notify(3)), if it started this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
@@ -61,7 +62,10 @@ class Notifier:
 
 
 def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return names and descriptors that the service manager kept (sd_listen_fds_with_names(3))."""
+    """Return (name, descriptor) for each descriptor that systemd kept.
+
+    See sd_listen_fds_with_names(3).
+    """
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return []
     names = environment.get("LISTEN_FDNAMES", "").split(":")
@@ -70,7 +74,10 @@ def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
 
 @frozen
 class Memory:
-    """Sealed memory: a writable and a read-only descriptor, and whether it cannot be reopened for writing."""
+    """Sealed memory: a writable descriptor and a read-only descriptor.
+
+    `immutable` tells whether the read-only descriptor cannot be reopened for writing.
+    """
 
     writable: int
     readable: int
@@ -78,11 +85,14 @@ class Memory:
 
     @classmethod
     def adopt(cls, descriptor: int, size: int) -> Memory:
-        """Return the memory of a descriptor. Raises OSError if it is not sealed or its size is not `size` bytes."""
+        """Return the memory of a descriptor.
+
+        Raises OSError if the memory is not sealed or does not have `size` bytes.
+        """
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(descriptor).st_size != size:
             raise OSError("descriptor %d is not sealed memory of %d bytes" % (descriptor, size))
         os.set_inheritable(descriptor, False)
-        # Do not block on a lease (fcntl(2)) of its tenant.
+        # A tenant may hold a lease on the file (fcntl(2)). Opening must not block on it.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         return cls(descriptor, os.open("/proc/self/fd/%d" % descriptor, flags), _make_immutable(descriptor))
 
@@ -93,7 +103,7 @@ class Memory:
             descriptor = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
         except OSError:
             descriptor = os.memfd_create(name, flags)
-        # The holder of a read-only descriptor must not reopen it for writing through /proc.
+        # A process with a read-only descriptor must not be able to reopen it for writing through /proc.
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -105,7 +115,10 @@ class Memory:
 
 
 def _make_immutable(descriptor: int) -> bool:
-    """Make memory immutable. Return False if the kernel or the privileges of this process do not allow it."""
+    """Make memory immutable.
+
+    Returns False if the kernel does not support this or this process lacks the privilege.
+    """
     try:
         flags = struct.unpack("l", fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)))[0]
         if not flags & _IMMUTABLE:
@@ -117,20 +130,23 @@ def _make_immutable(descriptor: int) -> bool:
 
 @frozen
 class Part:
-    """A line of an answer and its descriptor (agent.h in the role vgpu_limiter)."""
+    """A line in an answer, and the descriptor that belongs to the line.
+
+    agent.h in the role vgpu_limiter defines the format.
+    """
 
     line: str
     descriptor: int
 
 
 class SharedMemory:
-    """The memory of each GPU that has tenants."""
+    """The shared memory of each GPU that has tenants."""
 
     def __init__(self, notifier: Notifier, kept: Sequence[tuple[str, int]] = ()) -> None:
         self._notifier = notifier
-        #: Memory by its name in the service manager.
+        #: Memory by the name under which systemd keeps it.
         self._memory: dict[str, Memory] = {}
-        #: Tenants by GPU UUID and seat.
+        #: Mapping from GPU UUID to the tenant on each seat.
         self._seated: dict[str, dict[int, VgpuTenant]] = {}
         for name, descriptor in kept:
             size = self._size(name)
@@ -149,7 +165,10 @@ class SharedMemory:
         return vgpu_files.TERMS_BYTES if _TERMS.match(name) else 0
 
     def follow(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Create the memory of these tenants and drop other memory. Programs keep mapped memory until they end."""
+        """Create the memory of these tenants and drop all other memory.
+
+        Programs keep memory that they have mapped until they end.
+        """
         seated: dict[str, dict[int, VgpuTenant]] = {}
         for tenant in tenants:
             for seat in tenant.seats:
@@ -163,12 +182,16 @@ class SharedMemory:
             made = self._memory[name] = Memory.make("openfleet-vgpu-" + name, self._size(name))
             self._notifier.tell("FDSTORE=1", "FDNAME=" + name, descriptor=made.writable)
         self._seated = seated
-        # Write the terms last, because a change makes programs request the memory again.
+        # The terms are written last, because their change makes programs request the memory again.
         for uuid, seats in seated.items():
             _write_terms(self._memory[_terms_name(uuid)].writable, seats)
 
     def parts_for(self, tenant: VgpuTenant) -> list[Part]:
-        """Return the answer to a tenant: its writable page, the terms and the read-only peer pages of each GPU."""
+        """Return the answer to a tenant.
+
+        For each GPU of the tenant, the answer has the tenant's writable page, the terms, and the read-only pages of the
+        other tenants.
+        """
         parts: list[Part] = []
         for seat in tenant.seats:
             own = self._memory[_seat_name(seat.gpu_uuid, tenant.key)]
@@ -208,7 +231,7 @@ def _terms_name(gpu_uuid: str) -> str:
 
 
 def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
-    """Write the terms of all seats, and the count of changes last."""
+    """Write the terms of all seats, and the change counter last."""
     free = bytes(_TERMS_SEAT.size)
     table = b"".join(_seat_terms(seats[number]) if number in seats else free for number in range(SEATS))
     if os.pread(descriptor, len(table), _TERMS_HEADER) == table:
@@ -228,7 +251,10 @@ def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
 
 
 def send(connection: socket.socket, parts: Sequence[Part], most: int) -> None:
-    """Send lines with their descriptors, at most `most` per message. Raises OSError."""
+    """Send lines with their descriptors, at most `most` per message.
+
+    Raises OSError.
+    """
     for first in range(0, len(parts), most):
         some = parts[first : first + most]
         text = "".join(part.line + "\n" for part in some)

@@ -1,17 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report to each tenant the memory that NVML sees beyond its own accounting (openfleet-vgpu-agent.service).
+"""Report GPU memory that is missing from the tenants' own accounting.
 
-Contexts and modules use memory that no CUDA call shows. NVML identifies processes by host PIDs, which a process in a container
-does not know, so it cannot ask NVML itself. The agent asks once a second for all processes and writes a file per tenant that
-only root can write (formats/nvml_report.h of the role vgpu_limiter).
+The service is openfleet-vgpu-agent.service. Contexts and modules use memory that CUDA calls do not show, but NVML does.
+NVML identifies processes by host PIDs. A process in a container does not know its host PID, so it cannot query NVML
+itself. The agent queries NVML once a second for all processes. It writes a file per tenant that only root can write
+(formats/nvml_report.h in the role vgpu_limiter).
 
-The tenant of a process is determined from the host's /proc: its mounts, environment and groups. Data that a process writes into
-its tenant's region only selects a slot of that tenant.
+The tenant of a process is determined from the host's /proc: its mounts, environment and groups. Data that a process
+writes into its tenant's region only selects one of this tenant's slots.
 
-A separate process calls NVML, so a hanging or crashing driver does not affect the turnstiles. It reports calls that do not
-return, and they hold no lock (nvml/bounded_session.py).
+A separate process calls NVML, so a driver that hangs or crashes does not affect the turnstiles. The process reports
+NVML calls that do not return. Such calls hold no lock (nvml/bounded_session.py).
 """
 
 from __future__ import annotations
@@ -44,33 +45,36 @@ from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path
 from .observe import held
 
-#: Seconds between runs, between NVML queries while no tenant has a counted process, and after an NVML failure.
+#: Seconds between two runs, between NVML queries while no tenant has a counted process, and between a failed NVML query
+#: and the next one.
 _TICK_SECONDS, _IDLE_SECONDS, _FAILED_SECONDS = 1.0, 10.0, 30.0
-#: Seconds for finding the tenants of processes, and validity of a result in seconds.
+#: Time limit in seconds for finding the tenants of processes, and seconds after which a result expires.
 _WHOSE_SECONDS, _WHOSE_HOLDS_SECONDS = 5.0, 10.0
 _REGION_MAGIC, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 16, 1024, (1 << 24) + 1
-#: region.h: magic, version, size, lock, slot_limit. GPU: uuid, whether it is used. Slot: state, nonce, pid, start, name,
-#: namespace, time of the last context change, used and context bytes of each GPU.
+#: Formats from region.h. Region: magic, version, size, lock, slot_limit. GPU: UUID, whether it is used. Slot: state,
+#: nonce, pid, start, name, namespace, time of the last context change, and for each GPU the used bytes and the context
+#: bytes.
 _REGION, _GPU, _SLOT = struct.Struct("=QIIII40x"), struct.Struct("=16sI28x"), struct.Struct("=IIqq24sQq16Q16Q")
 _SLOTS_AT = _REGION.size + _GPUS * _GPU.size
 _NONCE_AT, _NONCE_MASK, _USED = 4, 0xFFFFF, 1
-#: nvml_report.h: magic, sequence. Written, asked, GPUs, rows, slot and nonce of unslotted processes, columns. A row.
+#: Formats from nvml_report.h. Start: magic, sequence. Then the time of writing. Head: time of the query, number of
+#: GPUs, number of rows, slot and nonce for processes without a slot, columns. Then the rows.
 _MAGIC = 0x4E55504756464F00
 _START, _WRITTEN = struct.Struct("=QQ"), struct.Struct("=q")
 _HEAD, _ROW = struct.Struct("=qIIII256s16Q"), struct.Struct("=II16Q16Q")
 _NOT_NAMED, _NO_SLOT = (1 << 64) - 1, (1 << 32) - 1
-#: struct flock, and F_OFD_SETLK of fcntl.h, named by Python since 3.9.
+#: struct flock, and F_OFD_SETLK from fcntl.h. Python has had a constant for it since 3.9.
 _FLOCK, _SET_LOCK = struct.Struct("@hhqqi4x"), 37
 _STATUS = re.compile(r"^(Uid|Gid|Groups|NSpid):[ \t]*(.*)$", re.MULTILINE)
 
 Log = Callable[[str], None]
-#: Bytes by pid, by UUID of the GPU.
+#: Mapping from GPU UUID to a mapping from PID to bytes.
 Named = Mapping[str, Mapping[int, int]]
 
 
 @frozen
 class Slot:
-    """A process's slot in its tenant's region, as written by the process."""
+    """The slot of a process in its tenant's region, as written by the process."""
 
     number: int
     nonce: int
@@ -81,7 +85,10 @@ class Slot:
 
 @frozen
 class Region:
-    """The accounting of a tenant's processes: slots, and GPU indexes by UUID without `GPU-`."""
+    """The accounting data of a tenant's processes.
+
+    `places` maps GPU UUIDs without `GPU-` to the position of the GPU.
+    """
 
     slots: Tuple[Slot, ...]
     places: Mapping[str, int]
@@ -91,7 +98,10 @@ _NO_REGION = Region((), {})
 
 
 def read_region(path: Path) -> Region:
-    """Return a region's content, empty if invalid. Any user may have written it."""
+    """Return the content of a region, or an empty region if it is invalid.
+
+    Any user may have written the file.
+    """
     try:
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -115,7 +125,10 @@ def read_region(path: Path) -> Region:
 
 
 def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
-    """Return the slot of a living process, else None. The tenant's processes clear slots of dead processes."""
+    """Return the slot if its process is alive, else None.
+
+    The tenant's processes clear the slots of dead processes.
+    """
     state, nonce, pid, _start, _name, namespace, _changed, *figures = _SLOT.unpack_from(data, number * _SLOT.size)
     if state != _USED or not held(descriptor, _LOCK_SLOTS + number):
         return None
@@ -123,13 +136,20 @@ def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
 
 
 def _column(gpu_uuid: str) -> str:
-    """Return the UUID in hexadecimal digits, as in a region. Raises ValueError if it is not a UUID."""
+    """Return the UUID in hexadecimal digits, as in a region.
+
+    Raises ValueError if `gpu_uuid` is not a UUID.
+    """
     return uuid.UUID(gpu_uuid.partition("-")[2]).hex
 
 
 @frozen
 class Process:
-    """A process as the kernel reports it: tenant key (None without a tenant), and PID in its PID namespace."""
+    """A process as the kernel reports it.
+
+    `key` is the key of the process's tenant, or None if the process has no tenant. `pid_inside` is the PID in the
+    process's PID namespace.
+    """
 
     key: str | None
     pid_inside: int
@@ -137,19 +157,22 @@ class Process:
 
 
 class Processes:
-    """Find the tenants of processes reported by NVML."""
+    """Find the tenants of the processes that NVML reports."""
 
     def __init__(self, root: Path, proc: str = "/proc") -> None:
         self._host, self._proc = VgpuHost(root=str(root), proc=proc), proc
-        #: By PID: start time, expiry of the result, result.
+        #: Cached results by PID: start time of the process, expiry of the result, and the result.
         self._known: Dict[int, Tuple[str, float, Process]] = {}
 
     def tenants(self) -> list[VgpuTenant]:
-        """Return the tenants accounted by the library. Raises FleetError."""
+        """Return the tenants that the library accounts for. Raises FleetError."""
         return [tenant for tenant in self._host.tenants() if tenant.provider != MPS]
 
     def of(self, pids: Sequence[int], tenants: Sequence[VgpuTenant]) -> Dict[int, Process]:
-        """Return the processes that belong to tenants, by PID. Results expire, because a process may exec another program."""
+        """Return the processes that belong to tenants, by PID.
+
+        Cached results expire, because a process may execute another program.
+        """
         now = time.monotonic()
         known, self._known = self._known, {}
         with one_look(now + _WHOSE_SECONDS):
@@ -178,7 +201,10 @@ class Processes:
 
 
 def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
-    """Return whether the user and group IDs allow the process to write the tenant's region, as its processes must."""
+    """Return whether the process has permission to write the tenant's region.
+
+    All processes of the tenant need this permission. The check uses the user and group IDs.
+    """
     if tenant.group is None or status.get("Uid", "").split()[1:2] == ["0"]:
         return True
     try:
@@ -189,14 +215,17 @@ def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
 
 
 class OthersSlot:
-    """A slot for the tenant's processes without a slot. A lock keeps it alive, as for slots of processes."""
+    """A slot for all processes of the tenant that have no slot of their own.
+
+    As with other slots, a lock marks the slot as alive.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._descriptor, self._inode = path, -1, 0
         self.number, self.nonce = _NO_SLOT, 0
 
     def take(self) -> None:
-        """Take a free slot, if any."""
+        """Take a free slot if there is one."""
         with contextlib.suppress(OSError):
             if self._descriptor >= 0 and self._path.stat().st_ino == self._inode:
                 return
@@ -209,7 +238,10 @@ class OthersSlot:
                 self.leave()
 
     def _lock(self, number: int) -> bool:
-        """Lock the slot if it is free. A new nonce distinguishes this owner from earlier ones."""
+        """Lock the slot if it is free.
+
+        A new nonce distinguishes this owner from earlier owners.
+        """
         at = _SLOTS_AT + number * _SLOT.size
         if self._state(at)[0] == _USED:
             return False
@@ -231,7 +263,7 @@ class OthersSlot:
         return state, nonce
 
     def leave(self) -> None:
-        """Release the slot. The tenant's processes clear it."""
+        """Release the slot. The tenant's processes clear it later."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self.number = -1, _NO_SLOT
@@ -239,7 +271,10 @@ class OthersSlot:
 
 @frozen
 class Found:
-    """Bytes reported by NVML for each column and PID, and the processes of one tenant."""
+    """The result of an NVML query, and the processes of one tenant.
+
+    `named` has the reported bytes by column and PID.
+    """
 
     columns: Sequence[str]
     named: Named
@@ -250,25 +285,28 @@ class Found:
 
 
 class Report:
-    """The report file of one tenant."""
+    """The report file of a tenant."""
 
     def __init__(self, root: Path, key: str) -> None:
         self._path = root / vgpu_files.nvml_report_path(key)
         self._others = OthersSlot(root / region_path(key))
         self._sequence = 0
-        #: Content after the time of writing, empty before the first NVML query.
+        #: Content of the file after the time of writing. Empty before the first NVML query.
         self._content = b""
-        #: Last reported bytes by slot, nonce and column, and for processes without a slot by PID and column.
+        #: Bytes in the last report: by slot, nonce and column, and by PID and column for processes without a slot.
         self._beyond: Dict[Tuple[int, int, str], int] = {}
         self._unslotted: Dict[Tuple[int, str], int] = {}
 
     @property
     def names_others(self) -> bool:
-        """Return whether NVML reported processes of the tenant without a slot."""
+        """Return whether NVML reported processes of the tenant that have no slot."""
         return bool(self._unslotted)
 
     def tell(self, asked_ns: int, before: Region, after: Region, found: Found) -> None:
-        """Update the content from an NVML query made between the two region reads."""
+        """Update the content from an NVML query.
+
+        `before` and `after` are reads of the region before and after the query.
+        """
         slots = _slots_of(found.processes, after)
         counted = {(slot.number, slot.nonce): slot.used for slot in before.slots}
         rows, beyond = [], {}
@@ -279,7 +317,8 @@ class Report:
                 memory, place = found.bytes_of(pid, column), after.places.get(column)
                 if memory is None or place is None:
                     continue
-                # Allocations may change during the query. Use the smaller excess, so that no memory counts twice.
+                # Allocations may change during the query. The smaller excess is used, so that no memory is counted
+                # twice.
                 now[index] = max(0, memory - max(earlier[place], slot.used[place]))
                 beyond[slot.number, slot.nonce, column] = now[index]
                 steady[index] = min(now[index], self._beyond.get((slot.number, slot.nonce, column), 0))
@@ -292,7 +331,10 @@ class Report:
         self._content = _HEAD.pack(asked_ns, *counts, uuids, *others) + b"".join(rows)
 
     def _others_of(self, pids: Sequence[int], found: Found) -> list[int]:
-        """Return bytes by column of processes without a slot, if reported twice. Starting processes take a slot soon."""
+        """Return the bytes by column for processes without a slot.
+
+        Only bytes that two consecutive queries reported are counted, because a starting process soon takes a slot.
+        """
         others, now = [0] * _GPUS, {}
         for index, column in enumerate(found.columns):
             for pid in pids:
@@ -308,7 +350,10 @@ class Report:
         return others
 
     def write(self) -> None:
-        """Write the file, also without a new query, so that processes know that the agent runs. Raises OSError."""
+        """Write the file. Raises OSError.
+
+        The file is also written if there was no new query, so that processes know that the agent runs.
+        """
         if not self._content:
             return
         content = _WRITTEN.pack(time.monotonic_ns()) + self._content
@@ -320,7 +365,7 @@ class Report:
         descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence + 1), 0)
-            # Without free space, the odd sequence marks the file as incomplete.
+            # If there is no free space, the odd sequence number marks the file as incomplete.
             if os.pwrite(descriptor, content, _START.size) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             self._sequence += 2
@@ -329,30 +374,38 @@ class Report:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Release the slot of a removed tenant."""
+        """Release the slot after the tenant was removed."""
         self._others.leave()
 
 
 def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slot]:
-    """Return slots by PID. The PID in a slot is trusted only among one tenant's processes."""
+    """Return the slots by PID.
+
+    A slot is written by a process and may have any PID. The PID is therefore compared only with the processes of the
+    same tenant.
+    """
     by_number = {(slot.pid_namespace, slot.pid): slot for slot in region.slots}
     slots = {pid: by_number.get((each.pid_namespace, each.pid_inside)) for pid, each in processes.items()}
     return {pid: slot for pid, slot in slots.items() if slot is not None}
 
 
 class Reporter:
-    """Query NVML for all tenants of the host below `root`, and write their reports."""
+    """Query NVML for all tenants of the host, and write their reports.
+
+    `root` is the root folder of the host.
+    """
 
     def __init__(self, root: Path, state_directory: str, log: Log = print) -> None:
         self._root, self._state_directory, self._log = root, state_directory, LimitedLog(log)
         self._processes = Processes(root)
         self._reports: Dict[str, Report] = {}
         self._logged = ""
-        #: Next NVML query without counted processes, and after a failure, in seconds of time.monotonic().
+        #: Times of time.monotonic() until which NVML is not queried: while there are no counted processes, and after a
+        #: failure.
         self._idle_until = self._failed_until = 0.0
 
     def serve(self, parent: int) -> int:
-        """Report once a second until the agent that started this process ends."""
+        """Report once a second until the agent that started this process has ended."""
         while os.getppid() == parent:
             began = time.monotonic()
             self.look()
@@ -360,7 +413,10 @@ class Reporter:
         return 0
 
     def look(self) -> None:
-        """Query NVML and write the reports. Without an answer, nothing is written, and processes ask NVML themselves."""
+        """Query NVML and write the reports.
+
+        If NVML does not answer, nothing is written. The processes then query NVML themselves.
+        """
         if time.monotonic() < self._failed_until:
             return
         try:
@@ -372,7 +428,7 @@ class Reporter:
             if named is not None:
                 self._tell(tenants, asked_ns, before, named)
             for report in self._reports.values():
-                # While a tenant is being written or removed, its folder may be missing.
+                # The folder may be missing for a short time, while the tenant is written or removed.
                 with contextlib.suppress(FileNotFoundError):
                     report.write()
             self._logged = ""
@@ -398,7 +454,10 @@ class Reporter:
         return {key: read_region(self._root / region_path(key)) for key in self._reports}
 
     def _is_due(self, regions: Mapping[str, Region]) -> bool:
-        """Return whether to query now. Each query opens the GPUs, so it runs rarely without counted processes."""
+        """Return whether NVML must be queried now.
+
+        Each query opens the GPUs. It is therefore rare while there are no counted processes.
+        """
         used = any(region.slots for region in regions.values()) or any(
             one.names_others for one in self._reports.values()
         )
@@ -408,7 +467,10 @@ class Reporter:
         return True
 
     def _named(self, tenants: Sequence[VgpuTenant]) -> Named | None:
-        """Return the processes on the tenants' GPUs, None while a run changes the host. Raises NvmlError, ValueError."""
+        """Return the memory of each process on the tenants' GPUs.
+
+        Returns None while a run changes the host. Raises NvmlError or ValueError.
+        """
         with looking(self._state_directory) as busy:
             if busy is not None:
                 return None
@@ -420,7 +482,7 @@ class Reporter:
                     except UnansweredCallError:
                         raise
                     except NvmlError:
-                        # A lost GPU has no column.
+                        # A lost GPU has no column in the report.
                         continue
             return named
 
@@ -435,6 +497,9 @@ class Reporter:
 
 
 def start(root: Path, state_directory: str, log: Log = print) -> int:
-    """Start a process that reports until this process ends, and return its PID."""
+    """Start a process that reports until the current process ends.
+
+    Returns the PID of the new process.
+    """
     parent = os.getpid()
     return child_process.start(lambda: Reporter(root, state_directory, log).serve(parent), [1, 2])

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply the tenants' part of a plan around the change of the GPUs, and roll it back.
+"""Apply the tenants' part of a plan after the GPUs changed, and roll it back.
 
-Files are replaced atomically, so readers see the old or the new quota. The next plan completes a change that was interrupted
-between two tenants.
+Files are replaced atomically, so readers see either the old or the new quota. If a change is interrupted between two
+tenants, the next plan completes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
-    """Restore the tenants of an interrupted change whose GPUs were restored."""
+    """Restore the tenants after an interrupted change was rolled back.
+
+    The GPUs have already been restored.
+    """
     current = {seen.tenant.name for seen in tenants.observe()}
     for name in current.intersection(data["comes"]):
         tenants.forget(name)
@@ -33,7 +36,10 @@ def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
 
 
 class VgpuChange:
-    """A change of a host's tenants. `look` observes the host with its holders."""
+    """A change of the host's tenants.
+
+    `look` reads the host with the holders of its GPUs.
+    """
 
     key = KEY
 
@@ -44,7 +50,10 @@ class VgpuChange:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the journal's data: the specs of changed tenants before the change, and the names of new tenants."""
+        """Return the journal data of this change.
+
+        The data has the previous specs of the changed tenants, and the names of the new tenants.
+        """
         return {
             "before": [to_data(step.seen.tenant) for step in self._plan.changes],
             "comes": [step.name for step in self._plan.adds],
@@ -55,10 +64,12 @@ class VgpuChange:
         return (*self._plan.removes, *self._plan.changes)
 
     def stop(self, done: list[str]) -> None:
-        """Check again for processes that would escape their quota. End them, or raise BusyError.
+        """Check again for processes that would escape their quota.
 
-        Processes that started under a removed name also raise BusyError. They are not ended, because the next plan keeps
-        the name.
+        Such processes are ended if that is permitted. Otherwise they raise BusyError.
+
+        Processes that started under a name that will end always raise BusyError. They are not ended, because the next
+        plan keeps the name.
         """
         if any(step.unheld for step in self._unholding):
             make_way(self._blocking, self._clear)
@@ -75,7 +86,7 @@ class VgpuChange:
             )
 
     def start(self, _host: Host, done: list[str]) -> None:
-        """Apply changed quotas in the plan's order, then add new tenants."""
+        """Apply the changed quotas in the order of the plan, then add new tenants."""
         for change in self._plan.changes:
             self._changed.append(change.seen.tenant)
             self._host.write(change.tenant)
@@ -86,9 +97,10 @@ class VgpuChange:
             done.append("vgpu %s: %s" % (add.name, add))
 
     def forget(self) -> None:
-        """Remove tenants after the rest of the layout is applied, because removed files cannot be restored as they were.
+        """Remove tenants after the rest of the layout was applied.
 
-        Running processes have the region open, and containers have it mounted.
+        A rollback could not restore removed files for running programs: running processes have the region open, and
+        containers have it mounted.
         """
         for step in self._plan.removes:
             self._host.forget(step.name)
@@ -97,10 +109,13 @@ class VgpuChange:
         """Do nothing, because new tenants block no GPU."""
 
     def bring_back(self, _host: Host) -> None:
-        """Restore as many earlier tenants as possible. Raises all errors as one."""
+        """Restore as many of the previous tenants as possible.
+
+        Raises all errors as one.
+        """
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
-            # Reverse order, so that tenants shrink before others grow.
+            # In reverse order, tenants shrink before others grow.
             *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
         )
 

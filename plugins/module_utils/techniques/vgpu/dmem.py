@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limit device memory with the kernel: the dmem controller of cgroup v2.
+"""Limit device memory with the kernel's dmem controller for cgroup v2.
 
-https://docs.kernel.org/admin-guide/cgroup-v2.html (DMEM) describes its files. A region is a part of a device's memory. Its name
-contains the device's PCI address (drm/0000:03:00.0/vram0). systemd does not support dmem, so limits are written into the
-cgroup of the tenant's slice, and again after each boot. Written from the documentation and not tested with a driver that
-registers GPU memory.
+https://docs.kernel.org/admin-guide/cgroup-v2.html (DMEM) describes the controller's files. A region is a part of a
+device's memory. Its name contains the PCI address of the device (drm/0000:03:00.0/vram0). systemd does not support
+dmem. The limits are therefore written into the cgroup of the tenant's slice, and again after each boot.
+This module follows the documentation. It was not tested with a driver that registers GPU memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _ABOVE = ("", "openfleet.slice", "openfleet.slice/openfleet-vgpu.slice")
 
 
 def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return the memory region by GPU UUID. Omits GPUs with no region or with several."""
+    """Return a mapping from GPU UUID to the GPU's memory region.
+
+    GPUs with no region or with several regions are left out.
+    """
     try:
         names = [line.rpartition(" ")[0] for line in (root / _CGROUPS / "dmem.capacity").read_text().splitlines()]
     except OSError:
@@ -43,7 +46,10 @@ def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def limits(root: Path, key: str) -> dict[str, str]:
-    """Return the current limits of a tenant's slice by region, empty without a cgroup."""
+    """Return the current limits of a tenant's slice by region.
+
+    Returns {} if the slice has no cgroup.
+    """
     try:
         lines = (_cgroup(root, key) / "dmem.max").read_text().splitlines()
     except OSError:
@@ -52,7 +58,7 @@ def limits(root: Path, key: str) -> dict[str, str]:
 
 
 def wanted(tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> dict[str, str]:
-    """Return the desired limit of the tenant by region, in the format of dmem.max."""
+    """Return the desired limits of the tenant by region, as in dmem.max."""
     return {of_gpus[uuid]: str(tenant.memory_bytes) for uuid in tenant.gpus if uuid in of_gpus}
 
 
@@ -69,7 +75,7 @@ def bound(root: Path, run: Run, tenant: VgpuTenant, of_gpus: Mapping[str, str]) 
 
 
 def unbound(root: Path, run: Run, key: str) -> None:
-    """Remove the limits, and stop the slice if it is empty."""
+    """Remove the limits of the slice, and stop the slice if it is empty."""
     with contextlib.suppress(OSError, systemd.NoAnswerError):
         _write(root, key, {region: "max" for region, limit in limits(root, key).items() if limit != "max"})
         if "populated 0" in (_cgroup(root, key) / "cgroup.events").read_text():

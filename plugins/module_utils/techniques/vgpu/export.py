@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert the tenants of GPUs into the keys of a layout. Pure."""
+"""Convert the tenants of GPUs to parts of a layout. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ...model import Gpu
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
-# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
+# Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-9
 
 
 def export_together(
     gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
 ) -> dict[str, Vgpu | None]:
-    """Return the entry's part for each GPU with tenants, by UUID, None if a layout cannot express it.
+    """Return a mapping from the UUID of each GPU with tenants to its part.
 
-    GPUs that a tenant spans share an entry. With `pin`, tenants of one GPU are pinned to it.
+    The value is None if a layout cannot express the tenants. GPUs that share a tenant get the same part. If `pin` is
+    given, each tenant with one GPU is pinned to this GPU.
     """
     tenants = [one.tenant for one in seen.get(KEY, ())]
     parts: dict[str, Vgpu | None] = {}
@@ -66,7 +67,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
     memory = sm = 1.0
     for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
         on_gpu = [tenant for tenant in group if uuid in tenant.gpus]
-        # Groups without a memory size are left out, so the divisor does not matter.
+        # Groups with a GPU of unknown memory size are not exported, so the divisor 1 is never used for a result.
         memory = max(memory, sum(tenant.memory_bytes for tenant in on_gpu) / (gpus[uuid].memory_total_bytes or 1))
         sm = max(sm, sum(tenant.sm_percent for tenant in on_gpu) / 100)
     return Vgpu(
@@ -79,7 +80,10 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
 
 
 def _provider(group: Sequence[VgpuTenant]) -> str:
-    """Return the provider that keeps the tenants unchanged. `auto` may select a stronger one than preload."""
+    """Return the provider that keeps the tenants unchanged.
+
+    `auto` may select a stronger provider than `preload`.
+    """
     providers = {tenant.provider for tenant in group}
     return providers.pop() if providers in ({MPS}, {PRELOAD}) else AUTO
 
@@ -99,6 +103,6 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
         tenant.oversubscribe_managed,
-        # The first alias is the layout's `was`. Other aliases end with their processes.
+        # The first alias is the key `was` of the layout. All other aliases end with their processes.
         tenant.aliases[0] if tenant.aliases else None,
     )

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Contents and paths of the tenants' files below the root of the host. Pure.
+"""Define the paths and contents of the tenants' files. Pure functions.
 
-The library and its tools read the quota and the files below /run. roles/vgpu_limiter/files/src defines the formats.
+Paths are relative to the root of the host. The library and its tools read the quota file and the files in /run.
+roles/vgpu_limiter/files/src defines their formats.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ from ...mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_direct
 from ...sizes import BYTES_PER_UNIT
 from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder, region_path, spec_path, to_data
 
-#: Paths below the root of the host: the library, turnstiles, and the agent's files.
+#: Paths of the library, the turnstiles and the agent's files, relative to the root of the host.
 PROGRAMS = "usr/lib/openfleet-gpu/vgpu"
 GPUS, AGENT = STATE + "/gpus", STATE + "/agent"
-#: The agent's socket in each tenant's folder below AGENT, and its public file.
+#: Name of the agent's socket in each tenant's folder below AGENT, and path of the public file.
 AGENT_SOCKET, SHOWN = "turnstiles.1", STATE + "/seats.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
-#: One line with the library's path, mounted in containers as /etc/ld.so.preload.
+#: A file with one line, the path of the library. Containers mount the file as /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
-#: The front is a libcuda.so.1 that depends on the library and then on the driver's file (front.c in the role vgpu_limiter).
-#: FRONT_CONF contains its folder. In containers, ldconfig reads FRONT_CONF_INSIDE before nvidia-container-toolkit's
-#: 00-nvcr-*.conf, and after 00-compat-*.conf and 00-cuda-compat.conf for a newer driver's libraries in the image.
+#: The front is a libcuda.so.1 that loads the library and then the driver's file (front.c in the role vgpu_limiter).
+#: FRONT_CONF has the path of its folder. In containers, ldconfig reads FRONT_CONF_INSIDE before the 00-nvcr-*.conf of
+#: nvidia-container-toolkit. It reads 00-compat-*.conf and 00-cuda-compat.conf first, so libraries in the image for a
+#: newer driver have precedence.
 FRONT, FRONT_CONF = PROGRAMS + "/front/libcuda.so.1", PROGRAMS + "/front.conf"
 FRONT_CONF_INSIDE = "etc/ld.so.conf.d/00-driver-openfleet-vgpu.conf"
-#: Paths of the driver's libcuda.so.1 on hosts, and its path for the front in containers.
+#: Possible paths of the driver's libcuda.so.1 on hosts, and the path of this file in containers with the front.
 DRIVERS = tuple(
     "usr/%s/libcuda.so.1" % folder for folder in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib")
 )
 DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
-#: Bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
+#: Sizes in bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
-#: Bytes of the agent's memory: a tenant's page for a GPU, and the terms of the GPU's tenants (turnstile.h).
+#: Sizes in bytes of the agent's memory: a tenant's page for a GPU, and the terms for a GPU's tenants (turnstile.h).
 SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
-#: Size in MiB of the tmpfs on STATE. A multiple is used if the files could fill half of it.
+#: Size in MiB of the tmpfs on STATE. If the files could fill half of the tmpfs, a multiple of this size is used.
 _MOUNT_MIB = 64
 
-#: Kind of the tenants' CDI devices, openfleet.io/vgpu=NAME.
+#: Kind of the tenants' CDI devices: openfleet.io/vgpu=NAME.
 CDI_KIND = "openfleet.io/vgpu"
-#: Version of the quota file.
+#: Format version of the quota file.
 QUOTA_VERSION = 1
 
 
@@ -68,17 +70,20 @@ def cdi_path(name: str) -> str:
 
 
 def alias_path(name: str) -> str:
-    """Return the file that names the tenant of this alias."""
+    """Return the path of the file that maps an alias to its tenant."""
     return folder(name) + "/alias_of"
 
 
 def agent_folder(key: str) -> str:
-    """Return the folder of the tenant's agent socket, which containers mount."""
+    """Return the folder of the tenant's agent socket. Containers mount it."""
     return "%s/%s" % (AGENT, key)
 
 
 def nvml_report_path(key: str) -> str:
-    """Return the file with the agent's NVML report for the tenant (nvml_report.h)."""
+    """Return the path of the tenant's file with the agent's NVML report.
+
+    nvml_report.h defines the format.
+    """
     return "%s/nvml.%d" % (agent_folder(key), REGION_VERSION)
 
 
@@ -87,9 +92,9 @@ def turnstile_path(gpu_uuid: str) -> str:
 
 
 def name_problem(name: str) -> Problem | None:
-    """Return why a tenant cannot have this name although gpu_layout allows it."""
+    """Return why a tenant cannot have a name that gpu_layout allows, or None."""
     if not name[-1:].isalnum():
-        # https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md (names of devices)
+        # Rule for device names: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
         problem = "the name of a CDI device cannot end in %s" % name[-1:]
         return Problem('the tenant "%s"' % name, problem, "End the name in a letter or digit.")
     return None
@@ -98,15 +103,17 @@ def name_problem(name: str) -> Problem | None:
 def slice_of(key: str) -> str:
     """Return the systemd slice whose cgroup limits the tenant's memory under dmem.
 
-    A dash would nest slices (systemd.slice(5)), so one tenant's limit would apply to another.
+    Dashes in the key are replaced. A dash would nest slices (systemd.slice(5)), so the limit of one tenant would also
+    apply to another tenant.
     """
     return "openfleet-vgpu-%s.slice" % key.replace("-", "\\x2d")
 
 
 def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
-    """Return the tenant's files in writing order. Running processes follow changes of `quota`.
+    """Return the tenant's files in the order of writing.
 
-    `driver`: path of the driver's libcuda.so.1 for containers with the front, None for containers without it.
+    Running processes follow changes of the file `quota`. `driver` is the path of the driver's libcuda.so.1 for
+    containers with the front. If `driver` is None, containers get no front.
     """
     own = {spec_path(tenant.key): _json(to_data(tenant))}
     for name in tenant.names:
@@ -115,7 +122,7 @@ def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
 
 
 def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, str]:
-    """Return the files that start programs as the tenant under one of its names."""
+    """Return the files that start programs as the tenant, for one of its names."""
     own = {
         quota_path(name): _quota(tenant, name),
         folder(name) + "/env": _environment(tenant, name),
@@ -131,9 +138,10 @@ def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[st
 
 @frozen
 class SharedFile:
-    """A shared memory file: path, group that may write it (None for every user), maximum bytes.
+    """A shared memory file: its path, group and maximum size.
 
-    It is created empty. The library sets its size and content.
+    Members of `group` may write the file. If `group` is None, every user may. The file is created empty. The library
+    sets its size and content.
     """
 
     path: str
@@ -142,18 +150,24 @@ class SharedFile:
 
     @property
     def mode(self) -> int:
-        """Permission bits of the file."""
+        """Return the permission bits of the file."""
         return 0o666 if self.group is None else 0o660
 
 
 def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
-    """Return the tenant's region and the turnstiles of its GPUs, which all tenants of a GPU write."""
+    """Return the region of the tenant and the turnstiles of its GPUs.
+
+    All tenants of a GPU write to the turnstile.
+    """
     region = SharedFile(region_path(tenant.key), tenant.group, REGION_BYTES)
     return [region, *(SharedFile(turnstile_path(uuid), None, TURNSTILE_BYTES) for uuid in tenant.gpus)]
 
 
 def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
-    """Return the lines for systemd-tmpfiles (tmpfiles.d(5)), which creates the files below /run at each boot."""
+    """Return the lines for systemd-tmpfiles (tmpfiles.d(5)).
+
+    systemd-tmpfiles creates the files in /run at each boot.
+    """
     lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS, AGENT)]
     regions: list[str] = []
     turnstiles: set[str] = set()
@@ -171,7 +185,10 @@ def _tmpfiles_line(file: SharedFile) -> str:
 
 
 def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
-    """Return the tmpfs on STATE: the smallest multiple of _MOUNT_MIB with twice the size of the files."""
+    """Return the tmpfs that is mounted on STATE.
+
+    Its size is a multiple of _MOUNT_MIB and at least twice the size of all files.
+    """
     sizes = {file.path: file.most_bytes for tenant in tenants for file in shared_files(tenant)}
     chunks = -(-2 * sum(sizes.values()) // (_MOUNT_MIB * BYTES_PER_UNIT["MiB"]))
     return LimitedFolder(
@@ -185,10 +202,10 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
 
 
 def _quota(tenant: VgpuTenant, name: str) -> str:
-    """Return the quota file. Under MPS, 0 bytes and 100 percent turn the library's limits off.
+    """Return the quota file.
 
-    Under dmem the library also limits memory, because a process outside the tenant's slice, as in a container, has no other
-    limit.
+    Under MPS, the values 0 bytes and 100 percent disable the limits of the library. Under dmem, the library also limits
+    memory. A process outside of the tenant's slice, such as one in a container, would otherwise have no limit.
     """
     memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
@@ -197,7 +214,7 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
             "# Quota of the tenant %s. Written by openfleet.gpu, change gpu_layout instead.\n" % name,
             "version %d\n" % QUOTA_VERSION,
             "tenant %s\n" % name,
-            # Older libraries run only under the key and never read this line.
+            # Older libraries do not know this line. They run only under the key and therefore never read it.
             *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
@@ -213,8 +230,8 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
 def _variables(tenant: VgpuTenant, name: str) -> dict[str, str]:
     """Return the environment of the tenant's processes, also in containers.
 
-    An MPS client requests its own limits: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It sees one device, with
-    index 0.
+    An MPS client sets its own limits: https://docs.nvidia.com/deploy/mps/ (Environment Variables). The client sees one
+    device, which has index 0.
     """
     variables = {"OPENFLEET_VGPU": name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
     if tenant.provider == MPS:
@@ -237,7 +254,7 @@ def _drop_in(tenant: VgpuTenant, name: str) -> str:
         "# Runs a service as the tenant %s, if linked in its NAME.service.d. Written by openfleet.gpu." % name,
         "[Service]",
         "EnvironmentFile=/%s/env" % folder(name),
-        # ProtectSystem=strict makes the region read-only.
+        # ProtectSystem=strict would make the region read-only.
         "ReadWritePaths=-/%s" % STATE,
     ]
     if tenant.group is not None:
@@ -248,10 +265,12 @@ def _drop_in(tenant: VgpuTenant, name: str) -> str:
 
 
 def _cdi(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, Any]:
-    """Return the CDI device of the tenant. The GPU is a separate device, nvidia.com/gpu=UUID.
+    """Return the CDI device of the tenant.
 
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Read-only data is mounted as directories, so that
-    containers see replaced files. Writable data is mounted file by file, so that containers cannot add or replace files.
+    The GPU is a separate device, nvidia.com/gpu=UUID. Files that containers only read are mounted by directory, so that
+    containers see replaced files. Files that containers write are mounted one by one, so that containers cannot add or
+    replace files.
+    Source: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
     """
     edits = {
         "env": ["%s=%s" % item for item in _variables(tenant, name).items()],
@@ -266,13 +285,14 @@ def _mounts(tenant: VgpuTenant, name: str, driver: str | None) -> list[dict[str,
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(name), "/" + folder(name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
-        # Mount the folder, because a restarted agent creates a new socket. Clients can connect through a read-only mount.
+        # Mount the folder and not the socket, because a restarted agent creates a new socket. Clients can connect
+        # through a read-only mount.
         ("/" + agent_folder(tenant.key), "/" + agent_folder(tenant.key), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     if driver is not None:
         mounts.append(("/" + FRONT_CONF, "/" + FRONT_CONF_INSIDE, [*read, "noexec"]))
-        # Use the version-independent link, which the engine resolves when a container starts.
+        # Use the link without the driver's version. The engine resolves the link when a container starts.
         mounts.append(("/" + driver, "/" + DRIVER_INSIDE, read))
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Assign tenants to GPUs: a pure, exact search for a packing with the fewest moves.
+"""Assign tenants to GPUs: find a packing with the fewest moves.
 
-Meant for one host with some GPUs and some dozens of tenants. A depth-first search remembers dead ends. States that differ only
-in equivalent GPUs count as one.
+The functions are pure and the search is exact. It is designed for one host with some GPUs and some dozens of tenants.
+The depth-first search remembers dead ends. States that differ only in equivalent GPUs count as one state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...frozen import frozen
 from ...sizes import BYTES_PER_UNIT
 
 _MIB = BYTES_PER_UNIT["MiB"]
-#: Limit of choices in one search, a second or two.
+#: Maximum number of choices in one search. A search of this length takes one or two seconds.
 _MOST_STEPS = 200_000
 
 
@@ -32,7 +32,11 @@ class Bin:
 
 @frozen
 class Demand:
-    """A tenant: its demand on each of `count` GPUs, its pinned GPU and its current GPUs."""
+    """The request of a tenant.
+
+    The tenant needs `memory_bytes` and `sm_percent` on each of `count` GPUs. `pin` is the GPU to which it is pinned,
+    and `now` its current GPUs.
+    """
 
     name: str
     memory_bytes: int
@@ -43,18 +47,21 @@ class Demand:
 
 
 class TooHardError(Exception):
-    """The search reached its limit, so a packing may or may not exist."""
+    """The search reached its limit, so it is unknown whether a packing exists."""
 
 
-#: Free (bytes, percent, seats) of each GPU.
+#: Free (bytes, percent, seats) for each GPU.
 Free = Tuple[Tuple[int, float, int], ...]
 
 
 def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str, ...]] | None:
-    """Return the GPUs of each tenant by name, in the order of `bins`, None if they do not fit.
+    """Return a mapping from tenant name to the tenant's GPUs.
 
-    The result is deterministic and has the fewest moves (a GPU that a tenant loses), or few moves if the search takes too long.
-    Raises TooHardError if no packing is found in time.
+    The GPUs are in the order of `bins`. Returns None if the tenants do not fit.
+
+    A move is a GPU that a tenant loses. The result is deterministic and has the fewest moves. If the search for fewer
+    moves takes too long, the best packing found so far is returned. Raises TooHardError if no packing is found within
+    the limit.
     """
     search = _Search(bins, demands)
     found = search.find(moves=None)
@@ -71,9 +78,10 @@ def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str,
 
 
 def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand, tuple[Bin, ...]]:
-    """Return the first tenant that does not fit with the tenants before it, and the free capacity.
+    """Return the first tenant that does not fit after the previous tenants.
 
-    Raises TooHardError if the search takes too long, ValueError if all tenants fit.
+    Also returns the capacity that the previous tenants leave free. Raises TooHardError if the search reaches its limit,
+    and ValueError if all tenants fit.
     """
     packed: dict[str, tuple[str, ...]] = {}
     for number, demand in enumerate(demands):
@@ -85,13 +93,16 @@ def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand
 
 
 def largest(bins: Sequence[Bin], demand: Demand) -> int:
-    """Return the largest memory in bytes, a multiple of MiB, for this pin and count on empty GPUs."""
+    """Return the largest memory size in bytes that fits on empty GPUs.
+
+    The size is a multiple of 1 MiB. The pin and the number of GPUs are those of `demand`.
+    """
     rooms = sorted((each.memory_bytes for each in bins if demand.pin in (None, each.uuid)), reverse=True)
     return rooms[demand.count - 1] // _MIB * _MIB
 
 
 def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple[str, ...]]) -> tuple[Bin, ...]:
-    """Return the free capacity of each GPU."""
+    """Return the capacity that the tenants leave free on each GPU."""
     free = []
     for each in bins:
         packed_here = [demand for demand in demands if each.uuid in packed[demand.name]]
@@ -109,14 +120,17 @@ def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple
 class _Search:
     def __init__(self, bins: Sequence[Bin], demands: Sequence[Demand]) -> None:
         self._bins = bins
-        # Pinned tenants first, then placed tenants, then the largest.
+        # Order: pinned tenants, then tenants that already have GPUs, then the others. Larger tenants come first.
         self._demands = sorted(
             demands,
             key=lambda d: (d.pin is None, not d.now, -d.count, -d.memory_bytes, -d.sm_percent, d.name),
         )
 
     def find(self, moves: int | None) -> dict[str, tuple[str, ...]] | None:
-        """Return a packing with at most `moves` moves, None for any number."""
+        """Return a packing with at most `moves` moves, or None if there is none.
+
+        If `moves` is None, the number of moves is not limited.
+        """
         self._steps = 0
         self._dead: set[Hashable] = set()
         self._special = self._unlike_others(moves is not None)
@@ -132,7 +146,11 @@ class _Search:
         }
 
     def _unlike_others(self, with_moves: bool) -> list[frozenset[int]]:
-        """Return for each tenant the GPUs that are not interchangeable for it and later tenants (pinned or current)."""
+        """Return the GPUs that are not interchangeable, for each position in the search.
+
+        For the tenant at a position and all later tenants, these are the GPUs to which a tenant is pinned. If
+        `with_moves` is true, the current GPUs of these tenants are included.
+        """
         found: list[frozenset[int]] = [frozenset()]
         for demand in reversed(self._demands):
             named = {demand.pin, *(demand.now if with_moves else ())}
@@ -141,7 +159,10 @@ class _Search:
         return found
 
     def _from(self, number: int, free: Free, moves: int | None) -> tuple[tuple[int, ...], ...] | None:
-        """Return the GPUs of the tenants from `number` on, None if they do not fit."""
+        """Return the GPUs of the tenant at `number` and of all later tenants.
+
+        Returns None if these tenants do not fit.
+        """
         if number == len(self._demands):
             return ()
         state = self._state(number, free, moves)
@@ -163,13 +184,19 @@ class _Search:
         return None
 
     def _state(self, number: int, free: Free, moves: int | None) -> Hashable:
-        """Return a key that decides whether the tenants from `number` on fit."""
+        """Return a key of the search state.
+
+        Whether the tenants from `number` on fit depends only on this key.
+        """
         special = self._special[number]
         named = tuple(free[n] for n in sorted(special))
         return (number, moves, named, tuple(sorted(free[n] for n in range(len(free)) if n not in special)))
 
     def _choices(self, demand: Demand, free: Free) -> Iterator[tuple[int, ...]]:
-        """Yield sets of GPUs with room for the tenant: current GPUs first, then in order."""
+        """Yield the sets of GPUs that have room for the tenant.
+
+        Sets with more of the tenant's current GPUs come first.
+        """
         room = [
             n
             for n, (memory, percent, seats) in enumerate(free)

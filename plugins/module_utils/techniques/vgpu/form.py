@@ -18,7 +18,7 @@ from .part import Vgpu
 
 
 class VgpuForm(Form):
-    """The part `vgpu`. `Form` documents the members."""
+    """The part `vgpu` of a layout entry. `Form` documents the members."""
 
     key = KEY
     example = Key("vgpu: {tenants: [{name: notebook-a, memory: 8GiB, sm_percent: 30}]}")
@@ -26,7 +26,7 @@ class VgpuForm(Form):
     cdi_devices = True
 
     def parse(self, node: Node, context: PartContext) -> Vgpu | None:
-        """Return the part, None after reporting a problem."""
+        """Return the part, or None after reporting an error."""
         from .parse import parse
 
         return parse(node, context)
@@ -40,13 +40,16 @@ class VgpuForm(Form):
     def export_together(
         self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
     ) -> dict[str, Vgpu | None]:
-        """Return the part of each GPU with tenants, None if a layout cannot express it."""
+        """Return a mapping from the UUID of each GPU with tenants to its part.
+
+        The value is None if a layout cannot express the tenants.
+        """
         from .export import export_together
 
         return export_together(gpus, seen, pin, left_out)
 
     def divides(self, part: Vgpu) -> bool:
-        """Return True: a tenant may be on any GPU of its entry."""
+        """Return True, because a tenant may be on any GPU of its entry."""
         return True
 
     def names(self, part: Vgpu) -> Sequence[str]:
@@ -54,7 +57,11 @@ class VgpuForm(Form):
         return self.tenants(part)
 
     def restricted(self, part: Vgpu, uuids: Container[str], cut: bool, taken: Container[str]) -> Vgpu | None:
-        """Return the part without tenants whose names are taken, and without those that may have a seat on a lost GPU."""
+        """Return the part without tenants that cannot stay.
+
+        A tenant cannot stay if its name is taken. If `cut` is true, only tenants that are pinned to one of the GPUs in
+        `uuids` stay.
+        """
         stay = [tenant for tenant in part.tenants if tenant.name not in taken and tenant.was not in taken]
         if cut:
             # An exported tenant without a pin spans several GPUs.
@@ -62,5 +69,5 @@ class VgpuForm(Form):
         return dataclasses.replace(part, tenants=tuple(stay)) if stay else None
 
     def tenants(self, part: Vgpu) -> Sequence[str]:
-        """Return all names of tenants, current and earlier."""
+        """Return the current and earlier names of all tenants."""
         return [name for tenant in part.tenants for name in (tenant.name, tenant.was) if name is not None]

@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from ...disturbance import Disturbance
     from .steps import VgpuPlan
 
-#: Limit in seconds for reading the names of processes, which holds the host's lock.
+#: Time limit in seconds for reading the tenant names of processes. The lock of the host is held during this time.
 _NAMES_SECONDS = 20.0
 
 
 class VgpuHost(Tenants):
-    """Read and change the tenants of this host. `run` runs tools, `gpus` are the host's GPUs.
+    """Read and change the tenants of this host.
 
-    Processes are read from `proc`, independent of the root.
+    `gpus` are the GPUs of the host. `run` runs command-line tools. Processes are read from `proc`, even if `root` is
+    another folder.
 
-    Callers of changing methods hold the lock of the state directory.
+    The caller of a method that changes something must hold the lock of the state directory.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class VgpuHost(Tenants):
         super().__init__(root)
         self._run, self._proc = run, Path(proc)
         self._regions = vgpu_dmem.regions(self._root, gpus)
-        #: The last observed host, the deadline for reading its processes, and the names by PID.
+        #: The last observed host, the deadline for reading its processes, and the tenant names by PID.
         self._look_at: tuple[Host, float, dict[int, set[str] | None]] | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def available(self) -> Problem | None:
-        """Return why quotas cannot be enforced, None if they can."""
+        """Return why quotas cannot be enforced, or None if they can."""
         if (self._root / vgpu_files.LIBRARY).exists():
             return None
         return Problem(
@@ -69,7 +70,7 @@ class VgpuHost(Tenants):
         )
 
     def group_problem(self, tenant: VgpuTenant) -> Problem | None:
-        """Return why the tenant's group cannot be used on this host, None if it can."""
+        """Return why the tenant's group cannot be used on this host, or None."""
         if tenant.group is None or _gid(tenant.group) is not None:
             return None
         return Problem(
@@ -80,15 +81,18 @@ class VgpuHost(Tenants):
 
     @property
     def dmem(self) -> frozenset[str]:
-        """UUIDs of the GPUs whose memory the kernel can limit."""
+        """Return the UUIDs of the GPUs whose memory the kernel can limit."""
         return frozenset(self._regions)
 
     def observe(self) -> tuple[VgpuSeen, ...]:
-        """Return all tenants with files of this collection, by name. Raises ApplyError if a file cannot be read."""
+        """Return all tenants with files of this collection, sorted by name.
+
+        Raises ApplyError if a file cannot be read.
+        """
         try:
             tenants = self.tenants()
         except ApplyError as error:
-            # Reading changes nothing.
+            # Reading has changed nothing.
             error.outcome = "old"
             raise
         shared = durable.differing(self._root, self._shared(tenants))
@@ -120,8 +124,8 @@ class VgpuHost(Tenants):
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
         """Return the holders of the GPU that are, or may be, processes of the tenant.
 
-        All calls for one observation of a host share a deadline, because a user may have many processes with many mounts.
-        Processes that were not checked in time block the change and are not ended.
+        All calls with the same `host` share one deadline, because a user may run many processes with many mounts. A
+        process that was not checked before the deadline blocks the change and is not ended.
         """
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
         candidates = [holder for holder in (gpu.held_by if gpu is not None else ()) if not holder.watches]
@@ -134,7 +138,10 @@ class VgpuHost(Tenants):
         return tuple(holders)
 
     def _names_at(self, host: Host, pids: Sequence[int]) -> dict[int, set[str] | None]:
-        """Return the names by PID, as `names_of` does. Omits processes that were not checked in time."""
+        """Return the tenant names of each process, as in `names_of`.
+
+        Processes that were not checked before the deadline are missing.
+        """
         if self._look_at is None or self._look_at[0] is not host:
             self._look_at = (host, time.monotonic() + _NAMES_SECONDS, {})
         _host, deadline, names = self._look_at
@@ -145,10 +152,12 @@ class VgpuHost(Tenants):
         return names
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
-        """Return the names that processes have, with their PIDs, in the order of `names`. Includes processes without a GPU.
+        """Return the names that processes use, with the PIDs of the processes.
 
-        The search has a deadline, because a user may run many processes with many mounts. A process that was not checked in
-        time, or did not answer, counts as having every name.
+        The result is in the order of `names`. Processes that use no GPU are included.
+
+        The search has a deadline, because a user may run many processes with many mounts. If the process does not
+        answer, or if the deadline has passed, the process counts as using every name.
         """
         pids: dict[str, list[int]] = {name: [] for name in names}
         deadline = time.monotonic() + _NAMES_SECONDS
@@ -163,11 +172,17 @@ class VgpuHost(Tenants):
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the tenant names of a process (`identity`), None if it does not answer and may have any name."""
+        """Return the tenant names of a process (see `identity`).
+
+        Returns None if the process does not answer. It may then have any name.
+        """
         return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
 
     def reload_disturbs(self, part: VgpuPlan, holders: Iterable[Holder]) -> list[Disturbance]:
-        """Return the containers that would lose their GPUs when the part reloads systemd."""
+        """Return the containers that would lose their GPUs in a systemd reload.
+
+        Returns an empty list if the part needs no reload.
+        """
         if not self._reloads(part):
             return []
         from ..detached import look
@@ -191,17 +206,20 @@ class VgpuHost(Tenants):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def write(self, tenant: VgpuTenant) -> None:
-        """Write the missing and differing files of a tenant. Its processes follow a new quota. Raises ApplyError."""
+        """Write the missing and the differing files of a tenant. Raises ApplyError.
+
+        Running processes of the tenant follow the new quota.
+        """
         problems = [vgpu_files.name_problem(name) for name in tenant.names]
         problem = next(filter(None, problems), None) or self.group_problem(tenant)
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant, self._driver)
         self._end_names(tenant)
-        # Write the spec first, so that all later files are known to belong to this tenant.
+        # The spec is written first. It shows that all later files belong to this tenant.
         spec = vgpu_files.spec_path(tenant.key)
         self._write({spec: files.pop(spec)})
-        # An earlier name may have become the tenant's name again.
+        # The tenant may have been renamed back to an earlier name, which then is no longer an alias.
         self._remove(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
@@ -209,7 +227,8 @@ class VgpuHost(Tenants):
         folder = vgpu_files.limited_folder(tenants)
         changed = folder.unit_path in self._write(self._shared(tenants))
         if self._mounts:
-            # A mount would hide regions that processes have mapped. Hosts with regions mount it at the next boot.
+            # A mount would hide regions that processes have mapped. If the host has regions, the tmpfs is mounted at
+            # the next boot.
             in_use = any((self._root / TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
@@ -227,7 +246,7 @@ class VgpuHost(Tenants):
         self._forget_turnstiles(tenants)
 
     def _end_names(self, tenant: VgpuTenant) -> None:
-        """Remove names that the tenant loses, while its spec still lists them."""
+        """Remove the names that the tenant loses, while its spec still lists them."""
         spec = self._root / vgpu_files.spec_path(tenant.key)
         before = next((one for one in self.tenants() if one.key == tenant.key), None) if spec.exists() else None
         ended = [name for name in before.names if name not in tenant.names] if before is not None else []
@@ -243,7 +262,7 @@ class VgpuHost(Tenants):
     def _forget_name(self, name: str) -> None:
         """Remove the files that start programs under this name. Raises OSError.
 
-        If the name is the key of a tenant, its spec and folder stay.
+        If the name is also the key of a tenant, the spec and its folder are kept.
         """
         durable.remove(self._root / vgpu_files.cdi_path(name))
         folder, spec = self._root / vgpu_files.folder(name), Path(vgpu_files.spec_path(name)).name
@@ -253,10 +272,13 @@ class VgpuHost(Tenants):
         _remove_empty(folder)
 
     def forget(self, name: str) -> None:
-        """Remove all files of a tenant, and the shared files with the last tenant. Raises ApplyError."""
+        """Remove all files of a tenant. Raises ApplyError.
+
+        The shared files are removed with the last tenant.
+        """
         tenant = next((tenant for tenant in self.tenants() if tenant.name == name), None)
         if tenant is None:
-            # Without a spec, no other file was written.
+            # The spec is the first file to be written, so there are no other files without it.
             _remove_empty(self._root / vgpu_files.folder(name))
             return
         vgpu_dmem.unbound(self._root, self._run, tenant.key)
@@ -288,12 +310,15 @@ class VgpuHost(Tenants):
             (self._root / vgpu_files.SHOWN).unlink()
         for folder in (TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, STATE, SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
-                # Keep folders with foreign files.
+                # Keep folders that have files of other programs.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
     def _forget_turnstiles(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Remove turnstiles of GPUs without tenants. Processes keep open files until they end."""
+        """Remove the turnstiles of GPUs without tenants.
+
+        Processes keep the files that they have open until they end.
+        """
         used = {self._root / vgpu_files.turnstile_path(uuid) for tenant in tenants for uuid in tenant.gpus}
         for path in set((self._root / vgpu_files.GPUS).glob("*")) - used:
             _remove_folder(path)
@@ -304,7 +329,10 @@ class VgpuHost(Tenants):
 
     @property
     def _driver(self) -> str | None:
-        """Path below the root of the driver's libcuda.so.1 for the front, None if containers get no front."""
+        """Return the path of the driver's libcuda.so.1 for the front.
+
+        The path is relative to the root. Returns None if containers get no front.
+        """
         if not (self._root / vgpu_files.FRONT).exists():
             return None
         return next((path for path in vgpu_files.DRIVERS if (self._root / path).exists()), None)
@@ -318,21 +346,24 @@ class VgpuHost(Tenants):
         differing = durable.write_differing(self._root, files)
         written = [self._root / path for path in differing]
         if written and (self._root / "sys/fs/selinux/enforce").exists():
-            # The host's SELinux rules for the path decide what containers may read.
+            # SELinux labels depend on the path and decide what containers may read.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
         return differing
 
     @property
     def _mounts(self) -> bool:
-        """Return whether the tmpfs can be mounted: not below a test root, and only with systemd."""
+        """Return whether the tmpfs can be mounted.
+
+        It is not mounted below a test root or without systemd.
+        """
         return self._root == Path("/") and systemd.booted(self._root)
 
     def _mount_systemctl(self, arguments: Sequence[str]) -> None:
         self._systemctl(arguments, "cannot mount or unmount the tmpfs of tenants")
 
     def _reload_units(self) -> None:
-        """Reload systemd for services that link to a tenant's drop-in."""
+        """Reload systemd, because services may link to a drop-in of a tenant."""
         if systemd.booted(self._root):
             self._systemctl(systemd_reload.RELOAD[1:], "cannot read the drop-ins of tenants")
 
@@ -345,7 +376,7 @@ class VgpuHost(Tenants):
             raise ApplyError("systemd", "%s: %s" % (problem, error), cure) from error
 
     def _is_right(self, file: vgpu_files.SharedFile) -> bool:
-        """Return whether type, mode, group and size of the file are right."""
+        """Return whether the type, mode, group and size of the file are correct."""
         with contextlib.suppress(OSError):
             status = (self._root / file.path).lstat()
             return (
@@ -357,7 +388,10 @@ class VgpuHost(Tenants):
         return False
 
     def _make_shared_files(self, tenant: VgpuTenant) -> None:
-        """Create the files below /run with systemd-tmpfiles, which also labels them, or without it."""
+        """Create the tenant's files in /run.
+
+        systemd-tmpfiles is used if it is installed, because it also sets SELinux labels.
+        """
         wrong = [file for file in vgpu_files.shared_files(tenant) if not self._is_right(file)]
         if not wrong:
             return
@@ -388,7 +422,7 @@ def _not_checked(holder: Holder) -> Holder:
 
 
 def _gid(group: str) -> int | None:
-    """Return the GID of a group, None if the host does not know it."""
+    """Return the GID of a group, or None if the host has no such group."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
@@ -396,9 +430,10 @@ def _gid(group: str) -> int | None:
 
 
 def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
-    """Create or correct the file. Links are not followed, and anything but a regular file is removed.
+    """Create or correct a shared memory file.
 
-    Data behind the end of the shared memory is truncated, because no process maps it.
+    Links are not followed. Anything except a regular file is removed. Data beyond the maximum size is truncated,
+    because no process maps it.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -432,7 +467,10 @@ def _remove_folder(path: Path) -> None:
 
 
 def _isolation(handed: Mapping[str, bool], tenant: VgpuTenant) -> str:
-    """Return the isolation by the agent's pages on the least isolated of the tenant's GPUs."""
+    """Return the isolation of the tenant on its least isolated GPU.
+
+    The isolation depends on the pages that the agent hands out.
+    """
     if not set(tenant.gpus).issubset(handed):
         return NOT_ISOLATED
     return READ_ONLY if all(handed[uuid] for uuid in tenant.gpus) else SEALED

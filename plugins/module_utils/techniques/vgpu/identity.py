@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Determine the tenant of a process by mounts that its user cannot create.
+"""Determine the tenant of a process from mounts that its user cannot create.
 
-The library in a process reads the mounted quota folders and the environment (identity.c of the role vgpu_limiter). The process
-controls both: any user may create a user namespace with a mount namespace and mount anything there, and root in a container may
-hide mounts by chroot. So mounts count only in a namespace that the host's root or a container engine created. A process in
-another namespace belongs to the tenant of its parent process.
+The library in a process reads the mounted quota folders and the environment (identity.c of the role vgpu_limiter). But
+a user can manipulate both for a process. Any user may create a user namespace with a mount namespace and mount anything
+in it. Root in a container may hide mounts with chroot. Mounts therefore count only in a mount namespace that root on
+the host or a container engine created. A process in another namespace belongs to the tenant of its parent process.
 """
 
 from __future__ import annotations
@@ -26,40 +26,45 @@ from ...holders.tasks import live_task
 from .model import SETTINGS
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
-#: Limit of characters read from a process's mounts.
+#: Maximum number of characters that are read from the mounts of a process.
 _MOST_MOUNTS = 1 << 22
-#: Limit of ancestors. The kernel has no limit.
+#: Maximum number of ancestors that are checked. The kernel has no limit.
 _MOST_ANCESTORS = 64
-#: linux/nsfs.h
+#: From linux/nsfs.h.
 _GET_USER_NAMESPACE, _GET_PARENT, _GET_OWNER_UID = 0xB701, 0xB702, 0xB704
-#: The kernel's limit of nested namespaces.
+#: The kernel's limit for nested namespaces.
 _DEEPEST = 33
-#: Suffix of a mounted folder that was removed later (proc_pid_mountinfo(5)).
+#: Suffix of the path if a mounted folder was later removed (proc_pid_mountinfo(5)).
 _DELETED = "//deleted"
 _ROOT = 0
 
-#: Read a file of a process's memory. Return None if the process does not answer.
+#: A function that reads a file with the memory of a process. Returns None if the process does not answer.
 Read = Callable[[str], "str | None"]
-#: A folder as the kernel reports it: device and path in the file system.
+#: A folder as the kernel reports it: its device, and its path in the file system.
 Source = Tuple[str, str]
 
-# Creator of a mount namespace: root for the host or a container, an engine with user namespaces, any user in a container.
+# Creator of a mount namespace. "root" is root on the host, also for containers. "engine" is a container engine that
+# uses user namespaces. "untrusted" may be any user in a container.
 _BY_ROOT, _BY_ENGINE, _UNTRUSTED = "root", "engine", "untrusted"
 
 
 class Identities:
-    """Tenant names of processes below `proc`. `root` has the tenants' files, `read_memory` reads environments."""
+    """Find the tenant names of the processes in `proc`.
+
+    `root` has the tenants' files. `read_memory` reads environments.
+    """
 
     def __init__(self, root: Path, proc: str, read_memory: Read) -> None:
         self._settings, self._proc, self._read_memory = str(root / SETTINGS), proc, read_memory
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the tenant name of a process, several only if its environment has several.
+        """Return the tenant name of a process.
 
-        None if the process does not answer and may have any name.
+        Returns several names only if the environment of the process has several. Returns None if the process does not
+        answer. It may then have any name.
         """
         for ancestor in self._lineage(pid):
-            # An ended main thread shows neither mounts nor environment. Read another thread.
+            # If the main thread has ended, it shows neither mounts nor environment. Another thread is read instead.
             task = live_task(self._proc, ancestor) or ancestor
             maker = self._namespace_maker(task)
             if maker != _UNTRUSTED:
@@ -67,7 +72,7 @@ class Identities:
         return set()
 
     def _lineage(self, pid: int) -> Iterator[int]:
-        """Yield the process and its ancestors, which are never in another container."""
+        """Yield the process and its ancestors. They are never in another container."""
         for _level in range(_MOST_ANCESTORS):
             yield pid
             parent = re.search(r"^PPid:\s*(\d+)", proc_files.read(self._path(pid, "status")), re.MULTILINE)
@@ -90,12 +95,15 @@ class Identities:
             return named.intersection(mounted)
         if not named or self._is_hosts_namespace(pid):
             return named
-        # In a container, the variable counts only if the tenant's folder is the host's.
+        # In a container, the variable counts only if the tenant's folder in the container is the folder of the host.
         host = self._host_mounts()
         return {name for name in named if table.at(self._folder(name)) == host.at(self._folder(name))}
 
     def _of_host(self, table: _Mounts, names: set[str]) -> set[str]:
-        """Return the names whose mounts are the host's own folders. Users may mount other folders in their containers."""
+        """Return the names whose mounted folders are the folders of the host.
+
+        Users may mount other folders in their containers.
+        """
         host = self._host_mounts() if names else _Mounts("")
         return {name for name in names if table.source(name) == host.at(self._folder(name))}
 
@@ -106,11 +114,14 @@ class Identities:
         return "%s/%d/%s" % (self._proc, pid, name)
 
     def _host_mounts(self) -> _Mounts:
-        # Use process 1, because this process may be a service with a private mount namespace.
+        # Read process 1, because this process may be a service with a private mount namespace.
         return _Mounts(proc_files.read(self._path(1, "mountinfo"), _MOST_MOUNTS))
 
     def _is_hosts_namespace(self, pid: int) -> bool:
-        """Return whether a process has the host's mount namespace, True if /proc does not show namespaces."""
+        """Return whether a process has the mount namespace of the host.
+
+        Returns True if /proc does not show namespaces.
+        """
         own, host = (proc_files.link(self._path(each, "ns/mnt")) for each in (pid, 1))
         return None in (own, host) or own == host
 
@@ -123,29 +134,30 @@ class Identities:
             with contextlib.ExitStack() as opened:
                 return self._maker(pid, opened)
         except OSError:
-            # The process ended or may not be inspected.
+            # The process has ended, or this process may not inspect it.
             return _UNTRUSTED
 
     def _maker(self, pid: int, opened: contextlib.ExitStack) -> str:
-        """Return the creator of the mount namespace. Raises OSError."""
+        """Return the creator of the process's mount namespace. Raises OSError."""
         host_user, host_pid = (os.stat(self._path(1, name)) for name in ("ns/user", "ns/pid"))  # noqa: PTH116
         mounts = _opened(opened, os.open(self._path(pid, "ns/mnt"), os.O_RDONLY | os.O_CLOEXEC))
         user = _opened(opened, fcntl.ioctl(mounts, _GET_USER_NAMESPACE))
         if os.path.samestat(os.fstat(user), host_user):
-            # Creating this namespace requires the right to mount on the host.
+            # Only a process that may mount on the host can create this namespace.
             return _BY_ROOT
         (owner,) = struct.unpack("I", fcntl.ioctl(user, _GET_OWNER_UID, b"\0" * 4))
         origin = parse_cgroup(proc_files.read(self._path(pid, "cgroup")), self._own_container())
         in_roots_container = bool(origin.container_id) and "@" not in str(origin.unit_or_container)
         if (owner == _ROOT) != in_roots_container:
-            # A user in a container of root's engine, or root in a container without a user namespace.
+            # The creator is a user in a container of root's engine, or root in a container without a user namespace.
             return _UNTRUSTED
         first = _opened(opened, os.open(self._path(pid, "ns/pid"), os.O_RDONLY | os.O_CLOEXEC))
         if os.path.samestat(os.fstat(first), host_pid):
             above = _opened(opened, fcntl.ioctl(user, _GET_PARENT))
             is_first = owner != _ROOT and os.path.samestat(os.fstat(above), host_user)
             return _BY_ENGINE if is_first else _UNTRUSTED
-        # Processes cannot leave the engine's PID namespace, so the topmost PID namespace has the engine's user namespace.
+        # Processes cannot leave the PID namespace of the engine. The topmost PID namespace below the host's therefore
+        # belongs to the engine's user namespace.
         for _level in range(_DEEPEST):
             above = _opened(opened, fcntl.ioctl(first, _GET_PARENT))
             if os.path.samestat(os.fstat(above), host_pid):
@@ -175,12 +187,15 @@ class _Mounts:
     """The mounts of a process."""
 
     def __init__(self, text: str) -> None:
-        # Tenant names contain no escaped characters.
+        # The lines are not unescaped, because tenant names contain no characters that need escapes.
         words = (line.split(" ", 5) for line in text.split("\n"))
         self._mounts = [_Mount((line[2], line[3]), line[4]) for line in words if len(line) > 5]
 
     def _quota_folders(self) -> Dict[str, _Mount]:
-        """Return mounted quota folders by name, by the library's rules."""
+        """Return the mounted quota folders by tenant name.
+
+        The rules are those of the library.
+        """
         split = ((mount, *mount.point.rpartition("/")) for mount in self._mounts)
         return {name: mount for mount, folder, _slash, name in split if folder == "/" + SETTINGS}
 
@@ -192,7 +207,10 @@ class _Mounts:
         return device, path[: -len(_DELETED)] if path.endswith(_DELETED) else path
 
     def at(self, path: str) -> Source | None:
-        """Return the source of a path without links, None if no mount contains it."""
+        """Return the source of a path that has no links.
+
+        Returns None if no mount contains the path.
+        """
         innermost = None
         for mount in self._mounts:
             above = mount.point.rstrip("/") + "/"

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report drift and metrics of tenants. Pure."""
+"""Report drift and metrics of tenants. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .steps import AddTenant, RemoveTenant
 def drift(
     layout: Layout, gpus: Plan, host: Host, seen: Sequence[VgpuSeen], dmem: frozenset[str], library: bool
 ) -> list[tuple[str, set[str]]]:
-    """Return each difference with the UUIDs of its GPUs. `dmem` and `library` tell what can enforce quotas."""
+    """Return each difference from the layout with the UUIDs of its GPUs.
+
+    `dmem` and `library` tell which providers can enforce quotas on this host.
+    """
     desired = wanted(layout, gpus, seen, dmem)
     steps = plan(desired, seen, gpus, host, lambda _name, _gpu: ()).steps
     differences = []
@@ -34,7 +37,7 @@ def drift(
 
 
 def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
-    """Return the metrics of the tenants. `gpus` by UUID."""
+    """Return the metrics of the tenants. `gpus` maps UUIDs to GPUs."""
     limits, shares, used, denied = [], [], [], []
     for seen in tenants:
         uses = {use.gpu_uuid: use for use in seen.usage.gpus} if seen.usage is not None else {}

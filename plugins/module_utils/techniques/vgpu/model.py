@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define tenants of `sharing: vgpu` as frozen values, as desired by a layout and as observed on a host."""
+"""Define tenants for `sharing: vgpu` as frozen values.
+
+The values describe the tenants that a layout requests and the tenants of a host.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +16,45 @@ from ...frozen import frozen, sortable
 
 #: Key in `gpu_layout`.
 KEY = "vgpu"
-#: Key of a host's tenants in return values.
+#: Key of the host's tenants in return values.
 NAME = "vgpu_tenants"
-#: Folder of the tenants' settings, below the root of the host.
+#: Folder with the tenants' settings, relative to the root of the host.
 SETTINGS = "etc/openfleet-gpu/vgpu"
-#: Folder of runtime state below the root of the host, and the tenants' part of it.
+#: Folder with runtime state, relative to the root of the host, and its subfolder for the tenants.
 STATE = "run/openfleet-gpu/vgpu"
 TENANTS = STATE + "/tenants"
-#: Version of the format of the files below /run.
+#: Format version of the files in /run.
 REGION_VERSION = 1
-#: Version of a tenant's spec.
+#: Format version of a tenant's spec.
 SCHEMA = 1
-#: Compute mode of GPUs with tenants, whose programs open the GPU themselves or use an MPS daemon.
+#: Compute mode of GPUs with tenants. Programs open the GPU themselves, or use an MPS daemon.
 COMPUTE_MODE = "default"
 
-#: How shares apply if tenants contend for a GPU.
+#: How shares are enforced when tenants compete for a GPU.
 POLICIES = ("fixed", "contended", "burst")
-#: Providers, which enforce quotas. `auto` occurs only in layouts. A tenant has one of the others.
+#: Providers that enforce quotas. `auto` is used only in layouts. A tenant on a host has one of the others.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
-#: The turnstile is a file. Neighbours can truncate it, which ends the tenant's programs.
+#: The turnstile is a file. Other tenants of the GPU can truncate it, which ends the tenant's programs.
 NOT_ISOLATED = "none"
-#: The turnstile is sealed memory. Neighbours cannot truncate it. Root in a container can write it and delay programs.
+#: The turnstile is sealed memory that cannot be truncated. Root in another tenant's container can write to it and so
+#: delay the tenant's programs.
 SEALED = "sealed"
-#: Neighbours cannot write it either: each tenant's page is immutable for them.
+#: The turnstile is sealed memory, and other tenants cannot write to the tenant's page.
 READ_ONLY = "read_only"
 
-#: Seats per GPU and GPUs per region: limits of the library (turnstile.h and region.h in the role vgpu_limiter).
+#: Maximum number of seats per GPU, and of GPUs per region. These are limits of the library (turnstile.h and region.h in
+#: the role vgpu_limiter).
 SEATS, MOST_GPUS = 64, 16
 
-#: Sets a root for tests. The library reads it too.
+#: Variable with another root folder for tests. The library reads the variable too.
 _ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 
 
 @sortable
 @frozen
 class VgpuSeat:
-    """A GPU of a tenant, and the tenant's seat on it, 0 to SEATS - 1."""
+    """A GPU of a tenant, and the tenant's seat on the GPU (0 to SEATS - 1)."""
 
     gpu_uuid: str
     seat: int
@@ -57,7 +62,10 @@ class VgpuSeat:
 
 @frozen
 class VgpuTenant:
-    """A tenant: a quota of `memory_bytes` and `sm_percent` on each of its GPUs, shared by all its processes."""
+    """A tenant and its quota on each of its GPUs.
+
+    All processes of the tenant share the quota of `memory_bytes` and `sm_percent`.
+    """
 
     name: str
     memory_bytes: int
@@ -66,18 +74,21 @@ class VgpuTenant:
     policy: str = "fixed"
     priority: int = 0
     provider: str = PRELOAD
-    #: The Unix group that may write the tenant's region. None allows every user of the host.
+    #: The Unix group whose members may write the tenant's region. If it is None, every user of the host may.
     group: str | None = None
-    #: Whether managed memory (cuMemAllocManaged) is exempt from memory_bytes.
+    #: Whether managed memory (cuMemAllocManaged) is exempt from `memory_bytes`.
     oversubscribe_managed: bool = False
-    #: The accounting name, if not `name`. A rename does not change it.
+    #: The name under which processes are accounted, if it is not `name`. Renaming the tenant does not change it.
     counted_as: str | None = None
-    #: Other names. Processes with one of them belong to the tenant.
+    #: Other names of the tenant. Processes with one of these names belong to the tenant.
     aliases: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """Unique accounting name on the host, used for the spec, files below /run, the slice and seats."""
+        """Return the accounting name, which is unique on the host.
+
+        The spec, the files in /run, the slice and the seats use this name.
+        """
         return self.counted_as or self.name
 
     @property
@@ -87,11 +98,14 @@ class VgpuTenant:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """UUIDs of its GPUs, in the order in which its processes see them."""
+        """Return the UUIDs of the GPUs, in the order in which the processes see them."""
         return tuple(seat.gpu_uuid for seat in self.seats)
 
     def has_neighbours(self, tenants: Iterable[VgpuTenant]) -> bool:
-        """Return whether the library throttles the tenant and other `tenants` share one of its GPUs."""
+        """Return whether the library throttles the tenant and it has neighbours.
+
+        Neighbours are those of `tenants` that share a GPU with the tenant.
+        """
         if self.provider == MPS or self.sm_percent >= 100:
             return False
         neighbours = (each for each in tenants if each.key != self.key and each.provider != MPS)
@@ -100,7 +114,10 @@ class VgpuTenant:
 
 @frozen
 class VgpuUse:
-    """A tenant's current and peak memory on one GPU, and the number of refused allocations."""
+    """A tenant's usage of one GPU: current memory, peak memory and refusals.
+
+    `refused` is the number of refused allocations.
+    """
 
     gpu_uuid: str
     used_bytes: int
@@ -110,7 +127,7 @@ class VgpuUse:
 
 @frozen
 class VgpuUsage:
-    """The number of a tenant's processes and their usage by GPU."""
+    """A tenant's number of processes, and their usage of each GPU."""
 
     processes: int = 0
     gpus: tuple[VgpuUse, ...] = ()
@@ -118,7 +135,7 @@ class VgpuUsage:
 
 @frozen
 class VgpuName:
-    """A name of a tenant and the PIDs of processes with this name."""
+    """A name of a tenant, and the PIDs of the processes that use it."""
 
     name: str
     pids: tuple[int, ...]
@@ -126,33 +143,37 @@ class VgpuName:
 
 @frozen
 class VgpuSeen:
-    """A tenant as observed on a host. `usage` is None if unknown."""
+    """A tenant as observed on a host. `usage` is None if it is unknown."""
 
     tenant: VgpuTenant
-    #: Files that are missing or differ from this release.
+    #: Files that are missing or differ from this release's version.
     outdated: tuple[str, ...] = ()
     usage: VgpuUsage | None = None
-    #: Protection from neighbours' writes. None if the tenant has no neighbour or is not throttled.
+    #: Protection from writes by the GPU's other tenants. None if the tenant has no neighbour or is not throttled.
     isolation: str | None = None
-    #: Names used by processes, for a tenant with several names.
+    #: Names that processes use. Set only for a tenant with several names.
     names_in_use: tuple[VgpuName, ...] = ()
 
 
 def folder(name: str) -> str:
-    """Return the folder of a tenant's name."""
+    """Return the folder for a name of a tenant."""
     return "%s/%s" % (SETTINGS, name)
 
 
 def spec_path(key: str) -> str:
     """Return the path of the spec of the tenant with this key.
 
-    It is the first file of a tenant to be written and the last to be removed. A rename does not change the path.
+    The spec is the first file of a tenant to be written and the last to be removed. Renaming the tenant does not change
+    the path.
     """
     return folder(key) + "/tenant.json"
 
 
 def applies(private: bool) -> bool:
-    """Return whether the host's tenants apply to a session's GPUs, which may be `private`."""
+    """Return whether the host's tenants apply to the GPUs of an NVML session.
+
+    They do not if the GPUs are simulated for this process only (`private`).
+    """
     return not private or bool(os.environ.get(_ROOT_VARIABLE))
 
 
@@ -162,12 +183,15 @@ def root_of_files() -> Path:
 
 
 def spec_files(root: Path) -> Iterable[Path]:
-    """Return the spec files of a host's tenants, readable or not."""
+    """Return the spec files of the host's tenants, including unreadable ones."""
     return root.glob(spec_path("*"))
 
 
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
-    """Return the tenant's spec. Without a rename, it has the format of earlier releases."""
+    """Return the tenant's spec.
+
+    If the tenant was not renamed, the spec has the format of earlier releases.
+    """
     renamed: dict[str, Any] = {}
     if tenant.counted_as is not None:
         renamed["counted_as"] = tenant.counted_as
@@ -189,7 +213,10 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> VgpuTenant:
-    """Return the tenant of a spec. Raises KeyError or TypeError if it is invalid."""
+    """Return the tenant of a spec.
+
+    Raises KeyError or TypeError if the data is not a spec.
+    """
     return VgpuTenant(
         data["name"],
         data["memory_bytes"],

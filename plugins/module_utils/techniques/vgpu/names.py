@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Match tenants of a layout to tenants of a host, with renames. Pure.
+"""Match the tenants of a layout to the tenants of a host. Pure functions.
 
-A tenant keeps its key, the accounting name of its processes. Its other names may change.
+Tenants may have been renamed. A tenant always keeps its key, which is the name under which its processes are accounted.
+Its other names may change.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from ...layout.types import Layout
 from .model import KEY, VgpuName, VgpuSeen, VgpuTenant
 from .part import Tenant
 
-#: Limit of processes in a message.
+#: Maximum number of processes in a message.
 _NAMED = 20
-#: Limit of a key's base, so that base and number fit in a name (63).
+#: Maximum length of a key without its number. With the number, the key has at most 63 characters, the maximum length of
+#: a name.
 _KEY_BASE = 57
 
 
 @frozen
 class Names:
-    """The host's tenant (None for a new one), its key and its other names.
+    """The match of a layout's tenant: its key, other names and current tenant.
 
-    `kept` are the other names that are not in the layout but used by processes.
+    `now` is the tenant on the host, or None for a new tenant. `kept` has the other names that processes use but the
+    layout does not contain.
     """
 
     now: VgpuTenant | None
@@ -37,9 +40,10 @@ class Names:
 
 
 def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -> dict[str, Names]:
-    """Return the match of each tenant of the layout by name. `labels` are GPU labels by UUID.
+    """Return the match for each tenant of the layout, by tenant name.
 
-    Raises PlanError if two tenants would become one, or if a name belongs to another tenant.
+    `labels` maps GPU UUIDs to labels. Raises PlanError if two tenants would become one, or if a name belongs to another
+    tenant.
     """
     tenants = [
         ("%s.vgpu.tenants[%d]" % (entry.where, number), tenant)
@@ -67,7 +71,7 @@ def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -
 
 
 def _by_name(where: str, tenant: Tenant, current: Mapping[str, VgpuSeen], labels: Mapping[str, str]) -> VgpuSeen | None:
-    """Return the host's tenant with the name or the earlier name."""
+    """Return the host's tenant that has the current or the earlier name."""
     own, old = current.get(tenant.name), current.get(tenant.was or "")
     if own is not None and old is not None:
         raise PlanError(
@@ -82,7 +86,10 @@ def _by_name(where: str, tenant: Tenant, current: Mapping[str, VgpuSeen], labels
 def _match_aliases(
     tenants: Sequence[tuple[str, Tenant]], current: Mapping[str, VgpuSeen], matched: dict[str, VgpuSeen | None]
 ) -> None:
-    """Match tenants that the host knows only by an alias, for example after a rename was reverted."""
+    """Match tenants that the host knows only by an alias.
+
+    This happens for example after a rename was reverted.
+    """
     free = {one.tenant.key: one for one in current.values()}
     for one in matched.values():
         if one is not None:
@@ -102,7 +109,10 @@ def _check_names(
     seen: Sequence[VgpuSeen],
     labels: Mapping[str, str],
 ) -> None:
-    """Raise PlanError if a name belongs to another tenant of the host that does not give it up first."""
+    """Raise PlanError if a name belongs to another tenant of the host.
+
+    There is no error if the other tenant gives up the name first.
+    """
     own = matched[tenant.name]
     owners = {one.tenant.key: name for name, one in matched.items() if one is not None}
     for one in seen:
@@ -125,12 +135,18 @@ def _check_names(
 
 
 def _kept(tenant: Tenant, one: VgpuSeen) -> tuple[VgpuName, ...]:
-    """Return names that processes use but the layout lacks. A tenant's only name is never one of them."""
+    """Return the names that processes use but the layout does not contain.
+
+    If a tenant has only one name, it is never among them.
+    """
     return tuple(used for used in one.names_in_use if used.name not in (tenant.name, tenant.was))
 
 
 def _new_key(name: str, keys: Iterable[str], taken: Iterable[str]) -> str:
-    """Return the name, or a numbered variant if a renamed tenant uses it as key."""
+    """Return the name as a key, or a numbered variant of it.
+
+    A number is added if a renamed tenant already uses the name as its key.
+    """
     if name not in keys:
         return name
     numbered = ("%s.%d" % (name[:_KEY_BASE], number) for number in itertools.count(2))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the tenants of a host and report them as return values of modules.
 
-Kept small, because read-only modules include it. `host` also changes tenants and finds outdated files.
+This file is small because modules that only read include it. `host` also changes tenants and finds outdated files.
 """
 
 from __future__ import annotations
@@ -34,29 +34,32 @@ from .model import (
 )
 
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
-#: magic, version, size, lock, slot_limit, takeovers and reserved bytes.
+#: Header: magic, version, size, lock, slot_limit, takeovers and reserved bytes.
 _HEADER = struct.Struct("=QIIII8x8x24x")
-#: uuid, taken, total, peak, refused.
+#: GPU: UUID, whether it is used, total, peak and refused.
 _GPU = struct.Struct("=16sI4xQQQ")
-#: state, used and context bytes of each GPU.
+#: Slot: state, and for each GPU the used bytes and the context bytes.
 _SLOT = struct.Struct("=I4x8x8x24x16x%dQ%dQ" % (_GPUS, _GPUS))
 _USED = 1
-#: struct flock, and F_OFD_GETLK of fcntl.h, named by Python since 3.9.
+#: struct flock, and F_OFD_GETLK from fcntl.h. Python has had a constant for it since 3.9.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
-#: Values returned as in a tenant's spec, and the entry returned if the tenants cannot be read.
+#: Fields that are returned as in a tenant's spec, and the result if the tenants cannot be read.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
 
 
 class Tenants:
-    """Read the tenants of this host. `root` contains its files."""
+    """Read the tenants of this host. `root` is the root folder of their files."""
 
     def __init__(self, root: str | None = None) -> None:
         self._root = root_of_files() if root is None else Path(root)
 
     def tenants(self) -> list[VgpuTenant]:
-        """Return the tenants of this host by name. Raises ApplyError if a file cannot be read."""
+        """Return the tenants of this host, sorted by name.
+
+        Raises ApplyError if a file cannot be read.
+        """
         return sorted(self._tenants(), key=lambda tenant: tenant.name)
 
     def _tenants(self) -> Iterator[VgpuTenant]:
@@ -73,22 +76,26 @@ class Tenants:
 
     def look(self, tenant: VgpuTenant) -> VgpuSeen:
         """Return the tenant with its usage."""
-        # Under MPS, no library counts usage.
+        # Under MPS, the library does not count usage.
         counted = tenant.provider != MPS
         usage = read_region(self._root / region_path(tenant.key)) if counted else None
         return VgpuSeen(tenant, usage=usage)
 
 
 def look(private: bool) -> tuple[VgpuSeen, ...]:
-    """Return the tenants, none if the GPUs are simulated for this process alone. Raises ApplyError."""
+    """Return the tenants of this host. Raises ApplyError.
+
+    Returns an empty tuple if the GPUs are simulated for this process only.
+    """
     host = Tenants()
     return tuple(map(host.look, host.tenants())) if applies(private) else ()
 
 
 def report(private: bool) -> list[dict[str, Any]]:
-    """Return the host's tenants, none if the GPUs are simulated for this process alone.
+    """Return the tenants of this host as module results.
 
-    If they cannot be read, return one entry with only `problem`, without a failure.
+    Returns an empty list if the GPUs are simulated for this process only. If the tenants cannot be read, no error is
+    raised. The result is then one entry that has only a `problem`.
     """
     try:
         observed = look(private)
@@ -98,7 +105,7 @@ def report(private: bool) -> list[dict[str, Any]]:
 
 
 def _tenant_data(seen: VgpuSeen) -> dict[str, Any]:
-    """Return a tenant as a return value."""
+    """Return a tenant as module result."""
     tenant, usage = seen.tenant, seen.usage
     used = {each.gpu_uuid: each.used_bytes for each in usage.gpus} if usage is not None else {}
     none = None if usage is None else 0
@@ -115,13 +122,14 @@ def _tenant_data(seen: VgpuSeen) -> dict[str, Any]:
 
 
 def read_region(path: Path) -> VgpuUsage | None:
-    """Return the usage of a tenant's processes from their region, None without a region of a known format.
+    """Return the usage by a tenant's processes from the tenant's region.
 
-    Format version 1 of roles/vgpu_limiter/files/src/formats/region.h. Dead processes are ignored. Later processes clear their
-    slots. A tenant that never ran has no usage.
+    Returns None if there is no region or if its format is unknown. The format is version 1 in
+    roles/vgpu_limiter/files/src/formats/region.h. Dead processes are ignored, and later processes clear their slots. A
+    tenant that never ran has no usage.
     """
     try:
-        # Any user may replace the file, so do not block on a FIFO or device.
+        # Any user may replace the file. Opening must not block on a FIFO or device.
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None

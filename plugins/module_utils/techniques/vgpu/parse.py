@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse and write the part `vgpu` of an entry of `gpu_layout`.
+"""Parse and write the part `vgpu` of an entry in `gpu_layout`.
 
-Reports problems of tenants that are visible without the GPUs, such as wrong pins and excessive shares.
+The parser reports errors that do not depend on the host's GPUs, such as wrong pins and excessive shares.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ...sizes import format_size
 from .model import AUTO, POLICIES, PROVIDERS
 from .part import Tenant, Vgpu
 
-#: Group names that systemd accepts: https://systemd.io/USER_NAMES/ (strict mode, and the dot, which many sites use).
+#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/), and also dots, because many sites
+#: use them.
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
-#: Kind of tenants' names. Names must be unique only within a kind.
+#: Kind of the tenants' names. A name must be unique only among names of the same kind.
 _KIND = "tenant"
-# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
+# Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING_PERCENT = 1e-6
 
 _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
@@ -48,7 +49,7 @@ _TENANT = {
 
 
 def parse(node: Node, context: PartContext) -> Vgpu | None:
-    """Return the part, None after reporting a problem."""
+    """Return the part, or None after reporting an error."""
     fields = node.fields(KEYS)
     if fields is None:
         return None
@@ -139,7 +140,10 @@ def _check_tenants(
     selectors: Sequence[Selector | None],
     sm_ratio: float | None,
 ) -> None:
-    """Report tenants that contradict themselves or their entry. Skip values with an earlier problem."""
+    """Report tenants that contradict themselves or their entry.
+
+    Values with an earlier error are skipped.
+    """
     pairs = [(each, tenant) for each, tenant in zip(tenant_nodes, tenants) if tenant is not None]
     for each, tenant in pairs:
         _check_pin(each, tenant, selectors)
@@ -157,7 +161,7 @@ def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None])
         return
     if tenant.gpus is not None and tenant.gpus > 1:
         node.report("a tenant that spans %d GPUs cannot be pinned to one" % tenant.gpus, "Remove gpu or gpus.")
-    # Before the GPUs are known, only selectors of the same kind can be compared.
+    # Before the host's GPUs are known, only selectors of the same kind can be compared.
     same_kind = selectors and all(each is not None and each.kind == tenant.gpu.kind for each in selectors)
     if same_kind and tenant.gpu not in selectors:
         node.report(
@@ -188,5 +192,8 @@ def _report_excess(node: Node, who: str, share: int, limit_percent: float) -> No
 
 
 def _counted(selectors: Sequence[Selector | None]) -> bool:
-    """Return whether the number of GPUs is known: each selector selects one."""
+    """Return whether the number of selected GPUs is known.
+
+    It is known if each selector selects exactly one GPU.
+    """
     return bool(selectors) and all(selector is not None and selector.names_one_gpu for selector in selectors)

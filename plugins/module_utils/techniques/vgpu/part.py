@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the part `vgpu` of an entry of `gpu_layout` as frozen values, without checks."""
+"""Define the part `vgpu` of an entry in `gpu_layout` as frozen values.
+
+The values are not checked.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from .model import AUTO, KEY, MPS, POLICIES
 
 @frozen
 class Tenant:
-    """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
+    """A tenant and its quota of `memory_bytes` and `sm_percent` on each GPU.
 
-    `group`: Unix group whose members can run programs as the tenant, None for every user.
-    `oversubscribe_managed`: whether managed memory is exempt from the memory quota.
-    `was`: an earlier name, which processes may still use.
+    The tenant gets `gpus` GPUs of the entry. `gpu` pins it to one GPU.
+    `group` is the Unix group whose members can run programs as the tenant. If it is None, every user can.
+    If `oversubscribe_managed` is true, managed memory is exempt from the memory quota.
+    `was` is an earlier name that processes may still use.
     """
 
     name: str
@@ -32,18 +36,24 @@ class Tenant:
 
 @frozen
 class Vgpu:
-    """Tenants with quotas. The ratios allow quotas beyond a GPU's capacity. 1.0 allows none."""
+    """Tenants and the rules for their quotas.
+
+    With a ratio above 1.0, the sum of the quotas may exceed the capacity of a GPU.
+    """
 
     tenants: tuple[Tenant, ...]
     policy: str = POLICIES[0]
     oversubscribe_memory_ratio: float = 1.0
     oversubscribe_sm_ratio: float = 1.0
-    #: One of PROVIDERS, which enforces the quotas.
+    #: The provider that enforces the quotas, one of PROVIDERS.
     provider: str = AUTO
 
     @property
     def mps_clients(self) -> int | None:
-        """Number of clients for the MPS daemon of each GPU, None without a daemon."""
+        """Return the number of clients for the MPS daemon on each GPU.
+
+        Returns None if the tenants need no daemon.
+        """
         return len(self.tenants) if self.provider == MPS else None
 
 

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the change from current to desired tenants, a pure function next to the plan of the GPUs.
+"""Plan the change from the current to the desired tenants. Pure functions.
 
-Existing tenants keep their GPUs and seats if possible. Running tenants follow new quotas.
+The plan of the GPUs is separate. Existing tenants keep their GPUs and seats if possible. Running tenants follow new
+quotas.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
-# Ratios are binary fractions: 1.15 * 100 is slightly below 115.
+# Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
 
-#: Return the processes of a tenant, by name, on a GPU, by UUID.
+#: A function that returns the processes of a tenant (given by name) on a GPU (given by UUID).
 Processes = Callable[[str, str], Sequence[Holder]]
 
 
 @frozen
 class WantedTenant:
-    """A desired tenant, its place in the layout, and the reason for a provider selected by `auto`.
+    """A desired tenant and its position in the layout.
 
-    `kept_names`: names that are not in the layout and that the tenant keeps until their processes end.
+    `why` is the reason for the provider if `auto` selected it. `kept_names` are names that the layout does not contain.
+    The tenant keeps them until their processes have ended.
     """
 
     tenant: VgpuTenant
@@ -50,8 +52,8 @@ def wanted(
 ) -> tuple[WantedTenant, ...]:
     """Return the layout's tenants with their GPUs and seats, sorted by name.
 
-    `dmem`: UUIDs of the GPUs whose memory the kernel can limit. Raises PlanError if a tenant does not fit, or if its pin, name
-    or provider is impossible.
+    `dmem` has the UUIDs of the GPUs whose memory the kernel can limit. Raises PlanError if a tenant does not fit, or if
+    its pin, name or provider is impossible.
     """
     names = vgpu_names.match(layout, seen, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
     tenants: list[WantedTenant] = []
@@ -73,8 +75,10 @@ def plan(
 ) -> VgpuPlan:
     """Return the steps from the `seen` tenants to the desired `tenants`.
 
-    A tenant that is not in the layout is removed if the layout has one of its GPUs, or if `leave_others` is false. Processes on
-    a GPU that their tenant leaves, and processes of a removed tenant, block the change, because they would escape the quota.
+    If a tenant is not in the layout, it is removed if the layout names one of its GPUs or if `leave_others` is false.
+
+    Processes of a removed tenant block the change, because they would escape the quota. So do processes on a GPU that
+    their tenant leaves.
     """
     by_key = {each.tenant.key: each for each in tenants}
     kept_names = tuple((each.tenant.name, name) for each in tenants for name in each.kept_names)
@@ -93,7 +97,7 @@ def plan(
             change = ChangeTenant(one, want.tenant)
             changes.append(change)
             disturbs += unheld(change, processes, indices)
-    # Shrink tenants before others grow into the free capacity.
+    # Tenants shrink before others grow into the capacity that becomes free.
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
@@ -104,11 +108,14 @@ def plan(
 def unheld(
     step: RemoveTenant | ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]
 ) -> list[Disturbance]:
-    """Return the processes that would escape their quota: of tenants that leave a GPU, change provider or are removed."""
+    """Return the processes that would escape their quota in a step.
+
+    They belong to tenants that leave a GPU, change their provider or are removed.
+    """
     index, tenant = dict(indices), step.seen.tenant
     disturbances = []
     for uuid in step.unheld:
-        # A process with an unknown tenant is returned for each name.
+        # If the tenant of a process is unknown, `processes` returns it for each name. List it only once.
         holders = list(dict.fromkeys(holder for name in tenant.names for holder in processes(name, uuid)))
         if holders:
             what = "vgpu %s (%s %s)" % (tenant.name, step.reason(uuid), _short_label(index, uuid))
@@ -171,7 +178,7 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
         if problem is not None:
             raise PlanError("%s.%s: %s" % (where, key, problem.where), problem.problem, problem.cure)
     if vgpu.provider == MPS and tenant.gpus > 1:
-        # A process has the pipe directory of one daemon.
+        # A process has one pipe directory, so it can use only one daemon.
         problem_text = "a process uses one MPS daemon, and each GPU of the entry has a separate daemon"
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus, or use another provider.")
     if tenant.gpus > MOST_GPUS:
@@ -242,7 +249,7 @@ def _packed(
 def _too_large(
     tenant: str, misfit: Demand, bins: Sequence[Bin], gpus: Sequence[Gpu], memory_ratio: float
 ) -> tuple[str, str]:
-    """Return problem and fix for a tenant that does not fit on empty GPUs."""
+    """Return (problem, cure) for a tenant that does not even fit on empty GPUs."""
     if misfit.count > len(bins):
         has = "1 GPU" if len(bins) == 1 else "%d GPUs" % len(bins)
         return "%s spans more GPUs than its entry, which has %s" % (
@@ -270,7 +277,10 @@ def _room(free: Bin) -> str:
 def _taken(
     gpus: Sequence[Gpu], current: Sequence[VgpuTenant], packed: dict[str, set[str]]
 ) -> dict[str, dict[int, bool]]:
-    """Return by GPU the occupied seats, and whether their tenants keep them. `packed` is by tenant key."""
+    """Return the occupied seats of each GPU, and whether their tenants keep them.
+
+    The result maps each GPU UUID to {seat: kept}. `packed` has the planned GPUs by tenant key.
+    """
     return {
         gpu.uuid: {
             seat.seat: gpu.uuid in packed.get(tenant.key, ())
@@ -283,10 +293,13 @@ def _taken(
 
 
 def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
-    """Return the tenant's seats. New seats are free ones, because processes of a removed tenant may still use theirs."""
+    """Return the seats of the tenant.
+
+    A new seat is a free one if possible, because processes of a removed tenant may still use the removed tenant's seat.
+    """
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
-        # Keep the order that its processes know.
+        # Keep the order of GPUs that the tenant's processes know.
         return now.seats
     seats_of_tenant = []
     for uuid in uuids:
@@ -299,7 +312,7 @@ def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTen
 
 
 def _provider(requested: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
-    """Return the provider, and why not a stronger one."""
+    """Return the provider, and the reason why no stronger provider is used."""
     without = [uuid for uuid in uuids if uuid not in dmem]
     if requested == MPS:
         return MPS, "a fault of one client ends all"

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run vgpu-agent, the service that hands out the memory in which tenants take turns."""
+"""Run `vgpu-agent`.
+
+The service provides the shared memory that lets tenants take turns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
 from .model import root_of_files
 
-#: Minimum interval in seconds between starts of the process that queries NVML.
+#: Minimum interval in seconds between two starts of the process that queries NVML.
 _AGAIN_SECONDS = 10.0
 
 
@@ -29,7 +32,7 @@ def serve(options: Namespace) -> int:
     notifier.tell("READY=1")
 
     def ticked() -> None:
-        # The watchdog restarts the service if a read of the tenants hangs.
+        # If reading the tenants hangs, the watchdog restarts the service.
         notifier.tell("WATCHDOG=1")
         reporter.keep_running()
 
@@ -42,7 +45,10 @@ def _log(text: str) -> None:
 
 
 class _Reporter:
-    """Start the process that queries NVML, and restart it after it ends, for example by a crash of the driver's library."""
+    """Start the process that queries NVML, and restart it when it ends.
+
+    It may end for example because the driver's library crashed.
+    """
 
     def __init__(self, root: Path, state_directory: str) -> None:
         self._root, self._state_directory = root, state_directory

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Provide the tenants of a host to a run."""
+"""Plan and apply the tenants of a host as a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, ap
 from .plan import WantedTenant, plan, wanted
 from .steps import VgpuPlan, also, caps, size
 
-#: End of a tenant's line in `gpu-layout show`.
+#: Text at the end of a tenant's line in `gpu-layout show`.
 _ISOLATION = {
     NOT_ISOLATED: "  not isolated from neighbours",
     SEALED: "  neighbours can delay it",
@@ -35,14 +35,14 @@ class VgpuService:
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
-        #: The observed host, None before the first observation.
+        #: The host's tenants and files, or None if the GPUs are still unknown.
         self._host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the tenants of the layout."""
-        # Assume dmem on all GPUs, because only the host knows whether it is available.
+        # Assume that all GPUs support dmem. Only the host knows whether they do.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
             Asked("vgpu %s" % each.name, "add", "%s and %d %%" % (size(each.memory_bytes), each.sm_percent), each.gpus)
@@ -50,16 +50,16 @@ class VgpuService:
         ]
 
     def observe(self) -> None:
-        """Do nothing, because usage is observed per GPU."""
+        """Do nothing, because tenants are read in `observe_on`, when the GPUs are known."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Observe the tenants."""
+        """Read the tenants."""
         if self._applies:
             self._host = VgpuHost(gpus)
             self.seen = self._host.observe()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
-        """Return nothing, because all tenants' processes are holders of their GPUs."""
+        """Return nothing, because processes of tenants count as holders of their GPUs."""
         return {}
 
     def plan(self, request: PartRequest) -> VgpuPlan:
@@ -102,12 +102,15 @@ class VgpuService:
         return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: VgpuPlan) -> str | None:
-        """Return why the library is missing, None if it is installed or not needed."""
+        """Return why the library is missing, or None.
+
+        Returns None if the library is installed or not needed.
+        """
         problem = self._host.available() if part.takes_library and self._host is not None else None
         return None if problem is None else str(problem)
 
     def change(self, part: VgpuPlan, look: Look, clear: Clear | None) -> Change | None:
-        """Return the change for this part, None without steps."""
+        """Return the change for this part, or None if the part has no steps."""
         if not part.steps or self._host is None:
             return None
         from .apply import VgpuChange
@@ -119,7 +122,7 @@ class VgpuService:
         return False
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
-        """Restore the tenants as they were."""
+        """Restore the tenants as they were before the interrupted change."""
         if self._applies:
             from .apply import bring_back
 
@@ -154,7 +157,10 @@ def _check_daemons(desired: Sequence[WantedTenant], keys: Sequence[str]) -> None
 
 
 def _check_gpus(desired: Sequence[WantedTenant], host: Host) -> None:
-    """Raise PlanError for GPUs that are not ready, if only tenants change."""
+    """Raise PlanError if a GPU is not ready for tenants.
+
+    Used by runs that change only tenants.
+    """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in desired:
         for gpu in (by_uuid[uuid] for uuid in each.tenant.gpus):

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the tenants' part of a plan: steps and their text. `plan` decides."""
+"""Define the tenants' part of a plan: the steps and their text.
+
+`plan` decides which steps are needed.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from ...sizes import BYTES_PER_UNIT, format_size
 from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
 
 _MIB = BYTES_PER_UNIT["MiB"]
-#: Limit of processes in a line.
+#: Maximum number of processes in a line.
 _NAMED = 20
 
 
 @frozen
 class RemoveTenant:
-    """Remove a tenant. Processes that it starts later would have no quota."""
+    """Remove a tenant. Programs that start under its name later have no quota."""
 
     seen: VgpuSeen
 
@@ -29,11 +32,11 @@ class RemoveTenant:
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs where its processes would escape the quota."""
+        """Return the UUIDs of the GPUs on which processes would escape the quota."""
         return self.seen.tenant.gpus
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why its processes block the change, as text before the GPU's name."""
+        """Return why the processes block the change, as text before the GPU's name."""
         return "it would be removed from"
 
     def __str__(self) -> str:
@@ -44,7 +47,7 @@ class RemoveTenant:
 class AddTenant:
     tenant: VgpuTenant
     where: str
-    #: Reason for the provider, if `auto` selected it.
+    #: Reason for the provider if `auto` selected it.
     why: str = ""
 
     @property
@@ -57,7 +60,7 @@ class AddTenant:
 
 @frozen
 class ChangeTenant:
-    """Change quota, name, GPUs or outdated files of a tenant."""
+    """Change the quota, name, GPUs or outdated files of a tenant."""
 
     seen: VgpuSeen
     tenant: VgpuTenant
@@ -72,25 +75,25 @@ class ChangeTenant:
 
     @property
     def ended_names(self) -> tuple[str, ...]:
-        """Names under which programs can no longer start as the tenant."""
+        """Return the names under which programs can no longer start as the tenant."""
         return tuple(name for name in self.seen.tenant.names if name not in self.tenant.names)
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that the tenant leaves."""
+        """Return the UUIDs of the GPUs that the tenant leaves."""
         return tuple(uuid for uuid in self.seen.tenant.gpus if uuid not in self.tenant.gpus)
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs where its running processes would escape the quota.
+        """Return the UUIDs of the GPUs on which processes would escape the quota.
 
-        Processes keep the daemon or library with which they started.
+        Running processes keep the daemon or library with which they started.
         """
         providers = {self.seen.tenant.provider, self.tenant.provider}
         return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why its processes block the change, as text before the GPU's name."""
+        """Return why the processes block the change, as text before the GPU's name."""
         return "it would leave" if gpu_uuid in self.leaves else "its provider would change on"
 
     def __str__(self) -> str:
@@ -109,7 +112,10 @@ VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
 
 @frozen
 class VgpuPlan:
-    """Steps for a host's tenants after its GPUs have changed: shrink, grow, add, and remove last."""
+    """The steps for a host's tenants, which follow the change of the GPUs.
+
+    The order is: shrink, grow, add, remove.
+    """
 
     key: ClassVar[str] = KEY
     removes: tuple[RemoveTenant, ...] = ()
@@ -117,9 +123,9 @@ class VgpuPlan:
     adds: tuple[AddTenant, ...] = ()
     kept: tuple[VgpuSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: UUID and index of each GPU of the host, for text.
+    #: (UUID, index) of each GPU of the host, for texts.
     indices: tuple[tuple[str, int], ...] = ()
-    #: Tenant name and kept name, for names that processes use but the layout lacks.
+    #: (tenant name, kept name) for each name that processes use but the layout does not contain.
     kept_names: tuple[tuple[str, VgpuName], ...] = ()
 
     @property
@@ -128,21 +134,21 @@ class VgpuPlan:
 
     @property
     def takes_library(self) -> bool:
-        """Return whether a tenant uses the library after the plan."""
+        """Return whether a tenant uses the library after the plan is applied."""
         tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
         return any(tenant.provider != MPS for tenant in tenants)
 
     def planned(self) -> list[VgpuSeen]:
-        """Return the tenants that are there when the plan is done."""
+        """Return the tenants after the plan is applied."""
         tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
         return [VgpuSeen(tenant) for tenant in tenants]
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON data, independent of current usage."""
+        """Return the steps as JSON data. The data does not depend on current usage."""
         return [_step_data(step) for step in self.steps]
 
     def gpus_changed(self) -> frozenset[str]:
-        """UUIDs of the GPUs whose tenants change."""
+        """Return the UUIDs of the GPUs whose tenants change."""
         uuids: set[str] = set()
         for step in self.steps:
             if not isinstance(step, AddTenant):
@@ -174,12 +180,12 @@ class VgpuPlan:
         return " and ".join("gpu %d" % index[uuid] if uuid in index else uuid for uuid in tenant.gpus)
 
     def before(self, gpu_uuid: str) -> str:
-        """Return the GPU's tenants before the plan as text."""
+        """Return the tenants of the GPU before the plan, as text."""
         gone = [step.seen for step in (*self.removes, *self.changes)]
         return _named([seen.tenant for seen in (*gone, *self.kept)], gpu_uuid)
 
     def after(self, gpu_uuid: str) -> str:
-        """Return the GPU's tenants after the plan as text."""
+        """Return the tenants of the GPU after the plan, as text."""
         tenants = [step.tenant for step in (*self.changes, *self.adds)]
         return _named([*tenants, *(seen.tenant for seen in self.kept)], gpu_uuid)
 
@@ -197,7 +203,10 @@ def _step_data(step: VgpuStep) -> dict[str, Any]:
 
 
 def size(size_bytes: int) -> str:
-    """Return the size as in layouts, or in whole MiB if layouts cannot express it."""
+    """Return the size as in layouts.
+
+    If layouts cannot express the size, it is returned in whole MiB.
+    """
     return format_size(size_bytes) if size_bytes > 0 and size_bytes % _MIB == 0 else "%d MiB" % (size_bytes // _MIB)
 
 
@@ -214,7 +223,7 @@ def caps(tenant: VgpuTenant) -> str:
 
 
 def also(tenant: VgpuTenant) -> str:
-    """Return the tenant's other names as text after its limits."""
+    """Return the other names of the tenant as text. It follows the limits."""
     return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
 
 
