@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Data that vgpu-top shows, read from the files of a host. vgpu-top only reads, as any user with read permission. Users
- * may have written anything into shared files, so nothing in them is trusted.
+ * Data that vgpu-top shows. vgpu-top reads it from the files of a host and writes nothing. Any user with read
+ * permission can run it. Users may have written anything into shared files, so nothing in these files is trusted.
  */
 #ifndef TOP_H
 #define TOP_H
