@@ -16,8 +16,8 @@ type: aggregate
 short_description: Print what a run planned or applied on the whole fleet
 description:
   - >-
-    The callback C(openfleet.gpu.fleet_summary) beside the playbooks of its collection, where it needs no configuration. It prints
-    nothing where C(callbacks_enabled) names that one, and nothing behind the JSON of C(stdout_callback).
+    Runs the callback C(openfleet.gpu.fleet_summary) for the collection's playbooks without any configuration. It prints nothing
+    if C(callbacks_enabled) lists C(openfleet.gpu.fleet_summary), or if C(stdout_callback) prints JSON.
 """
 
 from ansible import constants as C
