@@ -128,7 +128,7 @@ try:
 except ImportError:
     kubernetes = None
 
-# HTTP statuses: a disruption budget protects the pod, the pod is gone, another pod has the name.
+# HTTP status codes: a disruption budget protects the pod, the pod is gone, another pod has this name.
 _PROTECTED = 429
 _GONE = 404
 _OTHER = 409
@@ -171,9 +171,9 @@ class Cluster:
     def evict(self, pod, options):
         """Evict a pod. Raises EvictionError.
 
-        Return the message of a disruption budget that protects the pod, or "".
+        If a disruption budget protects the pod, return the budget's message, otherwise "".
         """
-        # With the UID, so that a new pod of the same name is not evicted.
+        # The UID prevents the eviction of a new pod with the same name.
         preconditions = kubernetes.client.V1Preconditions(uid=pod.uid)
         delete_options = kubernetes.client.V1DeleteOptions(
             preconditions=preconditions, grace_period_seconds=options.terminate_grace_period

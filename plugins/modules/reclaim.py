@@ -258,7 +258,7 @@ def argspec():
 
 @contextlib.contextmanager
 def session(directory):
-    """Open NVML briefly, while no run changes the host. Open GPUs would delay a reset."""
+    """Open NVML briefly, while no run changes the host. Open GPUs delay resets."""
     with looking(directory) as busy:
         if busy is not None:
             raise busy
@@ -288,7 +288,7 @@ def bring_about(params, check_mode):
         try:
             BoundedSession()
         except DriverAbsentError:
-            # Before taking the lock, because the other interpreter takes it.
+            # Respawn before this process takes the lock, because the new interpreter takes the lock itself.
             respawn_with_pynvml()
             raise
     with contextlib.ExitStack() as stack:

@@ -50,7 +50,7 @@ static void to_syslog(int level, const char *text)
 	int length = snprintf(line, sizeof line, "<%d>openfleet-vgpu[%d]: %s", LOG_USER | level, (int)getpid(), text);
 	if (length >= (int)sizeof line)
 		length = sizeof line - 1;
-	/* The socket is connectionless, so that a socket that nobody reads never blocks the program. */
+	/* The socket is connectionless, so that an unread socket never blocks the program. */
 	syscall(SYS_sendto, descriptor, line, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT, &address, sizeof address);
 	vgpu_close(descriptor);
 }

@@ -60,7 +60,7 @@ bool vgpu_load_nvml(void)
 	return loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) && resolve(true);
 }
 
-/* Stands in for a missing function, or for all functions if no driver is loaded. Accepts any arguments. */
+/* Replaces a missing function, or all functions if no driver is loaded. Accepts any arguments. */
 static CUresult no_such_driver_function(void) { return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND; }
 static nvmlReturn_t no_such_nvml_function(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 

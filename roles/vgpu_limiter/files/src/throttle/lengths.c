@@ -122,7 +122,7 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 		e->doubtful = launch->untimed;
 		return 0;
 	}
-	/* Of the two unusual values, use the one closer to the usual time. */
+	/* Use the unusual value that is closer to the usual time. */
 	if ((ns < e->odd_ns) != (sign > 0))
 		ns = e->odd_ns;
 	more = arrears(b, e, beyond(launch->untimed, ns) + beyond(e->doubtful, ns));
