@@ -188,7 +188,7 @@ static nvmlReturn_t sparse_mode(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->architecture == ARCHITECTURE_HOPPER ? 0 : UNKNOWN);
 }
 
-/* Corrected errors on the lanes of a link. They are always 0. The third argument (4) is probably
+/* Corrected errors on the lanes of a link. They are always 0. The third argument is 4, like
  * NVML_NVLINK_ERROR_DL_ECC_DATA. */
 typedef struct { uint32_t corrected; uint8_t overflow; } lane_errors_t;
 
